@@ -16,7 +16,18 @@ HUGE = (-1, 0, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
 
 
 def graph_files() -> Iterator[Made]:
-    for name, model in (*sizes(), *deep(), *calls(), *wide(), *values(), *lies(), *random_calls()):
+    for name, model in (
+        *sizes(),
+        *deep(),
+        *calls(),
+        *wide(),
+        *values(),
+        *lies(),
+        *contrib(),
+        *sparse(),
+        *functions(),
+        *random_calls(),
+    ):
         yield name, ".onnx", model if isinstance(model, bytes) else model.SerializeToString()
     yield from wires()
 
@@ -327,7 +338,145 @@ def lies() -> Iterator[tuple[str, Any]]:
     yield "a Relu with a graph", onnx_of([relu])
 
 
+def contrib() -> Iterator[tuple[str, Any]]:
+    """Operators of onnxruntime with attributes that make sizes negative, huge or zero."""
+    x3 = [info("x", 1, [2, 8, 12])]
+    for number in HUGE:
+        for op, names, facts in (
+            ("MatMulNBits", ["x", "w", "s"], {"N": number, "K": 12, "bits": 4, "block_size": 16}),
+            ("GroupQueryAttention", ["x"], {"num_heads": number, "kv_num_heads": 1}),
+            ("GroupQueryAttention", ["x"], {"num_heads": 2, "kv_num_heads": number}),
+            ("Attention", ["x", "w"], {"num_heads": number, "qkv_hidden_sizes": [number, 1, number]}),
+            ("Attention", ["x", "w"], {"num_heads": 2, "qkv_hidden_sizes": [1]}),
+            ("DynamicQuantizeLSTM", ["x", "w", "w"], {"hidden_size": number}),
+            ("MoE", ["x", "x", "w", "", "w"], {"k": number}),
+        ):
+            weights = [helper.make_tensor("w", 1, [12, 36], [0.0] * 432), helper.make_tensor("s", 1, [1], [1.0])]
+            made = onnx_of([node(op, names, ["y"], domain="com.microsoft", **facts)], weights, inputs=x3)
+            made.opset_import.add(domain="com.microsoft", version=1)
+            yield f"{op} of {facts}"[:60], made
+        for op, facts in (("ReorderOutput", {"channels": number}), ("Upsample", {"scales": [number] * 4})):
+            made = onnx_of(
+                [node(op, ["x"], ["y"], domain="com.microsoft.nchwc", **facts)], inputs=[info("x", 1, [1, 8, 4, 4])]
+            )
+            yield f"nchwc {op} of {number}", made
+        yield f"a classifier of {number} targets", onnx_of(
+            [node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", targets=number, coefficients=[1.0])])  # fmt: skip
+
+
+def sparse() -> Iterator[tuple[str, Any]]:
+    """Sparse weights and constants, texts as weights, and external data in odd places."""
+    for dims in ([2**62, 2**62], [-1, 3], [2**40, 2**24], []):
+        tensor = helper.make_sparse_tensor(
+            helper.make_tensor("v", 1, [2], [1.0, 2.0]), helper.make_tensor("i", 7, [2, 1], [-(2**62), 2**62]), dims)  # fmt: skip
+        yield (
+            f"a sparse constant of {dims}",
+            onnx_of([node("Constant", [], ["c"], sparse_value=tensor), node("Relu", ["c"], ["y"])]),
+        )
+    for dims in ([2**40], [3], [2**62, 4]):
+        texts = helper.make_tensor("t", TensorProto.STRING, [1], [b"x"])
+        texts.dims[:] = dims
+        yield f"texts of {dims}", onnx_of([node("Reshape", ["x", "t"], ["y"])], [texts])
+    yield "a text as a number", onnx_of([node("Cast", ["t"], ["c"], to=7), node("ConstantOfShape", ["c"], ["y"])],
+        [helper.make_tensor("t", TensorProto.STRING, [1], [b"9" * 100_000])])  # fmt: skip
+    places = {
+        "a pipe": [("location", "pipe")], "a link to a device": [("location", "zero")], "a folder above": [("location", "a/../../models/file.onnx")],
+        "two places": [("location", "file.onnx"), ("location", "../secret")], "other digits": [("location", "file.onnx"), ("offset", "\u0663")],
+        "blanks": [("location", "file.onnx "), ("offset", " 7 ")], "a fraction": [("location", "file.onnx"), ("offset", "1e9")],
+        "an address": [("location", "file:///etc/passwd")], "a process": [("location", "/proc/self/mem")], "a million keys": [("k", "v")] * 100_000,
+        "no place": [("offset", "0")], "its own folder": [("location", "../models")], "a negative length": [("location", "file.onnx"), ("length", "-48")],
+    }  # fmt: skip
+    for name, pairs in places.items():
+        proto = good()
+        constant = node("Constant", [], ["c"], value=proto.graph.initializer[0])
+        for weight in (proto.graph.initializer[0], constant.attribute[0].t):
+            weight.ClearField("raw_data")
+            weight.data_location = TensorProto.EXTERNAL
+            for key, value in pairs:
+                weight.external_data.add(key=key, value=value)
+        yield f"weights in {name}", proto
+        yield f"a constant in {name}", onnx_of([constant, node("Relu", ["c"], ["y"])])
+
+
+def functions() -> Iterator[tuple[str, Any]]:
+    """Functions, attributes and loops that contradict themselves."""
+    domains = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+
+    def function(nodes: Any, names: Any = ("a",), results: Any = ("b",), **rest: Any) -> Any:
+        return _with_functions([helper.make_function("f", "F0", list(names), list(results), nodes, domains, **rest)])
+
+    relu = node("Relu", ["a"], ["b"])
+    yield "a function of 100,000 inputs", function([relu], [f"a{n}" for n in range(100_000)])
+    yield "a function of one input twice", function([relu], ["a", "a"])
+    yield "a function without its result", function([node("Relu", ["a"], ["c"])])
+    yield "a function of 100,000 attributes", function([relu], attributes=[f"p{n}" for n in range(100_000)])
+    alpha = node("Elu", ["a"], ["b"])
+    alpha.attribute.add(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="alpha")
+    default = helper.make_attribute("alpha", 1.0)
+    default.ref_attr_name = "alpha"
+    yield "a default that refers to itself", function([alpha], attribute_protos=[default])
+    for kind in range(15):
+        wrong = node("Elu", ["x"], ["y"])
+        wrong.attribute.add(name="alpha", type=kind, i=3, f=0.5, s=b"\xff", ints=[1, 2])
+        yield f"an attribute of kind {kind}", onnx_of([wrong])
+    twice = node("Elu", ["x"], ["y"])
+    twice.attribute.extend([helper.make_attribute("alpha", 1.0), helper.make_attribute("alpha", b"x")])
+    yield "an attribute twice", onnx_of([twice])
+    for trips, condition in ((-(2**63), True), (2**63 - 1, False), (0, True)):
+        body = helper.make_graph([node("MatMul", ["h", "h"], ["k"])], "b", [info("i", 7, []), info("c", 9, []), info("h", 1, [3, 3])],
+            [info("c", 9, [])] + [info("k", 1, [3, 3])] * (5 if condition else 1))  # fmt: skip
+        looped = node("Loop", ["n", "q", "x"], ["y"], body=body)
+        yield (
+            f"a loop of {trips} trips",
+            onnx_of([looped], [scalar("n", trips), helper.make_tensor("q", 9, [], [condition])]),
+        )
+    for count in HUGE:
+        body = helper.make_graph([node("Relu", ["h"], ["k"])], "b", [info("h", 1, None)], [info("k", 1, None)])
+        yield f"a scan of {count} inputs", onnx_of([node("Scan", ["x"], ["y"], body=body, num_scan_inputs=count, scan_input_axes=[count],
+            scan_output_axes=[count], scan_input_directions=[count] * 9)])  # fmt: skip
+    branches = {key: helper.make_graph([node("Relu", ["x"], ["z"])], "i", [], [info("z", 1, None)] * count)
+                for key, count in (("then_branch", 0), ("else_branch", 3))}  # fmt: skip
+    proto = onnx_of([node("If", ["q"], ["y"], **branches)])
+    proto.graph.input.append(info("q", 9, []))
+    yield "branches of other numbers of results", proto
+    for domain, version in (("", 1), ("ai.onnx", 2**62), ("ai.onnx", -1), ("\x1b[31m", 1)):
+        proto = good()
+        proto.opset_import.add(domain=domain, version=version)
+        yield f"also version {version} of {domain!r}", proto
+    proto = good()
+    proto.training_info.add().algorithm.CopyFrom(proto.graph)
+    proto.graph.quantization_annotation.add(tensor_name="none").quant_parameter_tensor_names.add(
+        key="SCALE_TENSOR", value="none"
+    )
+    yield "a training graph", proto
+    for op, values_of in (("Div", (1, 0)), ("Mod", (-(2**63), -1)), ("Div", (-(2**63), -1)), ("BitShift", (1, 2**40)), ("Pow", (0, -1)),
+                          ("Neg", (-(2**63),)), ("Abs", (-(2**63),)), ("Shape", (2**62, 1)), ("Trilu", (2**62, 1)), ("Unique", (1, 1))):  # fmt: skip
+        names = [f"v{n}" for n in range(len(values_of))]
+        yield f"{op} of {values_of}", onnx_of([node(op, names, ["r"]), node("ConstantOfShape", ["r"], ["y"])],
+            [ints(name, value) for name, value in zip(names, values_of, strict=True)])  # fmt: skip
+
+
 def wires() -> Iterator[Made]:
+    body = b""
+    for number in range(1000):  # an If in an If: the lengths are added outside in
+        name = b"%d" % number
+        step = (
+            b"\x12"
+            + bytes([len(name)])
+            + name
+            + b"\x22\x02If"
+            + b"\x2a"
+            + _varint(len(body) + 8)
+            + b"\x0a\x01t\x32"
+            + _varint(len(body))
+            + body
+        )
+        body = b"\x0a" + _varint(len(step)) + step
+    yield "an If 1,000 deep", ".onnx", _graph_bytes(body)
+    yield from encodings()
+
+
+def encodings() -> Iterator[Made]:
     """Encodings that a parser in C++ follows."""
     for depth in (50, 1_000, 200_000):
         yield f"unknown groups {depth} deep", ".onnx", b"\xa3\x06" * depth + b"\xa4\x06" * depth

@@ -272,7 +272,56 @@ def changes() -> Iterator[tuple[str, Callable[[Any], Any]]]:
             lambda new, stack=stack: graph_of(new)["nodes"][0]["metadata"].update(nn_module_stack=stack),
         )  # type: ignore[misc]
     yield "hostile names", lambda new: json.loads(json.dumps(new).replace('"x"', '"\\u001b[31mx\\u202e"'))
+    yield from lies()
     yield "guards", lambda new: new.update(guards_code=["__import__('os').system('touch made')"])
+
+
+def lies() -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Descriptions that contradict the graph, and operators of other libraries."""
+    for key, value in {
+        "dtype": 9999, "layout": 99, "device": {"type": "\x1b[31m", "index": 10**9}, "requires_grad": "yes",
+        "strides": [{"as_int": -1}] * 4, "storage_offset": {"as_int": 2**62}, "sizes": [{"as_expr": {"expr_str": "s77", "hint": {"as_int": -5}}}] * 4,
+    }.items():  # fmt: skip
+
+        def described(new: Any, key: str = key, value: Any = value) -> None:
+            graph_of(new)["tensor_values"]["x"][key] = value
+
+        yield f"an input with the {key} {str(value)[:20]}", described
+    for key, value in {"schema_version": {"major": 2**70, "minor": -1}, "torch_version": "9" * 10**6, "opset_version": {"aten": 2**70},
+                       "verifiers": ["os.system"] * 1000, "guards_code": ["while True: pass"] * 1000}.items():  # fmt: skip
+        yield f"{key} = {str(value)[:20]}", lambda new, key=key, value=value: new.update({key: value})  # type: ignore[misc]
+
+    def within(new: Any) -> None:
+        inner: Any = copy.deepcopy(graph_of(new))
+        for number in range(60):
+            call = {**inner["nodes"][0], "target": "torch.ops.higher_order.wrap_with_set_grad_enabled",
+                    "inputs": [argument("", "as_bool", False), argument("", "as_graph", {"name": f"g{number}", "graph": inner})]}  # fmt: skip
+            inner = {**copy.copy(inner), "nodes": [call]}
+        new["graph_module"]["graph"] = inner
+
+    yield "graphs 60 deep", within
+
+    def doubled(new: Any) -> None:
+        nodes = graph_of(new)["nodes"]
+        nodes += [copy.deepcopy(each) for each in nodes]
+
+    yield "every node twice", doubled
+
+    def unknown(new: Any) -> None:
+        for each in new["graph_module"]["signature"]["input_specs"]:
+            for spec in each.values():
+                if isinstance(spec, dict) and "parameter_name" in spec:
+                    spec["parameter_name"] = "nothing.of.this.name"
+
+    yield "parameters that are not there", unknown
+    for target in ("prim.device.default", "inductor._reinterpret_tensor.default", "image.read_file.default", "image.write_file.default",
+                   "c10d.broadcast_.default", "rngprims.philox_rand.default", "profiler._record_function_enter_new.default",
+                   "symm_mem.one_shot_all_reduce.default", "higher_order.call_torchbind", "higher_order.flat_apply",
+                   "higher_order.auto_functionalized", "higher_order.map_impl", "higher_order.associative_scan"):  # fmt: skip
+        yield (
+            f"the operator {target}",
+            lambda new, target=target: graph_of(new)["nodes"][0].update(target=f"torch.ops.{target}"),
+        )  # type: ignore[misc]
 
 
 def weight_changes() -> Iterator[tuple[str, Callable[[Any], Any]]]:

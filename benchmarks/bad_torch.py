@@ -19,7 +19,17 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.files.hostile_scripts import ENDLESS, OTHER_ARCHIVES, PICKLES, REACHES_OUT, hostile_archive, hostile_script
+from tests.files.hostile_scripts import (
+    DEFINITIONS,
+    ENDLESS,
+    LARGE,
+    OTHER_ARCHIVES,
+    OTHER_PICKLES,
+    PICKLES,
+    REACHES_OUT,
+    hostile_archive,
+    hostile_script,
+)
 
 __all__ = ["exported_files", "saved", "script_files"]
 
@@ -92,7 +102,7 @@ def script_files(folder: Path) -> Iterator[Made]:
         "a tensor of 2**62": b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
         b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQK\x00\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x3f\x85K\x01\x85\x89NtR.",
     }
-    for name, content in (stacks | PICKLES).items():
+    for name, content in (stacks | PICKLES | OTHER_PICKLES).items():
         yield f"pickled {name}", ".pt", changed(data, "data.pkl", content)
     for name, content in {
         "an endless class": b"class A(Module):\n" * 200_000,
@@ -100,8 +110,10 @@ def script_files(folder: Path) -> Iterator[Made]:
         "backslashes": b'class A(Module):\n  __parameters__ = ["' + b"\\" * 10**6 + b"]",
     }.items():
         yield f"code with {name}", ".pt", changed(data, ".py", content)
-    for name, body in (REACHES_OUT | ENDLESS).items():
+    for name, body in (REACHES_OUT | ENDLESS | LARGE).items():
         yield f"code with {name}", ".pt", hostile_script(body, folder / "made")
+    for name, (body, definitions) in DEFINITIONS.items():
+        yield f"definitions: {name}", ".pt", hostile_script(body, folder / "made", definitions=definitions)
     for name in OTHER_ARCHIVES:
         yield f"an archive with {name}", ".pt", hostile_archive(name, folder / "made")
     yield "a state that never ends", ".pt", saved(Endless())

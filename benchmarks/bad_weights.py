@@ -84,6 +84,30 @@ def gguf_tensors() -> Iterator[tuple[str, bytes]]:
         yield f"the name {name[:9]!r}", gguf(tensors=tensor(name, [4]), n_tensors=1)
     for kind in (4, 5, 36, 1000, 2**32 - 1):
         yield f"type {kind}", gguf(tensors=tensor("a", [256], kind), n_tensors=1)
+    for version, order in ((0x03000000, "<"), (0x02000000, "<"), (2**32 - 1, "<"), (1, ">"), (0x00010003, "<")):
+        head = b"GGUF" + struct.pack(f"{order}IQQ", version, 1, 0)
+        yield f"version {version} in order {order}", head + tensor("a", [4]) + bytes(64)
+    for value in (b"\x02", b"\xff"):
+        yield f"a truth of {value!r}", gguf(pair("a", 7, value), n_pairs=1)
+    for kind, value in (
+        (5, struct.pack("<i", -32)),
+        (6, struct.pack("<f", 32.0)),
+        (7, b"\x01"),
+        (9, struct.pack("<IQ", 0, 0)),
+    ):
+        yield f"an alignment of kind {kind}", gguf(pair("general.alignment", kind, value), n_pairs=1)
+    for length in (2**63, 2**64 - 1, 2**64 - 16):
+        texts = struct.pack("<IQ", 8, 3) + text("a") + struct.pack("<Q", length) + b"abc"
+        yield f"a list with a text of {length}", gguf(pair("a", 9, texts), n_pairs=1)
+    mixed = b"".join(struct.pack("<IQ", 9, 2) for _ in range(60)) + struct.pack("<IQ", 0, 1) + b"\0"
+    yield "arrays of two arrays 60 deep", gguf(pair("a", 9, mixed), n_pairs=1)
+    yield (
+        "sizes of nothing and of all",
+        gguf(tensors=tensor("a", [0, 2**63, 2**63]) + tensor("b", [2**63, 0]), n_tensors=2),
+    )
+    yield "a tensor without sizes", gguf(tensors=tensor("a", []), n_tensors=1)
+    yield "names that differ in case", gguf(tensors=tensor("a.B", [2]) + tensor("A.b", [2], begin=32), n_tensors=2)
+    yield "a module that is a tensor", gguf(tensors=tensor("a", [2]) + tensor("a.b", [2], begin=32), n_tensors=2)
     for part in range(0, 200, 10):
         yield f"cut at {part}", gguf(pair("a", 8, text("b")), tensor("a", [4]), 1, 1)[:part]
 
@@ -114,6 +138,27 @@ def safetensors_files() -> Iterator[tuple[str, bytes]]:
     yield "blanks", safetensors(b" " * 30_000_000)
     for value in (b"NaN", b"-Infinity", b"null", b"[]", b"3", b'"x"', b"{", b"\xff\xfe{}", b"\xef\xbb\xbf{}"):
         yield f"only {value!r}", safetensors(value)
+    plain = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    yield "a name and its escapes", safetensors(b'{"a":' + plain + b',"\\u0061":' + plain + b"}")
+    yield (
+        "a key twice in an entry",
+        safetensors(b'{"a":{"dtype":"F32","dtype":"F16","shape":[2],"data_offsets":[0,8]}}'),
+    )
+    for number in (b"8.0", b"8e0", b"-0", b"08", b"0x8", b"1e999", b"true", b"8" * 300):
+        yield f"the end {number[:9]!r}", safetensors(plain.replace(b"8]", number + b"]").join((b'{"a":', b"}")))
+    yield "three places", safetensors(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4,8]}}')
+    yield (
+        "facts of 30 MB",
+        safetensors(
+            b'{"__metadata__":{' + b",".join(b'"%d":"v"' % n for n in range(2_000_000)) + b'},"a":' + plain + b"}"
+        ),
+    )
+    yield "facts in facts", safetensors(b'{"__metadata__":' * 900 + b"{}" + b"}" * 900)
+    for dtype, count in (("F4", 3), ("F4", 16), ("F6_E2M3", 4), ("F6_E2M3", 2**62)):
+        yield f"{count} elements of {dtype}", safetensors({"a": entry((count,), 0, 8, dtype)})
+    yield "a hole", safetensors({"a": entry((1,), 0, 4), "b": entry((1,), 8, 12)}, 12)
+    yield "nothing at the end", safetensors({"a": entry(), "b": entry((0,), 8, 8), "c": entry((0, 2**62), 8, 8)})
+    yield "a module that is a tensor", safetensors({"a": entry(), "a.b": entry((0,), 8, 8), "a.b.c": entry((0,), 8, 8)})
     yield "an entry twice", safetensors(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{}}')
 
 
@@ -158,6 +203,11 @@ def index_files() -> Iterator[tuple[str, bytes]]:
                   b'{"weight_map": {}}', b"[" * 1_000_000, b'{"a":' * 500_000,
                   b'{"weight_map": {"a": "' + b"n" * 100_000 + b'"}}'):  # fmt: skip
         yield f"{value[:40]!r}", value
+    for name in ("..%2fsecret", "\u2024\u2024\u2215secret", "..\uff0fsecret", "secret ", "models", "link", "file.gguf", "n" * 255, "\ud800",
+                 "file.safetensors.index.json\n", "CON", "-rf", "~", "$HOME", "*", "zero"):  # fmt: skip
+        yield f"the file {name[:20]!r}", json.dumps({"weight_map": {"a": name, "b": name}}).encode()
+    for total in ("NaN", "1e999", "9" * 4000, "[" * 500 + "]" * 500, '"\\u001b[31m"'):
+        yield f"a total of {total[:9]}", b'{"metadata":{"total_size":%s},"weight_map":{}}' % total.encode()
     for count in (9_000, 300_000):
         yield f"{count} files", json.dumps({"weight_map": {f"t{n}": f"f{n}" for n in range(count)}}).encode()
     yield "9,000 times a pipe", json.dumps({"weight_map": {f"t{n}": "pipe" for n in range(9_000)}}).encode()

@@ -30,7 +30,7 @@ from tabulate import tabulate
 from titan_model import titan_llama
 
 from modelsummary.cluster import Cluster, Plan, Recipe
-from modelsummary.costs.device_spec import DeviceSpec
+from modelsummary.devices.device_spec import DeviceSpec
 
 EAGER = Recipe(loss=token_loss, kernels="eager", attention="flash")
 COMPILED = replace(EAGER, kernels="compiled")

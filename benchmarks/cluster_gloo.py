@@ -41,11 +41,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modelsummary import Statistics
 from modelsummary.cluster import Plan, Recipe, StepModel, StepSimulator
-from modelsummary.costs.kernel_table import table_of
-from modelsummary.costs.kernels import whole_call
-from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.costs.operator_work import Work, is_free, work_of
+from modelsummary.devices.kernel_table import table_of
 from modelsummary.latency.calibrate import calibrate_calls
+from modelsummary.operators.kernels import whole_call
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import Work, is_free, work_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from parallel_train import Decoder

@@ -15,8 +15,8 @@ from cluster_gloo_host import HostCosts
 from modelsummary.cluster import Cluster, Plan, StepModel, StepSimulator
 from modelsummary.cluster.collectives import Network, RankGroup
 from modelsummary.cluster.pipeline import simulation_of
-from modelsummary.costs.device_spec import DeviceSpec
-from modelsummary.costs.operator_work import Work
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.operators.operator_work import Work
 from modelsummary.split.schedule import Action
 
 __all__ = ["BATCH", "LENGTH", "Rows", "cluster_of", "predicted"]

@@ -13,7 +13,7 @@
    Half-precision products of data center devices have a fit of their own, ``fit_products.py``.
 3. A check, on training iterations of A100s without tensor and pipeline parallelism: nothing of the device is fitted.
 
-``--write`` puts the coefficients and the errors into ``modelsummary/costs/kernel_fits.json``.
+``--write`` puts the coefficients and the errors into ``modelsummary/devices/kernel_fits.json``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tabulate import tabulate
 from whole_steps import check_a100, fit_half, roofline_step, step_ratios, timm_models
 
 from modelsummary import DeviceSpec
-from modelsummary.costs import kernel_time
-from modelsummary.costs.device_table import WATTS
-from modelsummary.costs.kernel_time import DeviceModel
-from modelsummary.costs.sustained import vector_share
+from modelsummary.devices import kernel_time
+from modelsummary.devices.device_table import WATTS
+from modelsummary.devices.kernel_time import DeviceModel
+from modelsummary.devices.sustained import vector_share
 
 _OF_DEVICE = ("simt", "conv", "stream")  # figures of a device
 JSON = Path(kernel_time.__file__).with_name("kernel_fits.json")

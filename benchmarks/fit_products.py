@@ -15,7 +15,7 @@ with a ``tau`` per device. Small products whose six weights lie in the cache are
 come from memory. Held out: other rows of these devices, the other framework, and all rows of an H200, a B300 and a
 GB200.
 
-``--write`` puts the coefficients and the errors into ``modelsummary/costs/kernel_fits.json``.
+``--write`` puts the coefficients and the errors into ``modelsummary/devices/kernel_fits.json``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from scipy.optimize import least_squares
 from tabulate import tabulate
 
 from modelsummary import DeviceSpec
-from modelsummary.costs import kernel_time
-from modelsummary.costs.kernel_time import DeviceModel, device_model
-from modelsummary.costs.operator_work import Work
+from modelsummary.devices import kernel_time
+from modelsummary.devices.kernel_time import DeviceModel, device_model
+from modelsummary.operators.operator_work import Work
 
 JSON = Path(kernel_time.__file__).with_name("kernel_fits.json")
 SOURCE = (

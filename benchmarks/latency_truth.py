@@ -41,7 +41,7 @@ from tabulate import tabulate
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.costs.kernel_table import cache_folder
+from modelsummary.devices.kernel_table import cache_folder
 from modelsummary.latency import calibrate_grid
 from modelsummary.latency.calibrate import _cpu_share
 from modelsummary.latency.host_time import minor_faults

@@ -26,16 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
 from modelsummary import Statistics
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.events import values_in
 from modelsummary.record.runs import record_once
-from tests.parallel import collectives, models, processes
-from tests.zoo import timm_models, torchvision_models, transformers_models
+from tests.parallel import collectives, models, processes, training
+from tests.zoo import transformers_models
 
 STYLES = {
     "colwise": "column",
@@ -189,7 +186,7 @@ def _experts(name: str) -> dict[str, Any]:
 def _units(name: str) -> dict[str, Any]:
     """Return a verdict on one architecture that says which modules must stay whole: are they the units of FSDP?
 
-    A module that occurs once, such as the embeddings, belongs to the root here.
+    Modules that occur once, such as the embeddings, and those behind the blocks are left out.
     """
     try:
         example = transformers_models.make(name)
@@ -206,7 +203,7 @@ def _units(name: str) -> dict[str, Any]:
         plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(shard=2)
     except Exception as error:
         return _failure("refused", error)
-    ours = {fqn for unit in plan.units for fqn in unit}
+    ours = {fqn for unit in plan.units if unit != plan.last_unit for fqn in unit if times[modules[fqn]] > 1}
     finer = {fqn for fqn in ours if any(fqn.startswith(f"{whole}.") for whole in theirs)}
     coarser = {fqn for fqn in theirs - ours if any(fqn.startswith(f"{unit}.") for unit in ours)}
     found = {
@@ -226,41 +223,6 @@ def _units(name: str) -> dict[str, Any]:
     return {"verdict": verdict, "differences": differences, "units": len(ours), "called": len(plan.called_units)}
 
 
-def _example(name: str) -> tuple[Any, Any]:
-    if name in models.NAMES:
-        return models.make(name)
-    torch.manual_seed(0)
-    libraries = {"timm": timm_models, "torchvision": torchvision_models}
-    library, _, kind = name.rpartition("/")
-    example = libraries.get(library, transformers_models).make(kind)
-    inputs: Any = example.kwargs or example.args
-
-    def double(value: Any) -> Any:
-        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    inputs = (
-        {key: double(each) for key, each in inputs.items()} if isinstance(inputs, dict) else tuple(map(double, inputs))
-    )
-    return example.model.double().eval(), inputs
-
-
-def _take_float64(model: Any) -> None:
-    """Let the experts of a model of transformers multiply without a grouped product, which takes no float64."""
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("batched_mm")
-
-
-class _Float64(TorchFunctionMode):
-    """Computes in float64 where a model asks for float32, so that no rounding hides a difference."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
-
-
 def _equal(rank: int, _n: int, names: list[str], options: dict[str, int], results: Path) -> None:
     warnings.filterwarnings("ignore")
     _resumed(names, results if rank == 0 else Path(f"{results}.{rank}"), partial(_compared, options=options))
@@ -269,9 +231,7 @@ def _equal(rank: int, _n: int, names: list[str], options: dict[str, int], result
 def _compared(name: str, options: dict[str, int]) -> dict[str, Any]:
     """Compare outputs, gradients, a step of AdamW, and the collectives of a sharded model with the whole model."""
     try:
-        torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
-        model, inputs = _example(name)
-        _take_float64(model)
+        model, inputs = models.make(name if name in models.NAMES or "/" in name else f"transformers/{name}")
     except Exception as error:
         return _failure("cannot be built", error)
     try:
@@ -281,7 +241,7 @@ def _compared(name: str, options: dict[str, int]) -> dict[str, Any]:
     try:
         whole = copy.deepcopy(model)
         plan.apply(model, plan.device_mesh("cpu"))
-        with _Float64():
+        with training.Float64():
             ran = collectives.of_step(model, inputs, processes.loss_of)
             found = processes.compare(whole, model, inputs)
     except Exception as error:

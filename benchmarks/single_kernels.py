@@ -14,8 +14,8 @@ import torch
 from scipy.optimize import least_squares
 
 from modelsummary import DeviceSpec
-from modelsummary.costs.kernel_time import DeviceModel
-from modelsummary.costs.operator_work import Work
+from modelsummary.devices.kernel_time import DeviceModel
+from modelsummary.operators.operator_work import Work
 
 DEVICES = {
     "NVIDIA A100-PCIE-40GB": "A100 40GB PCIe",
@@ -65,8 +65,8 @@ def _work(op: str, figures: list[int]) -> Work:
         out = (size + 2 * padding - kernel) // stride + 1
         m, k = b * out * out, c * kernel**2
         moved = 4 * (b * (out * out * n + size * size * c) + k * n)
-        name = "aten.convolution (3x3)" if (kernel, stride) == (3, 1) else "aten.convolution"
-        return Work(name, "conv", F32, (1, m, n, k, out, out), 2 * m * n * k, moved)
+        is_3x3 = (kernel, stride) == (3, 1)
+        return Work("aten.convolution", "conv", F32, (1, m, n, k, out, out), 2 * m * n * k, moved, is_3x3=is_3x3)
     rows, width = figures
     op_class = CLASS_OF.get(op, "elementwise")
     sizes = (rows, width) if op_class != "elementwise" else (rows * width,)

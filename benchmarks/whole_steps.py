@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 from single_kernels import put_value
 
 from modelsummary import DeviceSpec
-from modelsummary.costs.kernel_time import DeviceModel, device_model
-from modelsummary.costs.operator_work import Work, is_free, work_of
+from modelsummary.devices.kernel_time import DeviceModel, device_model
+from modelsummary.operators.operator_work import Work, is_free, work_of
 
 F16 = torch.float16
 
@@ -48,7 +48,7 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
     import timm
 
     from modelsummary.capture.inputs import call_arguments
-    from modelsummary.memory.predict import step_operators
+    from modelsummary.memory.predict import observe
     from modelsummary.memory.step_plan import OPTIMIZERS, StepPlan
 
     train = kind == "train"
@@ -67,7 +67,7 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
         make = OPTIMIZERS["sgd-momentum"] if train else None
         plan = StepPlan(train, make, torch.device("cuda"), loss=_loss if train else None, autocast=F16)
         call = call_arguments(model.train(train), x, (), {}, batch_dim=None, device=None, dtypes=None)
-        operators, _ = step_operators(model, call, plan)
+        operators = observe(model, call, plan, storages=False).operators
     except Exception as error:
         print(f"left out: {row['model']}: {type(error).__name__}: {str(error)[:80]}")
         return None

@@ -1,6 +1,5 @@
 from . import fx, onnx, tiling
-from .costs.device_spec import DeviceSpec
-from .costs.macs import register_op_cost
+from .devices.device_spec import DeviceSpec
 from .errors import (
     DataDependentError,
     FormulaError,
@@ -22,6 +21,7 @@ from .fx import symbolic_trace
 from .layer_info import LayerInfo
 from .memory.checkpointing import CheckpointPlan, apply_checkpoint
 from .memory.estimate import MemoryEstimate
+from .operators.table import register_op_cost
 from .profiler import Profiler, TIDSProfiler, profile
 from .split import Stages
 from .statistics import ModelStatistics, Statistics, measure_memory

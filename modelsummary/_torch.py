@@ -67,6 +67,7 @@ __all__ = [
     "set_grad_enabled",
     "set_neg",
     "strided_shard",
+    "swapped",
     "top_saved_tensors_hooks",
     "type_hints_once",
 ]
@@ -105,6 +106,7 @@ set_grad_enabled: Any = torch._C._set_grad_enabled
 next_node_number: Any = torch._C._autograd._get_sequence_nr
 # Id of the running backward, -1 without one.
 running_backward: Any = torch._C._current_graph_task_id
+RUNNING_BACKWARD = "from torch._C import _current_graph_task_id as running_backward"  # for code that is written
 # The running autograd node, or None.
 current_node: Any = torch._C._current_autograd_node
 # The kernel that a convolution uses.
@@ -156,6 +158,30 @@ def export_serializer() -> Any:
     return serialize
 
 
+_MISSING = object()
+
+
+@contextmanager
+def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Run the body with ``value`` as an attribute of a module, a class or an object.
+
+    Afterwards the attribute is what ``owner`` itself held before. What it inherits is only covered by ``value``.
+
+    >>> with swapped(torch.nn.Linear, "forward", lambda self, x: "swapped"):
+    ...     torch.nn.Linear(2, 2)("x")
+    'swapped'
+    """
+    before = vars(owner).get(name, _MISSING)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
 @contextmanager
 def type_hints_once() -> Iterator[None]:
     """Run the body while the module that reads exported programs asks for the types of each class once, not per object.
@@ -176,11 +202,8 @@ def type_hints_once() -> Iterator[None]:
 
     names = ModuleType("typing")
     names.__dict__.update(vars(known), get_type_hints=get_type_hints)
-    serializer.typing = names
-    try:
+    with swapped(serializer, "typing", names):
         yield
-    finally:
-        serializer.typing = known
 
 
 def fake_store() -> Any:

@@ -14,7 +14,17 @@ from modelsummary.units import grouped
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", "ledger", "total"]
+__all__ = [
+    "UNKNOWN",
+    "CallKey",
+    "CallKeys",
+    "LayerInfo",
+    "Sizes",
+    "first_shape",
+    "leaf_output_bytes",
+    "ledger",
+    "total",
+]
 
 UNKNOWN = "?"
 _DISPLAYED = (  # in a notebook, if there is such a figure
@@ -26,6 +36,27 @@ _DISPLAYED = (  # in a notebook, if there is such a figure
 Sizes: TypeAlias = "list[int] | tuple[Sizes, ...] | Mapping[str, Sizes] | str | None"
 """Shapes of a nested value: a list is the shape of one tensor, a tuple or a dict is a container (list, tuple, dict,
 dataclass, object), None is a value other than a tensor, and ``UNKNOWN`` is a value whose size cannot be known."""
+
+CallKey: TypeAlias = "tuple[str, int]"
+"""FQN of a module and running number of one of its calls, from 0."""
+
+
+class CallKeys:
+    """The keys of the module calls of one run: rows, timers, operators and events of a call share its key.
+
+    >>> keys = CallKeys()
+    >>> [keys.next_of(fqn) for fqn in ("", "relu", "fc", "relu")]
+    [('', 0), ('relu', 0), ('fc', 0), ('relu', 1)]
+    """
+
+    def __init__(self) -> None:
+        self._calls: Counter[str] = Counter()
+
+    def next_of(self, fqn: str) -> CallKey:
+        """Return the key of the next call of a module; to be asked once per call, in the order in which they begin."""
+        key = fqn, self._calls[fqn]
+        self._calls[fqn] += 1
+        return key
 
 
 def first_shape(sizes: Sizes) -> list[int] | str | None:
@@ -166,6 +197,11 @@ class LayerInfo:
     peak_bytes: int | None = None
 
     note: str = ""
+
+    @property
+    def key(self) -> CallKey:
+        """The key of the call: ``(fqn, call_index)``."""
+        return self.fqn, self.call_index
 
     @property
     def flops(self) -> int:

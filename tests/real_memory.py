@@ -7,7 +7,7 @@ import gc
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from modelsummary.costs.tensor_bytes import inner_tensors
+from modelsummary.operators.tensor_bytes import inner_tensors
 
 
 def real_memory(model, x, loss, make_optimizer):

@@ -12,7 +12,9 @@ PACKAGE = Path(modelsummary.__file__).parent
 # Files of these names do the same for the model, or the figures, of their own room.
 IN_SEVERAL_ROOMS = {
     "applying": "applies a plan to a model",
+    "attention": "attention: its operators, and its modules",
     "calibrate": "measures the kernels of this machine",
+    "devices": "named devices, and those of a model and this machine",
     "estimate": "estimated figures as plain data",
     "fit": "what fits into the memory of a device",
     "formulas": "figures as formulas of sizes",

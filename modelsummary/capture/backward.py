@@ -19,22 +19,26 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.capture.clock import Clock
+from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.capture.timer import TimedCall, TimedStep
 from modelsummary.capture.values import tensors_of
 
-__all__ = ["BackwardTimer"]
+__all__ = ["BackwardNodes", "BackwardTimer"]
 
 _LEAF = 2**63  # numbers from here on belong to nodes that add up gradients of leaves
 _REENTRANT = "CheckpointFunctionBackward"
 
 
-class BackwardTimer:
-    """Timer of the backward of one step, whose output must have been kept.
+class BackwardNodes:
+    """The autograd nodes of a forward, each with the call that made it; a mark is made as each one begins.
 
     Only nodes that the step made are marked, as they are freed with its graph. Nodes that add up gradients of leaves
     may live longer, with ``DistributedDataParallel`` forever; their time is counted for the node before them.
 
     Args:
+        root: the call of the model.
+        output: result of the model, or what was made of it.
+        now: makes a mark.
         on_node: called with each node.
 
     Attributes:
@@ -42,19 +46,20 @@ class BackwardTimer:
         unreached: calls with nodes that the output does not lead to; they run as part of other calls.
     """
 
-    def __init__(self, step: TimedStep, clock: Clock, on_node: Callable[[Any], object] | None = None) -> None:
-        self._clock = clock
+    def __init__(
+        self, root: ModuleCall, output: Any, now: Callable[[], Any], on_node: Callable[[Any], object] | None = None
+    ) -> None:
+        self._now = now
         # by backward and thread: call and mark of each node that begins; the call is None for nodes outside the step
         self._logs: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
         self._ends: dict[int, Any] = {}  # by backward
-        self._times: defaultdict[TimedCall, float] = defaultdict(float)
         self._handles: list[Any] = []
         self.ran = False
-        self.unknown: set[TimedCall] = set()
-        numbers, calls = _ranges(step.root())
+        self.unknown: set[Any] = set()
+        numbers, calls = _ranges(root)
         seen_numbers: set[int] = set()
-        reentrant: list[tuple[TimedCall, int]] = []
-        pending = [tensor.grad_fn for tensor in tensors_of(step.output) if tensor.grad_fn is not None]
+        reentrant: list[tuple[Any, int]] = []
+        pending = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         seen: set[Any] = set()
         while pending:
             node = pending.pop()
@@ -73,16 +78,15 @@ class BackwardTimer:
             if any(each._sequence_nr() < numbers[0] for each in inner):  # next come nodes that made the model's input
                 self._handles.append(node.register_hook(self._mark(None)))
             pending.extend(inner)
-        step.output = None
         for call, number in reentrant:  # the nodes that it made are freed by now
             inside = [child for child in call.children if child.nodes[0] == number + 1]
             inside = [child for child in inside if seen_numbers.isdisjoint(range(*child.nodes))]
             self.unknown.update(each for child in inside for each in child.walk())
-        unreached = {call for call, own in _own_numbers(step.root()) if own and own.isdisjoint(seen_numbers)}
+        unreached = {call for call, own in _own_numbers(root) if own and own.isdisjoint(seen_numbers)}
         self.unreached = unreached - self.unknown
 
-    def _mark(self, call: TimedCall | None) -> Callable[..., None]:
-        logs, ends, now = self._logs, self._ends, self._clock.now
+    def _mark(self, call: ModuleCall | None) -> Callable[..., None]:
+        logs, ends, now = self._logs, self._ends, self._now
         queue: Any = torch.autograd.Variable._execution_engine.queue_callback
 
         def mark(*_: Any) -> None:
@@ -95,7 +99,7 @@ class BackwardTimer:
 
         return mark
 
-    def intervals(self) -> list[tuple[TimedCall, Any, Any]]:
+    def intervals(self) -> list[tuple[Any, Any, Any]]:
         """Return each call with the marks before and after one of its nodes, in backwards that have ended."""
         found = []
         for (backward, _), log in self._logs.items():
@@ -103,6 +107,22 @@ class BackwardTimer:
                 marks = [*log[1::2], self._ends[backward]]
                 found += [(call, *marks[place : place + 2]) for place, call in enumerate(log[::2]) if call is not None]
         return found
+
+    def detach(self) -> None:
+        """Remove the marks from the graph."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class BackwardTimer(BackwardNodes):
+    """Timer of the backward of one step, whose output must have been kept and is released."""
+
+    def __init__(self, step: TimedStep, clock: Clock) -> None:
+        super().__init__(step.root(), step.output, clock.now)
+        step.output = None
+        self._clock = clock
+        self._times: defaultdict[TimedCall, float] = defaultdict(float)
 
     def milliseconds(self) -> dict[TimedCall, float]:
         """Return the time of the nodes that each call made itself, in all ended backwards; wait for the device."""
@@ -116,14 +136,8 @@ class BackwardTimer:
                     self._times[call] += end - begin
         return dict(self._times)
 
-    def detach(self) -> None:
-        """Remove the marks from the graph."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
-
-def _own_numbers(root: TimedCall) -> Iterator[tuple[TimedCall, set[int]]]:
+def _own_numbers(root: ModuleCall) -> Iterator[tuple[Any, set[int]]]:
     """Yield each call with the numbers of the nodes that it made itself."""
     for call in root.walk():
         own = set(range(*call.nodes))
@@ -132,11 +146,11 @@ def _own_numbers(root: TimedCall) -> Iterator[tuple[TimedCall, set[int]]]:
         yield call, own
 
 
-def _ranges(root: TimedCall) -> tuple[list[int], list[TimedCall | None]]:
+def _ranges(root: ModuleCall) -> tuple[list[int], list[Any]]:
     """Return node numbers in order, and the innermost call from each on; None before and after the root."""
     numbers: list[int] = []
-    calls: list[TimedCall | None] = []
-    pending: list[tuple[TimedCall, bool]] = [(root, True)]
+    calls: list[Any] = []
+    pending: list[tuple[Any, bool]] = [(root, True)]
     while pending:
         call, begins = pending.pop()
         numbers.append(call.nodes[0] if begins else call.nodes[1])

@@ -6,46 +6,63 @@ innermost running module. While the model runs, facts are only appended; ``tree`
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from modelsummary import _torch
-from modelsummary.capture.module_calls import calls_wrapped
+from modelsummary.capture.module_calls import ModuleCall, calls_wrapped
 from modelsummary.capture.operator_mode import Costs, Execution, Operators
 from modelsummary.capture.values import argument_sizes, result_sizes
 from modelsummary.errors import InputError
-from modelsummary.layer_info import Sizes
+from modelsummary.layer_info import CallKey, CallKeys, Sizes
 
-__all__ = ["Call", "Watch"]
+__all__ = ["Call", "Watch", "keys_of"]
+
+_next_node = _torch.next_node_number
+C = TypeVar("C", bound=ModuleCall)
 
 
-class Call(Costs):
-    """The facts of one call of one module."""
+class Call(Costs, ModuleCall):
+    """The facts of one call of one module; ``begin`` and ``end`` are numbers of operators."""
 
     __slots__ = (
+        "begin",
+        "children",
+        "end",
         "finished",
         "input_bytes",
         "input_size",
         "module",
+        "nodes",
         "output_bytes",
         "output_size",
         "parent",
         "training",
     )
 
-    def __init__(self, module: nn.Module, parent: Call | None) -> None:
+    def __init__(self, module: nn.Module, parent: Call | None, begin: int = 0) -> None:
         super().__init__()
         self.module = module
         self.parent = parent
+        self.children: list[Call] = []
+        if parent is not None:
+            parent.children.append(self)
+        self.begin = self.end = begin
+        first_node = _next_node()
+        self.nodes = first_node, first_node
         self.training = getattr(module, "training", False)  # a frozen ScriptModule lacks the attribute
         self.input_size: Sizes = None
         self.output_size: Sizes = None
         self.input_bytes = self.output_bytes = 0
         self.finished = False
+
+    def ends(self, end: int) -> None:
+        """Note the operators and nodes after the call."""
+        self.end, self.nodes = end, (self.nodes[0], _next_node())
 
 
 def _is_foreign_autocast() -> bool:
@@ -74,41 +91,72 @@ def _check_ran(output: Any) -> None:
             )
 
 
+def keys_of(calls: Iterable[C], names: Mapping[int, str]) -> dict[C, CallKey]:
+    """Return the key of each call, in the order in which they began; a module without a name has its caller's.
+
+    Args:
+        names: id of a module -> its FQN. A first call without a name is the model's.
+    """
+    numbers = CallKeys()
+    keys: dict[C, CallKey] = {}
+    for call in calls:
+        fqn = names.get(id(call.module), None if call.parent is not None else "")
+        keys[call] = keys[call.parent] if fqn is None else numbers.next_of(fqn)
+    return keys
+
+
 class Watch:
-    """A run in which every module call of this thread becomes a ``Call`` and every operator is counted.
+    """A run in which every module call of this thread becomes a ``Call``.
+
+    Args:
+        model: the model.
+        position: returns the number of operators so far.
 
     Attributes:
         calls: all calls in the order in which they began; the first is the call of the model.
-        running: the innermost running call.
+        running: the innermost running call; the model's before and after the run.
+        is_running: whether the model runs.
         under_foreign_autocast: whether a call began while autocast was on, but not for the CPU.
         failed: the innermost call that raised, followed by the calls around it, innermost first.
     """
 
-    def __init__(self, model: nn.Module, execution: Execution) -> None:
+    def __init__(self, model: nn.Module, position: Callable[[], int] = lambda: 0) -> None:
         self.root = Call(model, None)
+        self.is_running = False
         self.calls = [self.root]
         self.failed: list[Call] = []
         self.running: Call = self.root
         self.under_foreign_autocast = _is_foreign_autocast()
         self._root_began = False
-        self._operators = Operators(self, execution)
+        self._position = position
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the model and record the run. Exceptions of its forward propagate."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], execution: Execution) -> None:
+        """Call the model and count the costs of its operators by call. Exceptions of its forward propagate."""
+        with Operators(self, execution):
+            self.call(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model, record its calls and return its result. Exceptions of its forward propagate."""
         root = self.root
         root.input_size, root.input_bytes = argument_sizes(args, kwargs)
+        root.begin, root.nodes = self._position(), (_next_node(),) * 2
         try:
-            with calls_wrapped(self._wrapper), self._operators:
+            with calls_wrapped(self._wrapper):
+                self.is_running = True
                 output = root.module(*args, **kwargs)
             _check_ran(output)
         except Exception:
             self._note_failure(root)
             raise
+        finally:
+            self.is_running = False
+        root.ends(self._position())
         root.output_size, root.output_bytes = result_sizes(output)
         root.finished = True
+        return output
 
     def _wrapper(self, call_module: Callable[..., Any]) -> Callable[..., Any]:
-        thread, calls, is_foreign = get_ident(), self.calls, _is_foreign_autocast
+        thread, calls, is_foreign, position = get_ident(), self.calls, _is_foreign_autocast, self._position
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != thread:
@@ -120,7 +168,7 @@ class Watch:
             if not self.under_foreign_autocast and is_foreign():
                 self.under_foreign_autocast = True
             parent = self.running
-            self.running = call = Call(module, parent)
+            self.running = call = Call(module, parent, position())
             calls.append(call)
             try:
                 output = call_module(module, *args, **kwargs)
@@ -132,6 +180,7 @@ class Watch:
                 call.finished = True
                 return output
             finally:
+                call.ends(position())
                 call.input_size, call.input_bytes = argument_sizes(args, kwargs)
                 self.running = parent
 

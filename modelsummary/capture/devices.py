@@ -1,4 +1,4 @@
-"""The devices that a model, its inputs and this machine have; their peaks are in ``costs.device_spec``."""
+"""The devices that a model, its inputs and this machine have; their peaks are in ``devices.device_spec``."""
 
 from __future__ import annotations
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import modules_of
+from modelsummary.capture.state.process_state import surroundings
 
 __all__ = ["LiveModel"]
+
+_STATE = object()  # key of the state in which the model was observed
+_MOST_QUESTIONS, _MOST_ITEMS = 8, 1000
+_CONSTANTS = (int, float, str, bool, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,7 @@ class LiveModel:
         batch_dim: batch dimension of the inputs; None if it was not given.
         compiled: the compiled model that was passed, which is timed instead; None if there is none.
         added: FQN of a module that the forward adds to the model; None if there is none.
+        traces: what was observed and recorded of it so far; see ``kept``.
     """
 
     model: nn.Module
@@ -31,6 +40,26 @@ class LiveModel:
     batch_dim: int | None = None
     compiled: nn.Module | None = None
     added: str | None = None
+    traces: dict[Any, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def kept(self, question: Any) -> dict[Any, Any]:
+        """Return the dict of what is kept of runs that answer a question, empty for a new one.
+
+        The model may be changed between two questions. What ran before a change is dropped: of modules, their modes and
+        attributes, of tensors, and of settings of the process.
+        """
+        try:
+            hash(question)
+        except TypeError:  # a loss that cannot be compared
+            return {}
+        now = surroundings(), [(id(each), type(each), _facts(vars(each))) for each in modules_of(self.model)]
+        arguments = _facts((self.call.args, self.call.kwargs))
+        if self.traces.get(_STATE, {}).get("now") != (now, arguments):
+            self.traces.clear()
+            self.traces[_STATE] = {"now": (now, arguments)}
+        while len(self.traces) > _MOST_QUESTIONS:
+            del self.traces[next(key for key in self.traces if key is not _STATE)]
+        return self.traces.setdefault(question, {})
 
     @property
     def uninitialized(self) -> str | None:
@@ -39,3 +68,23 @@ class LiveModel:
             return f"the forward adds module {self.added!r}"
         lazy = next((fqn for fqn, parameter in self.model.named_parameters() if is_lazy(parameter)), None)
         return None if lazy is None else f"parameter {lazy!r} is not initialised"
+
+
+def _facts(value: Any, depth: int = 4) -> Any:
+    """Return what may decide a run, to be compared: constants, identities, and how often tensors were written."""
+    if isinstance(value, _CONSTANTS):
+        return value
+    if isinstance(value, Tensor):
+        version = None if value.is_inference() else value._version
+        shape = None if is_lazy(value) else value.shape
+        return id(value), version, value.requires_grad, shape, value.dtype, value.device
+    inside: Any = ()
+    if isinstance(value, dict):
+        inside = tuple(value), value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inside = (), value
+    elif not isinstance(value, (nn.Module, type)) and hasattr(value, "__dict__"):
+        inside = tuple(vars(value)), vars(value).values()
+    if not inside or not depth or len(inside[1]) > _MOST_ITEMS:
+        return id(value), type(value), len(inside[1]) if inside else 0
+    return type(value), inside[0], [_facts(each, depth - 1) for each in inside[1]]

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Wrapper", "calls_wrapped", "unwrap_calls", "wrap_calls"]
+__all__ = ["ModuleCall", "Wrapper", "calls_wrapped", "unwrap_calls", "wrap_calls"]
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -42,6 +42,34 @@ def unwrap_calls(owner: object) -> None:
     with _lock:
         if _wrappers.pop(owner, None) is not None:
             _install()
+
+
+class ModuleCall:
+    """One call of one module within a run, which kinds of calls inherit.
+
+    Attributes:
+        module: the module.
+        parent: the call around it; None for the call of the model.
+        children: the calls inside it, in the order in which they began.
+        begin, end: when it began and ended: marks of a clock, or numbers of operators.
+        nodes: number of the first autograd node that the call made, and of the first node after the call.
+    """
+
+    __slots__ = ()
+    module: nn.Module
+    parent: Any
+    children: list[Any]
+    begin: Any
+    end: Any
+    nodes: tuple[int, int]
+
+    def walk(self) -> Iterator[Any]:
+        """Yield this call and the calls inside it, in the order in which they began."""
+        pending = [self]
+        while pending:
+            call = pending.pop()
+            yield call
+            pending.extend(reversed(call.children))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.values import tensors_of
-from modelsummary.costs.tensor_bytes import nbytes_of, numel_of, shape_of
+from modelsummary.operators.tensor_bytes import nbytes_of, numel_of, shape_of
 
 __all__ = [
     "ModuleFacts",

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import _torch
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
-from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_rule
-from modelsummary.costs.tensor_bytes import is_distributed
 from modelsummary.layer_info import total
+from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_rule
+from modelsummary.operators.tensor_bytes import is_distributed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -126,7 +126,7 @@ class Operators(TorchDispatchMode):
             # A lazy module looks at its own parameter; a distributed tensor infers shapes of results with fake tensors.
             if (args and is_lazy(args[0])) or _torch.fake_mode() is not self._fake_mode:
                 return func(*args, **kwargs)
-        if rule.is_composite and rule.formula is None and not _is_nested(args):
+        if rule.is_composite and rule.facts.macs is None and not _is_nested(args):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:

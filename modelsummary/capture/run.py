@@ -259,9 +259,9 @@ def _run_once(
             execution.ran = ran
         if isinstance(execution, ShapeOnly):
             execution.routes_evenly = routes_evenly
-        watch = Watch(model, execution)
+        watch = Watch(model)
         try:
-            watch.run(args, kwargs)
+            watch.run(args, kwargs, execution)
         except Exception as raised:
             error = raised
         facts = module_facts(model)

@@ -13,20 +13,15 @@ from torch import nn
 
 from modelsummary import _torch
 from modelsummary.capture.clock import Clock, CpuClock
-from modelsummary.capture.module_calls import Wrapper, unwrap_calls, wrap_calls
+from modelsummary.capture.module_calls import ModuleCall, Wrapper, unwrap_calls, wrap_calls
 
 __all__ = ["TimedCall", "TimedStep", "Timer", "cost_of_timing", "suspended"]
 
 _next_node = _torch.next_node_number
 
 
-class TimedCall:
-    """One call of one module.
-
-    Attributes:
-        begin, end: marks of the clock; milliseconds after ``TimedStep.settle``.
-        nodes: number of the first autograd node that the call made, and of the first node after the call.
-    """
+class TimedCall(ModuleCall):
+    """One call of one module; ``begin`` and ``end`` are marks of the clock, milliseconds after ``TimedStep.settle``."""
 
     __slots__ = ("begin", "children", "end", "module", "nodes", "parent")
 
@@ -40,14 +35,6 @@ class TimedCall:
     def milliseconds(self) -> float:
         """Time of the call in milliseconds, after ``TimedStep.settle``."""
         return float(self.end - self.begin)
-
-    def walk(self) -> Iterator[TimedCall]:
-        """Yield this call and the calls inside it, in the order in which they began."""
-        pending = [self]
-        while pending:
-            call = pending.pop()
-            yield call
-            pending.extend(reversed(call.children))
 
 
 class TimedStep:
@@ -71,19 +58,6 @@ class TimedStep:
         if self._root is None:
             self._root = _tree(self.log)
         return self._root
-
-    def innermost(self) -> list[TimedCall | None]:
-        """Return the innermost running call after 0, 1, 2 ... entries of the log; None at the beginning and the end."""
-        calls: list[TimedCall | None] = [None]
-        children = {id(call): iter(call.children) for call in self.root().walk()}
-        call: TimedCall | None = None
-        for module in self.log[::3]:
-            if module is None:
-                call = call.parent if call is not None else None
-            else:
-                call = self.root() if call is None else next(children[id(call)])
-            calls.append(call)
-        return calls
 
     def settle(self) -> TimedCall:
         """Return the call of the model with times in milliseconds; wait for the device the first time."""
@@ -113,7 +87,7 @@ def _tree(log: list[Any]) -> TimedCall:
             call = call.parent or root
         else:
             call = TimedCall(module, call, mark, node)
-            call.parent.children.append(call)  # type: ignore[union-attr]
+            call.parent.children.append(call)
     return root
 
 
@@ -166,10 +140,6 @@ class Timer:
         self._on_begin = on_begin
         self._on_step = on_step or self.steps.append
         self._state: _State | None = None
-
-    def position(self) -> int:
-        """Return the number of entries in the log of the step that runs in this thread."""
-        return len(self._state.logs.get(get_ident(), ())) // 3 if self._state is not None else 0
 
     def start(self) -> None:
         """Start timing."""

@@ -9,7 +9,7 @@ import torch
 
 from modelsummary.capture.calls import Call
 from modelsummary.capture.modules import ModuleFacts, Owned, groups_of, kernel_size_of, totals
-from modelsummary.layer_info import UNKNOWN, LayerInfo, total
+from modelsummary.layer_info import UNKNOWN, CallKeys, LayerInfo, total
 
 __all__ = ["call_tree", "finish_tree", "static_tree"]
 
@@ -54,7 +54,7 @@ class _Tree:
         self._first_row: dict[int, LayerInfo] = {}  # by id of the module
         self._row_of_call: dict[Call, LayerInfo] = {}
         self._containers: dict[tuple[int, str], LayerInfo] = {}
-        self._calls: Counter[int] = Counter()
+        self._keys = CallKeys()
         self.root = self.add_row(self.root_facts, None, "")
 
     def add_row(self, own: ModuleFacts, parent: LayerInfo | None, name: str) -> LayerInfo:
@@ -85,9 +85,8 @@ class _Tree:
             row = self.add_row(own, *self._place(own, self._row_of_call[call.parent]))
         if own is not None:
             _fill(row, call)
-            row.call_index = self._calls[id(call.module)]
+            row.call_index = self._keys.next_of(own.fqn)[1]
             row.call_order = len(self._row_of_call)
-            self._calls[id(call.module)] += 1
         self._row_of_call[call] = row
         row.self_macs += call.macs
         row.self_elementwise_ops += call.elementwise_ops

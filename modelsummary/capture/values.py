@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
-from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.layer_info import UNKNOWN, Sizes
+from modelsummary.operators.tensor_bytes import nbytes_of
 
 __all__ = [
     "argument_sizes",

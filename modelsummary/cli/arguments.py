@@ -61,14 +61,14 @@ def parse_input(text: str) -> Input:
     value = _VALUE.fullmatch(text)
     if value is not None:
         return value["name"], torch.tensor(json.loads(value["value"])), None
-    found = _INPUT.fullmatch(text)
-    if found is None or not text:
+    match = _INPUT.fullmatch(text)
+    if match is None or not text:
         raise argparse.ArgumentTypeError(f"expected a size such as 1,3,224,224 or ids=1,128:long, got {text!r}")
-    dtype = getattr(torch, found["dtype"], None) if found["dtype"] else None
-    if found["dtype"] and not isinstance(dtype, torch.dtype):
-        raise argparse.ArgumentTypeError(f"expected a dtype of torch, got {found['dtype']!r} in {text!r}")
-    size = [int(number) for number in found["size"].split(",")] if found["size"] else []
-    return found["name"], size, dtype
+    dtype = getattr(torch, match["dtype"], None) if match["dtype"] else None
+    if match["dtype"] and not isinstance(dtype, torch.dtype):
+        raise argparse.ArgumentTypeError(f"expected a dtype of torch, got {match['dtype']!r} in {text!r}")
+    size = [int(dim) for dim in match["size"].split(",")] if match["size"] else []
+    return match["name"], size, dtype
 
 
 def parse_dtype(text: str) -> torch.dtype:
@@ -89,10 +89,10 @@ def parse_optimizer(text: str) -> str:
     """
     from modelsummary.memory.step_plan import OPTIMIZERS
 
-    known = ["inference", "none", *OPTIMIZERS]
-    if text.lower() not in known:
-        hint = close_to(text.lower(), known)
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {text!r}{hint}")
+    modes = ["inference", "none", *OPTIMIZERS]
+    if text.lower() not in modes:
+        hint = close_to(text.lower(), modes)
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(modes)}, got {text!r}{hint}")
     return text.lower()
 
 

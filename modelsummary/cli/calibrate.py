@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from modelsummary.cli.arguments import Parser
 from modelsummary.cli.sources import build_model
-from modelsummary.costs.kernel_table import device_here
+from modelsummary.devices.kernel_table import device_here
 from modelsummary.errors import InputError
 from modelsummary.latency import calibrate_grid
 from modelsummary.statistics import Statistics
@@ -46,6 +46,6 @@ def calibrate(arguments: Sequence[str]) -> int:
 
 def _size(text: str) -> list[int]:
     try:
-        return [int(each) for each in text.split(",")]
+        return [int(count) for count in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected integers such as 8,3,224,224, got {text!r}") from None

@@ -38,7 +38,7 @@ def compare_models(arguments: Sequence[str]) -> int:
             source = build_model(name, options.kwargs, with_values=False)
             args, kwargs = arguments_of(source, options.input or (), False)
             models[name] = Statistics(source.model.train(options.mode == "train"), args, **kwargs)
-    found = compare(models)
-    facts = {"forms": found.to_records(), "reasons": found.reasons}
-    write(json.dumps(facts) if options.format == "json" else str(found), options.output)
+    comparison = compare(models)
+    facts = {"forms": comparison.to_records(), "reasons": comparison.reasons}
+    write(json.dumps(facts) if options.format == "json" else str(comparison), options.output)
     return 0

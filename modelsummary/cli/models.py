@@ -22,7 +22,7 @@ __all__ = ["arguments_of", "inputs_of_file", "statistics_of"]
 def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
     """Return the statistics of a model or a file, made and called as the options of the command line say."""
     runs = options.latency or any(
-        getattr(options, each) is not None for each in ("memory", "max_memory", "split", "device", "mode")
+        getattr(options, option) is not None for option in ("memory", "max_memory", "split", "device", "mode")
     )
     if is_file(name) and options.dtype is not None:
         raise InputError(f"the dtype of {name!r} is fixed; leave out --dtype {options.dtype}")

@@ -11,8 +11,8 @@ import torch
 from modelsummary.cli.arguments import Parser, parse_dtype, parse_input, parse_settings
 from modelsummary.cli.output import write
 from modelsummary.cli.sources import build_model
-from modelsummary.costs.kernels import MODES
 from modelsummary.errors import InputError
+from modelsummary.operators.kernels import MODES
 from modelsummary.serving.cache import CACHES
 from modelsummary.statistics import Statistics
 
@@ -25,12 +25,12 @@ def serve_plan(arguments: Sequence[str]) -> int:
     """Print what serving a model takes, and return the exit status."""
     options = _parser().parse_args(arguments)
     source = build_model(options.model, options.kwargs, with_values=False)
-    given = options.input or []
-    if not given and not source.takes_indices:
+    sizes = options.input or []
+    if not sizes and not source.takes_indices:
         raise InputError(f"serve-plan needs an --input of {options.model!r}, such as input_ids=1,16:long")
     inputs = {
         name or source.model.main_input_name: torch.empty(size, dtype=dtype or torch.float32, device="meta")
-        for name, size, dtype in given
+        for name, size, dtype in sizes
     } or {"input_ids": torch.empty(_TOKENS, dtype=torch.long, device="meta")}
     estimate = Statistics(source.model, inputs).serving(
         options.context,

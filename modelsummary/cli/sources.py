@@ -67,22 +67,22 @@ def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) ->
 
 def _library_of(name: str) -> str:
     """Return the library that has a model of this name: torchvision, else timm."""
-    known: list[str] = []
+    names: list[str] = []
     with suppress(ImportError, RuntimeError):
         from torchvision import models
 
-        known += models.list_models()
-        if name in known:
+        names += models.list_models()
+        if name in names:
             return "torchvision"
     with suppress(ImportError):
         import timm
 
         if timm.is_model(name):
             return "timm"
-        known += timm.list_models()
+        names += timm.list_models()
     file = name.rstrip(":")
     hint = f"; {file} is a file of code: add its class or function, {file}:NAME" if file.endswith(".py") else ""
-    raise InputError(f"cannot find model {name!r}; expected {SOURCES}{hint or close_to(name, dict.fromkeys(known))}")
+    raise InputError(f"cannot find model {name!r}; expected {SOURCES}{hint or close_to(name, dict.fromkeys(names))}")
 
 
 def _made(make: Callable[[], Source], with_values: bool) -> Source:
@@ -105,7 +105,7 @@ def _torchvision(name: str, settings: Mapping[str, Any]) -> Callable[[], Source]
     except ValueError:
         raise _unknown("torchvision", name, models.list_models()) from None
     parameters = inspect.signature(builder).parameters
-    without = {each: None for each in ("weights", "weights_backbone") if each in parameters}
+    without = {option: None for option in ("weights", "weights_backbone") if option in parameters}
     quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     return lambda: Source(builder(**{**without, **quick, **settings}))
 
@@ -187,7 +187,7 @@ def _module_of(path: str) -> ModuleType:
 
 def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:
     try:
-        found: Any = _module_of(module) if module.endswith(".py") else importlib.import_module(module)
+        target: Any = _module_of(module) if module.endswith(".py") else importlib.import_module(module)
     except InputError:
         raise
     except Exception as error:  # whatever the code of a module raises
@@ -196,19 +196,19 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
         remedy = f"; expected {SOURCES}" if is_missing else ""
         raise InputError(f"module {module!r} cannot be imported: {what}{error}{remedy}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise InputError(f"module {module!r} has no {name!r}{close_to(part, _makers_in(found))}")
-        found = getattr(found, part)
-    if isinstance(found, nn.Module):
-        model = found
+        if not hasattr(target, part):
+            raise InputError(f"module {module!r} has no {name!r}{close_to(part, _makers_in(target))}")
+        target = getattr(target, part)
+    if isinstance(target, nn.Module):
+        model = target
         if settings:
             raise InputError(f"{module}:{name} is made already; leave out --kwargs {dict(settings)!r:.80}")
         return lambda: Source(model)
-    if not callable(found):
-        raise InputError(f"{module}:{name} must be a function or class that makes a module, got {found!r:.80}")
+    if not callable(target):
+        raise InputError(f"{module}:{name} must be a function or class that makes a module, got {target!r:.80}")
 
     def make() -> Source:
-        model = found(**settings)
+        model = target(**settings)
         if not isinstance(model, nn.Module):
             raise InputError(f"{module}:{name} must make a torch.nn.Module, got {model!r:.80}")
         return Source(model)
@@ -218,11 +218,11 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
 
 def _makers_in(found: Any) -> list[str]:
     """Return the names of models, and of functions and classes that are defined in a module."""
-    own = getattr(found, "__name__", None)
+    module_name = getattr(found, "__name__", None)
     return [
         name
         for name, value in getattr(found, "__dict__", {}).items()
-        if isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == own)
+        if isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == module_name)
     ]
 
 

@@ -34,9 +34,9 @@ def summarize(options: argparse.Namespace) -> int:
     memory = _memory(stats, options)
     stages = None if options.split is None else as_live(stats, "split").split(options.split)
     other = None if options.diff is None else statistics_of(options.diff, options)
-    for each in (stats, other) if options.latency else ():
-        if each is not None:
-            as_live(each, "measure_latency").measure_latency()
+    for measured in (stats, other) if options.latency else ():
+        if measured is not None:
+            as_live(measured, "measure_latency").measure_latency()
     write(_report(stats, memory, stages, other, options), options.output)
     return _exceeded(stats, memory, options)
 
@@ -85,15 +85,15 @@ def _check_closed(stats: FileStatistics) -> None:
     """Raise ``InputError`` if multiply-adds depend on open dimensions, which the table counts as 1."""
     names = stats.open_dimensions()
     if names:
-        inputs = [each for each in stats.program.inputs if any(isinstance(dim, str) for dim in each.shape or ())]
-        sizes = " ".join(f"--input {each.name}={','.join(map(str, each.shape or ()))}" for each in inputs[:4])
+        inputs = [tensor for tensor in stats.program.inputs if any(isinstance(dim, str) for dim in tensor.shape or ())]
+        sizes = " ".join(f"--input {tensor.name}={','.join(map(str, tensor.shape or ()))}" for tensor in inputs[:4])
         listed = ", ".join(names[:8])
         raise InputError(f"--max-macs cannot be checked: multiply-adds depend on {listed}; pass numbers in {sizes}")
 
 
 def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: argparse.Namespace) -> int:
     """Print which budgets are exceeded, and return the exit status."""
-    found = {
+    figures = {
         "params": (stats.total_params, options.max_params),
         "macs": (stats.root.macs, options.max_macs),
         "memory": (memory.peak if memory is not None else 0, options.max_memory),
@@ -101,7 +101,7 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
     if options.max_macs is not None and isinstance(stats, FileStatistics):
         _check_closed(stats)
     status = 0
-    for what, (value, most) in found.items():
+    for what, (value, most) in figures.items():
         if most is not None and value > most:
             unit = " bytes" if what == "memory" else ""
             print(f"{red('exceeded:')} {value:,} {what}{unit}, of {most:,} allowed", file=sys.stderr)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.costs.tensor_bytes import is_wrapper
 from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.operators.tensor_bytes import is_wrapper
 
 if TYPE_CHECKING:
     from modelsummary.parallel import ParallelPlan

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.values import map_leaves, tensors_of
-from modelsummary.costs.tensor_bytes import is_distributed
 from modelsummary.errors import InputError
+from modelsummary.parallel.applying import check_unsharded
 
 __all__ = ["copied", "fold"]
 
@@ -39,12 +39,7 @@ def fold(model: nn.Module, same: Mapping[str, str]) -> nn.Module:
 
 def _check_weights(model: nn.Module) -> None:
     """Raise ``InputError`` for parameters that are sharded, or that TorchScript copies with their values."""
-    for fqn, parameter in model.named_parameters():
-        if is_distributed(type(parameter)):
-            raise InputError(
-                f"{fqn} is sharded already (DTensor), but a plan shares out a whole model; pass the model before "
-                "parallelize_module or fully_shard"
-            )
+    check_unsharded(model)
     for fqn, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
             raise InputError(

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from modelsummary.costs.kernels import StepOperator
-from modelsummary.costs.operator_work import POINTWISE, is_free, work_of
-from modelsummary.memory.step import Saved
+from modelsummary.capture.trace import Storage
+from modelsummary.operators.kernels import StepOperator
+from modelsummary.operators.operator_work import POINTWISE, is_free, work_of
 
 __all__ = ["kept_bytes", "recomputed"]
 
@@ -24,7 +24,7 @@ _REDUCES = frozenset({"norm", "softmax", "reduction"})  # they fuse with element
 
 def kept_bytes(
     operators: Sequence[StepOperator],
-    saved: Sequence[Saved],
+    saved: Sequence[Storage],
     places: Sequence[str],
     core: Collection[int],
     ranks: int,
@@ -48,20 +48,20 @@ def kept_bytes(
         if each.phase == "forward":
             by_row.setdefault(each.row, place)
     last_core = {places[number]: number for number in sorted(core)}
-    again = recomputed(operators, {each.storage for each in saved}) if compiled else frozenset()
+    again = recomputed(operators, {each.identity for each in saved}) if compiled else frozenset()
     kept: Counter[str] = Counter()
     made_in_core: Counter[str] = Counter()
     for tensor in saved:
-        if tensor.storage in again:
+        if tensor.identity in again:
             continue
-        is_made = 0 <= tensor.operator < len(places)
-        made_in = places[tensor.operator] if is_made else before
+        is_made = 0 <= tensor.born < len(places)
+        made_in = places[tensor.born] if is_made else before
         place = by_row.get(tensor.row, made_in)
         nbytes = tensor.nbytes
         if is_made:
-            name = operators[tensor.operator].run.call.name
+            name = operators[tensor.born].run.call.name
             nbytes = nbytes // ranks if name == _GATHERED else nbytes
-            is_core = tensor.operator in core and tensor.operator != last_core.get(made_in)
+            is_core = tensor.born in core and tensor.born != last_core.get(made_in)
             if is_core and name != "aten.clone":  # a copy of what enters is kept instead of it
                 made_in_core[place] += nbytes
         kept[place] += nbytes

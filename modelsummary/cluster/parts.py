@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from modelsummary.capture.trace import Storage, Trace
 from modelsummary.cluster.kept import kept_bytes
 from modelsummary.cluster.weights import Weight
-from modelsummary.costs.kernels import StepOperator, kernels_of
-from modelsummary.costs.macs import scores_again
-from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.costs.operator_work import POINTWISE, Work, work_of
+from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
-from modelsummary.memory.step import Saved, StepRun
+from modelsummary.memory.timeline import timeline_of
+from modelsummary.operators.attention import scores_again
+from modelsummary.operators.kernels import StepOperator, kernels_of
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 
 __all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "OnAccelerator", "Part", "parts_of"]
 
@@ -99,20 +101,14 @@ class Part:
 class OnAccelerator(TorchFunctionMode):
     """A context in which functions run the operators that torch has for a GPU, where those for the CPU differ.
 
-    Dropout is one operator that keeps a mask of one byte per element. Fused attention drops out in its kernel. An RMS
-    norm is one operator that keeps its input, as a layer norm does.
+    Dropout is one operator that keeps a mask of one byte per element. An RMS norm is one operator that keeps its input,
+    as a layer norm does. ``capture.execution.fused_attention`` chooses the kernel of attention.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.dropout:
             return _dropout(*args, **kwargs)
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
-            kwargs.pop("dropout_p", None)
-            fused = _fused_attention(*args, **kwargs)
-            if fused is not None:
-                return fused
         if func is torch.nn.functional.rms_norm:
             return _rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
@@ -120,32 +116,6 @@ class OnAccelerator(TorchFunctionMode):
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
     return torch.native_dropout(input, p, True)[0] if training and p else input
-
-
-def _fused_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """Return the result of fused attention where GPUs have a kernel and the CPU has none; None for other attention.
-
-    One kernel takes values whose heads have another size than keys have, as in latent attention. Another takes
-    fewer heads of keys than of queries; the CPU has had it since torch 2.9.
-    """
-    if attn_mask is not None or query.dim() != 4:
-        return None
-    if value.shape[-1] != key.shape[-1]:
-        attend = torch.ops.aten._scaled_dot_product_efficient_attention
-        return None if enable_gqa else attend(query, key, value, None, True, dropout_p, is_causal, scale=scale)[0]
-    if enable_gqa and torch.__version__ < "2.9":
-        attend = torch.ops.aten._scaled_dot_product_flash_attention
-        return attend(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    return None
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
@@ -161,14 +131,14 @@ class Observed(NamedTuple):
         timeline: bytes alive at each operator.
     """
 
-    operators: list[StepOperator]
-    saved: list[Saved]
+    operators: Sequence[StepOperator]
+    saved: Sequence[Storage]
     timeline: list[TimelinePoint]
 
     @classmethod
-    def of(cls, run: StepRun, how: Any) -> Observed:
-        """Return the facts of a run."""
-        return cls(run.operators(), run.saved(), run.estimate(*how).timeline)
+    def of(cls, trace: Trace) -> Observed:
+        """Return the facts of a trace."""
+        return cls(trace.operators, trace.saved, timeline_of(trace, None))
 
 
 def parts_of(
@@ -230,7 +200,7 @@ def parts_of(
     for operator, place in zip(seen.operators, places, strict=True):
         if operator.phase == "backward":
             call = operator.run.call
-            backward_flops[place] += 2 * (call.cost.macs - scores_again(call.name, call.tensors))
+            backward_flops[place] += 2 * (call.cost.macs - scores_again(call.rule, call.bound))
     found = {}
     for name in (BEFORE, *blocks, AFTER):
         phases = ("forward", "backward", "core", "columns")
@@ -301,7 +271,7 @@ def _places(operators: Sequence[StepOperator], blocks: Sequence[str]) -> list[st
 def _marks(operators: Sequence[StepOperator], columns: set[str]) -> list[int]:
     """Mark the operators of the forward between scores and context, and the backward of column-parallel layers."""
     marks = [_PLAIN] * len(operators)
-    products: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    products: defaultdict[CallKey, list[int]] = defaultdict(list)
     for number, each in enumerate(operators):
         if each.phase == "forward" and each.row is not None and _multiplies_activations(each.run.call):
             products[each.row].append(number)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelsummary.costs.attention_time import KERNELS
+from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, is_number
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Plan", "Recipe"]

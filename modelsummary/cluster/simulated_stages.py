@@ -34,8 +34,11 @@ class SimulatedStage:
         temporary_bytes: the most bytes alive for a moment.
         weights: on the rank, without divided experts.
         experts: weights of experts that are divided over ranks.
-        unit, unit_experts: the same of its largest block or end.
-        share_of_backward: share of its parameters in parts that the backward passes through.
+        unit, unit_experts: the same of its largest FSDP unit: a block, or what precedes or follows the blocks. If
+            these two share a parameter, both are the root's.
+        n_units: number of FSDP units.
+        share_again: share of its parameters that FSDP gathers again for the backward: of the parts that the backward
+            passes through, without what follows the blocks and without the root.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
 
@@ -55,7 +58,8 @@ class SimulatedStage:
     experts: Weights
     unit: Weights
     unit_experts: Weights
-    share_of_backward: float
+    n_units: int
+    share_again: float
     tied: Weights
 
     @property
@@ -161,12 +165,15 @@ def _stage(
     working = [parts[name].kept_bytes - parts[name].entered_bytes for name in recomputed]
     working += [parts[name].core_bytes for name in counts] if selective else []
     of_kinds = {name: _weights_of(parts[name].weights) for name in counts}
-    of_ends = _weights_of({key: weight for name in ends for key, weight in parts[name].weights.items()})
-    everything = [of_ends, *(weights for name, count in counts.items() for weights in count * [of_kinds[name]])]
-    unit = max((*of_kinds.values(), of_ends), key=lambda weights: weights[0].nbytes + weights[1].nbytes)
+    tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
+    of_ends = [_weights_of(parts[name].weights) for name in ends]
+    if tied and len(ends) > 1:
+        of_ends = [_weights_of({**parts[BEFORE].weights, **parts[AFTER].weights})]
+    everything = [*of_ends, *(weights for name, count in counts.items() for weights in count * [of_kinds[name]])]
+    unit = max((*of_kinds.values(), *of_ends), key=lambda weights: weights[0].nbytes + weights[1].nbytes)
     shared, experts = (sum((weights[place] for weights in everything), Weights()) for place in (0, 1))
-    behind = [(part := parts[name]).has_backward * count * _nbytes(part) for name, count in names]
-    tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys() if len(ends) == 1 else ()
+    freed = [*counts.items()] if tied or not is_first else [*counts.items(), (BEFORE, 1)]
+    again_bytes = sum(count * _nbytes(parts[name]) for name, count in freed if parts[name].has_backward)
     return SimulatedStage(
         counts=counts,
         is_first=is_first,
@@ -184,8 +191,9 @@ def _stage(
         experts=experts,
         unit=unit[0],
         unit_experts=unit[1],
-        share_of_backward=sum(behind) / max(sum(count * _nbytes(parts[name]) for name, count in names), 1),
-        tied=Weights.of(parts[AFTER].weights[key] for key in tied),
+        n_units=max(sum(counts.values()) + sum(weights[0].nbytes + weights[1].nbytes > 0 for weights in of_ends), 1),
+        share_again=again_bytes / max(shared.nbytes + experts.nbytes, 1),
+        tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )
 
 

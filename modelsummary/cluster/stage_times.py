@@ -33,7 +33,7 @@ class StageTimer:
         """Return the times of the stages, and within them the seconds of adding gradients up.
 
         Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
-        backward, one collective per block; replicas then reduce their shard. If this overlaps with computing, it waits
+        backward, one collective per unit; replicas then reduce their shard. If this overlaps with computing, it waits
         for what takes longer than that, and for the first unit. The tensors of a unit are copied out of what was
         gathered, and their gradients into what is reduced, by kernels that run between the layers
         (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
@@ -52,16 +52,16 @@ class StageTimer:
                 adding = time_model.accumulation(held, recipe) if microbatches > 1 else 0.0
                 backward = stage.backward_seconds + adding
                 if plan.is_fsdp:
-                    units = max(sum(stage.counts.values()), 1)
+                    units = stage.n_units
                     gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
                     gather = time_model.over_copies("all_gather", weights.nbytes, experts.nbytes, plan, units)
-                    again = gather * stage.share_of_backward
+                    again = gather * stage.share_again
                     reduce = time_model.over_copies("reduce_scatter", *gradients, plan, units)
                     between = time_model.between_replicas(gradients[0], plan, units)
                     moved = gathered(weights, experts, plan)
                     out = time_model.moved("copies", 2 * moved.nbytes)
                     into = time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
-                    forward, backward = forward + out, backward + out * stage.share_of_backward + into
+                    forward, backward = forward + out, backward + out * stage.share_again + into
                     if recipe.overlap_gradients:
                         unit = stage.unit.nbytes + stage.unit_experts.nbytes
                         first = gather * unit / max(weights.nbytes + experts.nbytes, 1)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.execution.fused_attention import fused_attention
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.divided_experts import (
@@ -26,13 +27,13 @@ from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, P
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.rank_model import NO_EXPERTS, RankModel
 from modelsummary.cluster.weights import Weight, Weights, weight_of
-from modelsummary.costs.kernels import StepOperator
-from modelsummary.errors import InputError, ModelSummaryError, StepError
+from modelsummary.errors import DataDependentError, InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
-from modelsummary.memory.predict import check_initialized, run_step
+from modelsummary.memory.predict import check_initialized, observe
 from modelsummary.memory.step_error import NeedsValuesError, as_step_error
 from modelsummary.memory.step_plan import StepPlan
+from modelsummary.operators.kernels import StepOperator
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
@@ -155,7 +156,8 @@ class StepModel:
                 self._plans[tensor, expert] = replace(whole, layers=layers, attributes=attributes)
             else:
                 live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
-                self._plans[tensor, expert] = make_plan(live, self._root, tensor=tensor)
+                with _without_values():
+                    self._plans[tensor, expert] = make_plan(live, self._root, tensor=tensor)
         return self._plans[tensor, expert]
 
     def experts(self, ranks: int) -> DividedExperts:
@@ -203,7 +205,7 @@ class StepModel:
                 raise
         return self._parts[share]
 
-    def operators(self, share: Share) -> list[StepOperator]:
+    def operators(self, share: Share) -> Sequence[StepOperator]:
         """Return the operators of one rank's forward and backward of a micro-batch; equal blocks run once.
 
         Raises:
@@ -253,16 +255,10 @@ class StepModel:
         if length and length != self.recorded_sequence:
             call = call.with_batch(1, self.recorded_sequence, length)
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
-        with OnAccelerator(), _without_values():
-            seen, entered = run_step(
-                rank.module,
-                call,
-                step,
-                lambda run, how: (Observed.of(run, how), dict(rank.entered)),  # forgotten when the run is over
-                notes_operators=True,
-                counts_bytes=True,
-            )
-        return seen, entered, rank.module
+        with OnAccelerator(), fused_attention(), _without_values():
+            # what entered blocks is forgotten when the run is over
+            trace = observe(rank.module, call, step, storages=True, note=lambda: dict(rank.entered))
+        return Observed.of(trace), trace.noted, rank.module
 
     def _parts_of(
         self, share: Share, seen: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
@@ -300,7 +296,8 @@ class StepModel:
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=RULES))
+        with _without_values():
+            return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=RULES))
 
     def _weights(
         self, module: nn.Module, kinds: Sequence[str], experts: Collection[int]
@@ -344,10 +341,12 @@ def _without_values() -> Iterator[None]:
     """Replace the advice to run the step for real, which no rank of a plan can."""
     try:
         yield
-    except NeedsValuesError as error:
+    except (NeedsValuesError, DataDependentError) as error:
+        needs = (
+            error.reason if isinstance(error, NeedsValuesError) else f"{error.operator} needs the values of a tensor"
+        )
         raise InputError(
-            f"{error.reason}, but plans are simulated on shapes alone; pass a model and an input whose forward runs "
-            "on shapes"
+            f"{needs}, but plans are simulated on shapes alone; pass a model and an input whose forward runs on shapes"
         ) from None
 
 

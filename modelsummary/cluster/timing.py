@@ -12,8 +12,8 @@ from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
-from modelsummary.costs.kernel_time import DeviceModel, device_model
-from modelsummary.costs.operator_work import Work
+from modelsummary.devices.kernel_time import DeviceModel, device_model
+from modelsummary.operators.operator_work import Work
 
 __all__ = ["PartSeconds", "TimeModel"]
 

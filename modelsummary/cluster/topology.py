@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from modelsummary.costs.device_spec import DeviceSpec
+from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.errors import InputError, MissingExtraError, close_to, is_number
 
 __all__ = ["PCIE_BANDWIDTH", "PRESETS", "Cluster"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from modelsummary.cluster.plan import Recipe
-from modelsummary.costs.tensor_bytes import is_wrapper, nbytes_of, numel_of
+from modelsummary.operators.tensor_bytes import is_wrapper, nbytes_of, numel_of
 
 __all__ = ["Weight", "Weights", "weight_of"]
 

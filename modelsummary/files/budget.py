@@ -15,7 +15,7 @@ from modelsummary.errors import ModelFileError
 
 __all__ = ["Budget"]
 
-_BETWEEN_LOOKS = 512  # steps between two looks at the clock
+_BETWEEN_LOOKS = 4096  # steps between two looks at the clock
 _LARGEST = 8_000_000  # bytes that are read: the graph of the largest models
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.operator_mode import Execution, Operators, Uncounted
 from modelsummary.capture.run import running
-from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.errors import InputError
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.matching import mismatches
 from modelsummary.files.weights.stored import WeightStatistics
+from modelsummary.operators.operator_facts import OpCost, OpRule
 from modelsummary.statistics import ModelStatistics, as_live
 from modelsummary.tables import Printed, Report
 from modelsummary.units import grouped

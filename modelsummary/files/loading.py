@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -76,61 +78,73 @@ def load(
     24
     """
     try:
-        place = Path(path)
+        file = Path(path)
     except TypeError:
         raise InputError(f"path must be the path of a model file, got {type(path).__name__}: {path!r:.80}") from None
-    if not _exists(place):
-        raise ModelFileError(f"file {str(place)!r} does not exist; expected a {_FORMATS}, or the model itself")
-    if run and not is_torchscript(place.name):
-        raise InputError(f"run=True is for TorchScript only; leave it out for {str(place)!r}, which need not run")
-    given = _inputs(input)
-    sizes = {name: _size(each, input) for name, each in given.items()}
-    ending = place.suffix.lower()
+    if not _exists(file):
+        raise ModelFileError(f"file {str(file)!r} does not exist; expected a {_FORMATS}, or the model itself")
+    if run and not is_torchscript(file.name):
+        raise InputError(f"run=True is for TorchScript only; leave it out for {str(file)!r}, which need not run")
+    with _uncollected():
+        return _read(file, _inputs(input), input, run)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Return a context without Python's garbage collector: it would walk over all rows again and again."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _read(file: Path, inputs: Mapping[str | int, Any], passed: Any, run: bool) -> FileStatistics:
+    sizes = {name: _size(value, passed) for name, value in inputs.items()}
+    tensors = {name: value for name, value in inputs.items() if _is_tensor(value)}
+    ending = file.suffix.lower()
     if ending == ".onnx":
         from modelsummary.files.onnx.model_file import load_onnx
 
-        return load_onnx(place, sizes, {name: each for name, each in given.items() if _is_tensor(each)})
+        return load_onnx(file, sizes, tensors)
     if ending == ".pt2":
         from modelsummary.files.torch.program_file import load_exported
 
-        return load_exported(place, sizes)
+        return load_exported(file, sizes)
     if ending in _TORCHSCRIPT:
         from modelsummary.files.torch.torchscript import load_torchscript
 
-        dtypes = {name: each.dtype for name, each in given.items() if _is_tensor(each)}
-        return load_torchscript(place, sizes, dtypes, run=run)
-    if place.name.lower().endswith(_WEIGHTS):
-        if sizes:
-            raise InputError(f"input= needs a forward, which the weights in {str(place)!r} do not have; leave it out")
-        return _weights(place)
-    raise InputError(f"expected a {_FORMATS}, got {str(place)!r}")
-
-
-def _weights(place: Path) -> FileStatistics:
+        return load_torchscript(file, sizes, {name: value.dtype for name, value in tensors.items()}, run=run)
+    if not file.name.lower().endswith(_WEIGHTS):
+        raise InputError(f"expected a {_FORMATS}, got {str(file)!r}")
+    if sizes:
+        raise InputError(f"input= needs a forward, which the weights in {str(file)!r} do not have; leave it out")
     from modelsummary.files.weights.gguf import load_gguf
     from modelsummary.files.weights.safetensors import load_index, load_safetensors
 
-    if place.suffix.lower() == ".gguf":
-        return load_gguf(place)
-    return load_index(place) if place.name.lower().endswith(INDEX) else load_safetensors(place)
+    if ending == ".gguf":
+        return load_gguf(file)
+    return load_index(file) if file.name.lower().endswith(INDEX) else load_safetensors(file)
 
 
-def _exists(place: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Return True if there is such a file; False also for names that no file can have, such as too long ones."""
     try:
-        return place.is_file()
+        return path.is_file()
     except (OSError, ValueError):
         return False
 
 
-def _inputs(given: Any) -> dict[str | int, Any]:
+def _inputs(passed: Any) -> dict[str | int, Any]:
     """Return sizes and tensors by name or position."""
-    if given is None:
+    if passed is None:
         return {}
-    if isinstance(given, Mapping):
-        return {name: _tensor(value) for name, value in given.items()}
-    is_one = _is_tensor(given) or not isinstance(given, Sequence) or all(type(dim) is int for dim in given)
-    return dict(enumerate([given] if is_one or isinstance(given, str) else map(_tensor, given)))
+    if isinstance(passed, Mapping):
+        return {name: _tensor(value) for name, value in passed.items()}
+    is_one = _is_tensor(passed) or not isinstance(passed, Sequence) or all(type(dim) is int for dim in passed)
+    return dict(enumerate([passed] if is_one or isinstance(passed, str) else map(_tensor, passed)))
 
 
 def _tensor(value: Any) -> Any:
@@ -142,8 +156,8 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _size(value: Any, given: Any) -> list[int]:
+def _size(value: Any, passed: Any) -> list[int]:
     size = value.shape if _is_tensor(value) else value
     if not isinstance(size, Sequence) or not all(type(dim) is int and dim >= 0 for dim in size):
-        raise InputError(f"input must be a size such as (1, 3, 224, 224), a list or dict of sizes, got {given!r:.80}")
+        raise InputError(f"input must be a size such as (1, 3, 224, 224), a list or dict of sizes, got {passed!r:.80}")
     return list(size)

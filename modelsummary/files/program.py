@@ -58,6 +58,8 @@ class Tensor:
         if self.shape is not None and any(isinstance(dim, str) and not dim.isprintable() for dim in self.shape):
             self.shape = tuple(printable(dim) if isinstance(dim, str) else dim for dim in self.shape)
         self.numel = prod(self.size) if self.size is not None else 0
+        if self.size and min(self.size) < 0:
+            raise ModelFileError(f"tensor {self.name[:80]!r} has the negative size {str(list(self.size))[:80]}")
         if self.numel >= _MOST:
             size = str(list(self.size or ()))[:80]
             raise ModelFileError(f"tensor {self.name[:80]!r} has the size {size}: 2**63 elements or more")

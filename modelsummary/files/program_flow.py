@@ -7,7 +7,7 @@ from typing import Any
 
 from modelsummary.files.program import Program, Tensor
 from modelsummary.layer_info import LayerInfo
-from modelsummary.views.explorer.flow import Dataflow, FlowStep
+from modelsummary.views.flow import Dataflow, FlowStep, FlowTensor
 
 __all__ = ["dataflow_of_program"]
 
@@ -23,8 +23,8 @@ def dataflow_of_program(program: Program, root: LayerInfo) -> Dataflow:
     >>> x, y, z = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xyz")
     >>> steps = [Operation("a", "Relu", (), [x], [y]), Operation("b", "Neg", (), [y], [z])]
     >>> program = Program("Net", [x], [z], steps)
-    >>> [step.takes for step in dataflow_of_program(program, program_tree(program)).steps]
-    [{}, {0: ['[2, 3] float32']}, {1: ['[2, 3] float32']}, {2: ['[2, 3] float32']}]
+    >>> [list(step.takes) for step in dataflow_of_program(program, program_tree(program)).steps]
+    [[], [0], [1], [2]]
     """
     rows = {(row.fqn, row.class_name): row for row in root.walk() if not row.children}
     steps: list[FlowStep] = []
@@ -32,7 +32,7 @@ def dataflow_of_program(program: Program, root: LayerInfo) -> Dataflow:
     settings: dict[LayerInfo, str] = {}
     for tensor in program.inputs:
         maker[tensor] = len(steps)
-        steps.append(FlowStep("input", tensor.name, root, result=_text(tensor), result_bytes=tensor.nbytes))
+        steps.append(FlowStep("input", tensor.name, root, result=str(_passed(tensor)), result_bytes=tensor.nbytes))
     for operation in program.operations:
         row = rows.get((operation.name, operation.op_type))
         if row is None:
@@ -44,7 +44,7 @@ def dataflow_of_program(program: Program, root: LayerInfo) -> Dataflow:
         settings[row] = _settings(operation.attributes)
         steps.append(step)
     for tensor in program.outputs:
-        step = FlowStep("output", tensor.name, root, result=_text(tensor), result_bytes=tensor.nbytes)
+        step = FlowStep("output", tensor.name, root, result=str(_passed(tensor)), result_bytes=tensor.nbytes)
         _take(step, tensor, maker)
         steps.append(step)
     return Dataflow(steps, settings)
@@ -52,12 +52,11 @@ def dataflow_of_program(program: Program, root: LayerInfo) -> Dataflow:
 
 def _take(step: FlowStep, tensor: Tensor, maker: Mapping[Tensor, int]) -> None:
     if tensor in maker:
-        step.takes.setdefault(maker[tensor], []).append(_text(tensor))
+        step.takes.setdefault(maker[tensor], []).append(_passed(tensor))
 
 
-def _text(tensor: Tensor) -> str:
-    shape = "?" if tensor.shape is None else f"[{', '.join(map(str, tensor.shape))}]"
-    return f"{shape} {tensor.dtype}"
+def _passed(tensor: Tensor) -> FlowTensor:
+    return FlowTensor(tensor.shape, tensor.dtype)
 
 
 def _settings(attributes: Mapping[str, Any]) -> str:

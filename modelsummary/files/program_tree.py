@@ -10,7 +10,7 @@ from modelsummary.capture.modules import ModuleFacts, Owned
 from modelsummary.capture.tree import finish_tree
 from modelsummary.errors import printable
 from modelsummary.files.program import Operation, Program, Scope, Tensor
-from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes
+from modelsummary.layer_info import UNKNOWN, CallKeys, LayerInfo, Sizes
 
 __all__ = ["program_tree"]
 
@@ -35,7 +35,7 @@ class _Tree:
         self.program = program
         self.facts: dict[int, ModuleFacts] = {}
         self.rows: dict[str, LayerInfo] = {}  # by key of their scope
-        self.calls: dict[str, int] = {}  # by FQN
+        self.keys = CallKeys()
         self.root = self._row(Scope("", "", program.name), None)
         self.root.note = printable("; ".join(program.notes))
 
@@ -62,9 +62,8 @@ class _Tree:
             layer_id=len(self.facts),
             module=None,
             parent_info=parent,
-            call_index=self.calls.get(scope.fqn, 0),
+            call_index=self.keys.next_of(scope.fqn)[1],
         )
-        self.calls[scope.fqn] = row.call_index + 1
         self.facts[row.layer_id] = ModuleFacts(scope.fqn, _NO_MODULE, {}, [], [])
         if parent is not None:
             parent.children.append(row)

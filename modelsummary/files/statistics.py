@@ -16,7 +16,7 @@ from modelsummary.formulas.figures import FiguresAt
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
-from modelsummary.views.explorer.flow import Dataflow
+from modelsummary.views.flow import Dataflow
 
 __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
 

@@ -1,6 +1,6 @@
 """How the figures of a model follow from the sizes of its inputs: formulas, found and checked by runs on shapes.
 
-The multiply-adds of single operators are in ``costs.macs``.
+The multiply-adds of single operators are in ``operators``.
 """
 
 from modelsummary.formulas.dimensions import Dimension, DimensionNames

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from inspect import Parameter, Signature
 from math import prod
 from typing import Any
-from unittest.mock import patch
 
 from torch import Tensor
 from torch.nn import functional
 
+from modelsummary._torch import swapped
 from modelsummary.formulas.scores import hidden_scores
 
 __all__ = ["MaskedAttention"]
@@ -52,7 +52,7 @@ class MaskedAttention:
             finally:
                 self.is_inside = False
 
-        with patch.object(functional, "scaled_dot_product_attention", counted):
+        with swapped(functional, "scaled_dot_product_attention", counted):
             yield
 
     def _count(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> None:
@@ -65,8 +65,8 @@ class MaskedAttention:
             seen = sum(min(row + 1, keys) for row in range(length))
             self.hidden_macs += (scores - prod(query.shape[:-2]) * seen) * per_score
         elif mask is not None:
-            known = self._values(mask)
-            if known is None:
+            allowed = self._values(mask)
+            if allowed is None:
                 self.unknown += 1
                 return
-            self.hidden_macs += hidden_scores(known) * (scores // max(known.numel(), 1)) * per_score
+            self.hidden_macs += hidden_scores(allowed) * (scores // max(allowed.numel(), 1)) * per_score

@@ -77,12 +77,12 @@ class Axis:
 
     def piece(self, k: int) -> int:
         """Return the number of the piece that holds k."""
-        return next(number for number, piece in enumerate(self.pieces) if piece.holds(k))
+        return next(index for index, piece in enumerate(self.pieces) if piece.holds(k))
 
     def predict(self, k: int) -> Fraction:
         """Return the figure at k by interpolation."""
-        number = self.piece(k)
-        return self.slope * k + _interpolated(self.values[number], self.pieces[number].atom(k))
+        index = self.piece(k)
+        return self.slope * k + _interpolated(self.values[index], self.pieces[index].atom(k))
 
 
 def candidates(samples: Mapping[int, int]) -> tuple[Axis, ...]:
@@ -104,9 +104,9 @@ def _candidates(samples: Samples) -> tuple[Axis, ...]:
 
 def _whole(samples: Samples) -> Iterator[Axis]:
     """Yield axes of one piece: a polynomial of the size if there is one, else polynomials of rounded sizes."""
-    found = _polynomial(samples, PolynomialPiece(), _DEGREE)
-    if found is not None:
-        yield found
+    polynomial = _polynomial(samples, PolynomialPiece(), _DEGREE)
+    if polynomial is not None:
+        yield polynomial
     else:
         yield from _rounded(samples)
 
@@ -114,19 +114,19 @@ def _whole(samples: Samples) -> Iterator[Axis]:
 def _rounded(samples: Samples) -> Iterator[Axis]:
     """Yield axes of one piece: polynomials of rounded sizes."""
     for piece in _roundings(samples):
-        found = _polynomial(samples, piece, _ROUNDED_DEGREE)
-        if found is not None:
-            yield _from_root(found)
+        polynomial = _polynomial(samples, piece, _ROUNDED_DEGREE)
+        if polynomial is not None:
+            yield _from_root(polynomial)
 
 
 def _roundings(samples: Samples) -> Iterator[PolynomialPiece]:
     """Yield the rounded sizes that change exactly where the figure changes."""
     steps = [(k, following, one == other) for (k, one), (following, other) in pairwise(samples)]
-    known = next((following for k, following, is_same in steps if following == k + 1 and not is_same), None)
+    border = next((following for k, following, is_same in steps if following == k + 1 and not is_same), None)
     # The steps first that fewest shifts explain: near sizes that differ, distant ones that do not.
     steps.sort(key=lambda step: (step[2], (step[0] - step[1]) * (1 if step[2] else -1)))
     for divisor in _DIVISORS:
-        shifts: Sequence[int] = range(divisor) if known is None else [-known % divisor]
+        shifts: Sequence[int] = range(divisor) if border is None else [-border % divisor]
         for k, following, is_same in steps:
             shifts = [
                 shift for shift in shifts if ((k + shift) // divisor == (following + shift) // divisor) == is_same
@@ -141,19 +141,19 @@ def _in_two(samples: Samples) -> tuple[Axis, ...]:
 
     A right piece that is not rounded ends the search: few samples explain a rounding by chance, not a polynomial.
     """
-    found: dict[PolynomialPiece, Axis] = {}  # by the right piece
-    lefts = [(place, _left(samples[:place])) for place in range(1, len(samples) - _FEWEST_RIGHT + 1)]
-    borders = [(place, left) for place, left in lefts if left is not None]
-    for place, below in borders:
-        above = _polynomial(samples[place:], PolynomialPiece(), _DEGREE)
+    axes: dict[PolynomialPiece, Axis] = {}  # by the right piece
+    lefts = [(end, _left(samples[:end])) for end in range(1, len(samples) - _FEWEST_RIGHT + 1)]
+    borders = [(end, left) for end, left in lefts if left is not None]
+    for border, below in borders:
+        above = _polynomial(samples[border:], PolynomialPiece(), _DEGREE)
         if above is not None:
-            return (_joined(samples, place, below, above),)
-    for place, below in borders:
-        for above in _rounded(samples[place:]):
-            found.setdefault(above.pieces[0], _joined(samples, place, below, above))
-            if len(found) == _MOST_IN_TWO:
-                return tuple(found.values())
-    return tuple(found.values())
+            return (_joined(samples, border, below, above),)
+    for border, below in borders:
+        for above in _rounded(samples[border:]):
+            axes.setdefault(above.pieces[0], _joined(samples, border, below, above))
+            if len(axes) == _MOST_IN_TWO:
+                return tuple(axes.values())
+    return tuple(axes.values())
 
 
 def _joined(samples: Samples, place: int, below: Axis, above: Axis) -> Axis:
@@ -168,18 +168,18 @@ def _plus_size(samples: Samples) -> Iterator[Axis]:
     steps = Counter(other - one for (k, one), (following, other) in pairwise(samples) if following == k + 1)
     slope, times = max(steps.items(), key=lambda step: step[1], default=(0, 0))
     if slope and times >= _FEWEST_STEPS:
-        for found in _whole(tuple((k, value - slope * k) for k, value in samples)):
-            axis = _from_root(found, slope)  # the figure is often 0 at k = -1: no tokens
+        for polynomial in _whole(tuple((k, value - slope * k) for k, value in samples)):
+            axis = _from_root(polynomial, slope)  # the figure is often 0 at k = -1: no tokens
             yield replace(axis, pieces=(replace(axis.pieces[0], plus_size=True),), slope=slope)
 
 
 def _left(samples: Samples) -> Axis | None:
     """Return the axis of a left piece: overdetermined, or exact if every size of the piece was sampled."""
-    found = _polynomial(samples, PolynomialPiece(), _DEGREE)
+    polynomial = _polynomial(samples, PolynomialPiece(), _DEGREE)
     is_whole = [k for k, _ in samples] == list(range(samples[0][0], samples[-1][0] + 1))
-    if found is None and is_whole and len(samples) <= _DEGREE:
+    if polynomial is None and is_whole and len(samples) <= _DEGREE:
         return Axis((PolynomialPiece(degree=len(samples) - 1),), (samples,))
-    return found
+    return polynomial
 
 
 def _polynomial(samples: Samples, piece: PolynomialPiece, most: int) -> Axis | None:
@@ -200,7 +200,7 @@ def _spread(points: Samples, number: int) -> Samples:
     """Return some of the points, the outermost included."""
     if number == 1:
         return points[:1]
-    return tuple(points[round(place * (len(points) - 1) / (number - 1))] for place in range(number))
+    return tuple(points[round(index * (len(points) - 1) / (number - 1))] for index in range(number))
 
 
 def _passes(chosen: Samples, points: Samples) -> bool:
@@ -212,7 +212,7 @@ def _passes(chosen: Samples, points: Samples) -> bool:
         return all((value - low) * (last - first) == (high - low) * (at - first) for at, value in points)
     below = [prod(one - other for other, _ in chosen if other != one) for one, _ in chosen]
     scale = lcm(*below)
-    weights = [value * (scale // each) for (_, value), each in zip(chosen, below, strict=True)]
+    weights = [value * (scale // factor) for (_, value), factor in zip(chosen, below, strict=True)]
     others_of = [[other for other, _ in chosen if other != node] for node, _ in chosen]
     terms = list(zip(weights, others_of, strict=True))
     return all(

@@ -86,27 +86,27 @@ def find_dimensions(
     """
     inputs = _inputs(model, call)
     if names is not None:
-        return [_required(each, accepts) for each in _explicit(inputs, names)]
-    found: list[Dimension] = []
+        return [_required(explicit, accepts) for explicit in _explicit(inputs, names)]
+    dimensions: list[Dimension] = []
     refusals: list[str] = []
     for group in _by_kind(inputs, batch_dim or 0):
         for wanted in group:
-            free = [_stepped(each, accepts) for each in wanted]
-            refusals += [each for each in free if isinstance(each, str)]
-            kept = [each for each in free if isinstance(each, Dimension)]
-            found += [replace(each, name=_unused(each, found, inputs)) for each in kept]
+            free = [_stepped(dimension, accepts) for dimension in wanted]
+            refusals += [refusal for refusal in free if isinstance(refusal, str)]
+            kept = [dimension for dimension in free if isinstance(dimension, Dimension)]
+            dimensions += [replace(dimension, name=_unused(dimension, dimensions, inputs)) for dimension in kept]
             if kept:
                 break
-    if not found:
+    if not dimensions:
         why = f": {refusals[0]}" if refusals else ", as its inputs have none that may change"
         raise FormulaError(f"the model accepts no other size of any input dimension{why}")
-    return found
+    return dimensions
 
 
 def resized(call: CallArguments, sizes: Mapping[Dimension, int]) -> CallArguments:
     """Return the arguments with other sizes of dimensions."""
     wanted = _wanted(sizes)
-    return call.with_shapes(lambda given: _shape(given, wanted))
+    return call.with_shapes(lambda tensor: _shape(tensor, wanted))
 
 
 def held_elements(call: CallArguments, sizes: Mapping[Dimension, int]) -> int:
@@ -137,44 +137,44 @@ def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:
         parameters = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):  # a ScriptModule's forward has no signature
         parameters = []
-    found: dict[str, InputTensor] = {}
+    tensors: dict[str, InputTensor] = {}
 
     def note(given: InputTensor) -> tuple[int, ...]:
         name = given.argument
         if isinstance(name, int):
             name = parameters[name] if name < len(parameters) else str(name)
-        found[f"{name}[{given.number}]" if given.number else name] = given
+        tensors[f"{name}[{given.number}]" if given.number else name] = given
         return given.shape
 
     call.with_shapes(note)
-    return found
+    return tensors
 
 
 def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[Dimension]:
     """Return the dimensions that the user named. Raise ``InputError`` if they do not fit the inputs."""
     if not isinstance(names, Mapping):
         raise InputError(f"dimensions must map inputs to positions and names, got {names!r:.80}")
-    found: dict[str, Dimension] = {}
+    dimensions: dict[str, Dimension] = {}
     for name, chosen in names.items():
-        given = inputs.get(name)
-        if given is None:
+        tensor = inputs.get(name)
+        if tensor is None:
             raise InputError(f"no input is called {name!r}; the inputs are {', '.join(inputs)}{close_to(name, inputs)}")
         if not isinstance(chosen, Mapping):
             raise InputError(
                 f"dimensions[{name!r}] must map positions to names, such as {{0: 'batch'}}, got {chosen!r}"
             )
         for dim, symbol in chosen.items():
-            if type(dim) is not int or not 0 <= dim < len(given.shape) or not _is_name(symbol):
+            if type(dim) is not int or not 0 <= dim < len(tensor.shape) or not _is_name(symbol):
                 raise InputError(
-                    f"dimensions[{name!r}] must map positions 0 to {len(given.shape) - 1} to identifiers, "
+                    f"dimensions[{name!r}] must map positions 0 to {len(tensor.shape) - 1} to identifiers, "
                     f"got {{{dim!r}: {symbol!r}}}"
                 )
-            place, size = Place(given.argument, given.number, dim), given.shape[dim]
-            known = found.get(symbol, Dimension(symbol, size, ()))
-            if known.size != size:
-                raise InputError(f"dimension {symbol!r} has the sizes {known.size} and {size}; give them two names")
-            found[symbol] = replace(known, places=(*known.places, place))
-    return list(found.values())
+            place, size = Place(tensor.argument, tensor.number, dim), tensor.shape[dim]
+            dimension = dimensions.get(symbol, Dimension(symbol, size, ()))
+            if dimension.size != size:
+                raise InputError(f"dimension {symbol!r} has the sizes {dimension.size} and {size}; give them two names")
+            dimensions[symbol] = replace(dimension, places=(*dimension.places, place))
+    return list(dimensions.values())
 
 
 def _is_name(symbol: object) -> bool:
@@ -183,27 +183,27 @@ def _is_name(symbol: object) -> bool:
 
 def _by_kind(inputs: Mapping[str, InputTensor], batch_dim: int) -> Iterator[list[list[Dimension]]]:
     """Yield groups of dimensions; of each group, the first list counts in which the model accepts a dimension."""
-    tensors = [each for each in inputs.values() if len(each.shape) > batch_dim]
-    pictures = [each for each in tensors if _is_picture(each)]
+    tensors = [tensor for tensor in inputs.values() if len(tensor.shape) > batch_dim]
+    pictures = [image for image in tensors if _is_picture(image)]
     if tensors and tensors[0] not in pictures:
         size = tensors[0].shape[batch_dim]
-        same = tuple(_place(each, batch_dim) for each in tensors if each.shape[batch_dim] == size)
+        same = tuple(_place(image, batch_dim) for image in tensors if image.shape[batch_dim] == size)
         yield [[Dimension("batch", size, same)]]
     lines: dict[int, list[tuple[Place, str]]] = {}
     sides: dict[tuple[str, int], list[Place]] = {}
-    for each in tensors:
-        for dim, role in _roles(each, batch_dim):
+    for tensor in tensors:
+        for dim, role in _roles(tensor, batch_dim):
             if role in _IMAGE:
-                sides.setdefault((role, each.shape[dim]), []).append(_place(each, dim))
+                sides.setdefault((role, tensor.shape[dim]), []).append(_place(tensor, dim))
             else:
-                lines.setdefault(each.shape[dim], []).append((_place(each, dim), role))
+                lines.setdefault(tensor.shape[dim], []).append((_place(tensor, dim), role))
     for size, places in lines.items():
         together = Dimension(places[0][1], size, tuple(place for place, _ in places))
         yield [[together], [Dimension(role, size, (place,)) for place, role in places]]
     alone = [Dimension(role, size, tuple(places)) for (role, size), places in sides.items()]
-    for size in dict.fromkeys(each.size for each in alone):
-        square = [each for each in alone if each.size == size]
-        yield [square, [Dimension(_SIDE, size, tuple(place for each in square for place in each.places))]]
+    for size in dict.fromkeys(dimension.size for dimension in alone):
+        square = [dimension for dimension in alone if dimension.size == size]
+        yield [square, [Dimension(_SIDE, size, tuple(place for dimension in square for place in dimension.places))]]
 
 
 def _place(given: InputTensor, dim: int) -> Place:
@@ -233,11 +233,11 @@ def _roles(given: InputTensor, batch_dim: int) -> list[tuple[int, str]]:
 
 def _unused(wanted: Dimension, found: Sequence[Dimension], inputs: Mapping[str, InputTensor]) -> str:
     """Return a name that no dimension has: with the name of the input in front."""
-    taken = {each.name for each in found}
+    taken = {dimension.name for dimension in found}
     if wanted.name not in taken:
         return wanted.name
-    argument, number, _ = wanted.places[0]
-    source = next(name for name, each in inputs.items() if (each.argument, each.number) == (argument, number))
+    argument, index, _ = wanted.places[0]
+    source = next(name for name, tensor in inputs.items() if (tensor.argument, tensor.number) == (argument, index))
     stem = re.sub(r"\W+", "_", _SUFFIX.sub("", source) or source).strip("_")
     name = f"{stem}_{wanted.name}"
     return name if name not in taken else f"{name}_{wanted.places[0].dim}"
@@ -265,7 +265,7 @@ def _stepped(wanted: Dimension, accepts: Accepts) -> Dimension | str:
 
 def _required(wanted: Dimension, accepts: Accepts) -> Dimension:
     """Return the dimension with its step. Raise ``FormulaError`` if the model accepts no other size."""
-    found = _stepped(wanted, accepts)
-    if isinstance(found, str):
-        raise FormulaError(f"the model accepts no other size of {wanted.name!r} than {wanted.size}: {found}")
-    return found
+    dimension = _stepped(wanted, accepts)
+    if isinstance(dimension, str):
+        raise FormulaError(f"the model accepts no other size of {wanted.name!r} than {wanted.size}: {dimension}")
+    return dimension

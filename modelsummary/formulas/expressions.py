@@ -94,10 +94,10 @@ def expression_of(terms: Terms, dimensions: Sequence[Dimension]) -> Any:
     for pieces, by_combination in terms.items():
         branches = []
         for combination, monomials in by_combination.items():
-            chosen = [each[number] for each, number in zip(pieces, combination, strict=True)]
-            bases = [_basis(piece, each) for piece, each in zip(chosen, dimensions, strict=True)]
+            chosen = [axis[index] for axis, index in zip(pieces, combination, strict=True)]
+            bases = [_basis(piece, variable) for piece, variable in zip(chosen, dimensions, strict=True)]
             products = (
-                sympy.Rational(coefficient) * sympy.prod([each[n] for each, n in zip(bases, monomial, strict=True)])
+                sympy.Rational(coefficient) * sympy.prod([base[n] for base, n in zip(bases, monomial, strict=True)])
                 for monomial, coefficient in monomials.items()
             )
             polynomial = sympy.expand(sympy.Add(*products))
@@ -110,10 +110,10 @@ def _basis(piece: PolynomialPiece, dimension: Dimension) -> list[Any]:
     """Return the basis of a piece in terms of the size."""
     import sympy
 
-    number = (sympy.Symbol(dimension.name) - dimension.first) / sympy.Integer(dimension.step)
-    atom = number if piece.divisor == 1 else sympy.floor(sympy.expand((number + piece.shift) / piece.divisor))
+    steps = (sympy.Symbol(dimension.name) - dimension.first) / sympy.Integer(dimension.step)
+    atom = steps if piece.divisor == 1 else sympy.floor(sympy.expand((steps + piece.shift) / piece.divisor))
     powers = [atom**power for power in range(piece.degree + 1)]
-    return [*powers, number] if piece.plus_size else powers
+    return [*powers, steps] if piece.plus_size else powers
 
 
 def _range(pieces: Sequence[PolynomialPiece], dimensions: Sequence[Dimension]) -> Any:

@@ -102,14 +102,14 @@ class FiguresAt:
         ``"beyond"`` has figure -> dimension -> the largest size that was run, where a size here is beyond it.
         """
         beyond: dict[str, dict[str, int]] = {}
-        found: dict[str, Any] = {"sizes": dict(self.sizes), "layer": self.layer}
+        figures: dict[str, Any] = {"sizes": dict(self.sizes), "layer": self.layer}
         for figure in FIGURES:
             try:
-                found[figure] = self[figure]
+                figures[figure] = self[figure]
                 beyond[figure] = self.beyond(figure)
             except (FormulaError, InputError):
-                found[figure] = None
-        return {**found, "beyond": {figure: sizes for figure, sizes in beyond.items() if sizes}}
+                figures[figure] = None
+        return {**figures, "beyond": {figure: sizes for figure, sizes in beyond.items() if sizes}}
 
     def __str__(self) -> str:
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items())

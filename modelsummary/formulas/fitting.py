@@ -85,21 +85,21 @@ class _Fit:
         self._dimensions = dimensions
         self._runs: dict[Numbers, Mapping[Unit, int]] = {}
         self._rejected: dict[Numbers, str] = {}
-        recorded = (each.number(each.size) for each in dimensions)
+        recorded = (dimension.number(dimension.size) for dimension in dimensions)
         # A batch of one often runs other code; lines through it would show only that.
         self._anchor = tuple(
-            max(number, 1) if each.step == 1 else number for number, each in zip(recorded, dimensions, strict=True)
+            max(size, 1) if dimension.step == 1 else size for size, dimension in zip(recorded, dimensions, strict=True)
         )
 
     def result(self) -> Fitted:
-        for place in range(len(self._dimensions)):
-            self._sweep(place)
-        for place in range(len(self._dimensions)):
-            self._decide(place)
+        for index in range(len(self._dimensions)):
+            self._sweep(index)
+        for index in range(len(self._dimensions)):
+            self._decide(index)
         self._run_grid()
         terms = self._coefficients()
         checks, smallest = self._check(terms)
-        largest = tuple(self._line(place)[-1] for place in range(len(self._dimensions)))
+        largest = tuple(self._line(index)[-1] for index in range(len(self._dimensions)))
         return Fitted(_from(terms, smallest), checks, *(tuple(self._sizes(k).values()) for k in (smallest, largest)))
 
     # ------------------------------------------------------------------------------------------ runs
@@ -107,15 +107,17 @@ class _Fit:
     def _run(self, numbers: Numbers) -> bool:
         """Run the model; return True if it accepts the sizes."""
         if numbers not in self._runs and numbers not in self._rejected:
-            found = self._values(self._sizes(numbers))
-            if isinstance(found, str):
-                self._rejected[numbers] = found
+            values = self._values(self._sizes(numbers))
+            if isinstance(values, str):
+                self._rejected[numbers] = values
             else:
-                self._runs[numbers] = found
+                self._runs[numbers] = values
         return numbers in self._runs
 
     def _sizes(self, numbers: Numbers) -> dict[Dimension, int]:
-        return {each: each.at(number) for each, number in zip(self._dimensions, numbers, strict=True)}
+        return {
+            dimension: dimension.at(multiple) for dimension, multiple in zip(self._dimensions, numbers, strict=True)
+        }
 
     def _on_line(self, place: int, number: int) -> Numbers:
         return (*self._anchor[:place], number, *self._anchor[place + 1 :])
@@ -125,7 +127,7 @@ class _Fit:
         base = self._anchor[place]
         near = [base, base + 1, base + 2, base + 3, base + 9, 2 * base + 5, 4 * base + 61]
         small = [0, 1, 2, 3, 4, 7, base // 3, base // 2]
-        accepted = sum(self._run(self._on_line(place, number)) for number in dict.fromkeys([*near, *small]))
+        accepted = sum(self._run(self._on_line(place, step)) for step in dict.fromkeys([*near, *small]))
         if accepted < _FEWEST:
             wanted = self._dimensions[place]
             why = next(iter(self._rejected.values()), "")
@@ -160,24 +162,24 @@ class _Fit:
         runs = list(self._runs.values())
         units = dict.fromkeys(unit for run in runs for unit in run)
         together = {unit[0] for unit in units if any(unit not in run for run in runs)}
-        found: dict[Unit, tuple[int, ...]] = {}
+        joined: dict[Unit, tuple[int, ...]] = {}
         for unit in units:
             values = tuple(run.get(unit, 0) for run in runs)
             key = unit[0] if unit is not None and unit[0] in together else unit
-            found[key] = tuple(map(sum, zip(found[key], values, strict=True))) if key in found else values
-        return found
+            joined[key] = tuple(map(sum, zip(joined[key], values, strict=True))) if key in joined else values
+        return joined
 
     def _samples(self, place: int, vector: Sequence[int]) -> dict[int, int]:
         """Return the values of a part along one dimension."""
         at = dict(zip(self._runs, vector, strict=True))
-        return {number: at[self._on_line(place, number)] for number in self._line(place)}
+        return {point: at[self._on_line(place, point)] for point in self._line(place)}
 
     def _axes(self, vector: Sequence[int]) -> list[Axis]:
         """Return the axis along each dimension.
 
         Lines run through the anchor, so a part that is constant along one may still change on another piece.
         """
-        axes = [self._axis(place, vector)[0] for place in range(len(self._dimensions))]
+        axes = [self._axis(index, vector)[0] for index in range(len(self._dimensions))]
         if all(len(axis.pieces) == 1 for axis in axes):
             return axes
         return [
@@ -189,23 +191,23 @@ class _Fit:
 
     def _axis(self, place: int, vector: Sequence[int]) -> tuple[Axis, ...]:
         samples = self._samples(place, vector)
-        found = candidates(samples)
-        if not found:
+        axes = candidates(samples)
+        if not axes:
             dimension = self._dimensions[place]
-            shown = ", ".join(f"{dimension.at(number)}: {value:,}" for number, value in list(samples.items())[:8])
+            shown = ", ".join(f"{dimension.at(point)}: {value:,}" for point, value in list(samples.items())[:8])
             anchor = self._anchor[place]
-            others = {number: value for number, value in samples.items() if number != anchor}
+            others = {point: value for point, value in samples.items() if point != anchor}
             # Images of the size that a model was trained on are often spared an interpolation of its positions.
             hint = f"; without {dimension.name}={dimension.at(anchor)}, one does" if candidates(others) else ""
             raise FormulaError(f"no polynomial of {dimension.name!r} explains {self._name(vector)} ({shown} ...){hint}")
-        return found
+        return axes
 
     # --------------------------------------------------------------------------------------- deciding
 
     def _decide(self, place: int) -> None:
         """Run where candidates of a part differ, until one is left or they agree wherever the model runs."""
         for _ in range(_MOST_QUERIES):
-            asked = next((number for vector in self._vectors() for number in self._questions(place, vector)), None)
+            asked = next((question for vector in self._vectors() for question in self._questions(place, vector)), None)
             if asked is None:
                 return
             self._run(self._on_line(place, asked))
@@ -216,19 +218,19 @@ class _Fit:
 
     def _questions(self, place: int, vector: Sequence[int]) -> Iterator[int]:
         """Yield a number of a size that tells the candidates apart."""
-        found = candidates(self._samples(place, vector))
-        if not found:
+        axes = candidates(self._samples(place, vector))
+        if not axes:
             last = self._line(place)[-1]
             further = (*self._further, *(last * eighths // 8 for eighths in _BETWEEN if self._further))
-            untried = next((number for number in further if not self._is_tried(place, number)), None)
+            untried = next((point for point in further if not self._is_tried(place, point)), None)
             if untried is None:
                 self._axis(place, vector)  # raises
             else:
                 yield untried
             return
-        asked = self._telling(place, found)
-        if asked is None and found[0].gap is not None:
-            inside = [number for number in range(*found[0].gap) if not self._is_tried(place, number)]
+        asked = self._telling(place, axes)
+        if asked is None and axes[0].gap is not None:
+            inside = [point for point in range(*axes[0].gap) if not self._is_tried(place, point)]
             asked = inside[len(inside) // 2] if inside else None
         if asked is not None:
             yield asked
@@ -239,14 +241,14 @@ class _Fit:
             return None
         line = self._line(place)
         near = range(line[0], min(line[-1], line[0] + _NEAR) + 1)
-        untried = [number for number in near if not self._is_tried(place, number)]
+        untried = [point for point in near if not self._is_tried(place, point)]
         few = random.Random(0).sample(untried, min(len(untried), _ASKED))
         # A few sizes tell most of the candidates apart.
         for compared, numbers in ((found[:: max(len(found) // _COMPARED, 1)], few), (found, untried)):
-            distinct = {number: len({axis.predict(number) for axis in compared}) for number in numbers}
+            distinct = {point: len({axis.predict(point) for axis in compared}) for point in numbers}
             most = max(distinct.values(), default=0)
             if most > 1:
-                best = [number for number in numbers if distinct[number] == most]
+                best = [point for point in numbers if distinct[point] == most]
                 return best[len(best) // 2]  # halves the range in which a border may lie
         return None
 
@@ -260,32 +262,32 @@ class _Fit:
         """Run with all combinations of as many sizes per dimension as the pieces have coefficients."""
         nodes = [[anchor] for anchor in self._anchor]
         # The nearest to the anchor first: models often reject combinations of the smallest sizes.
-        near = [self._nearest(place) for place in range(len(self._dimensions))]
+        near = [self._nearest(index) for index in range(len(self._dimensions))]
         for vector in self._vectors():
-            for place, axis in enumerate(self._axes(vector)):
+            for index, axis in enumerate(self._axes(vector)):
                 for piece in axis.pieces:
-                    self._add_nodes(nodes[place], piece, near[place])
+                    self._add_nodes(nodes[index], piece, near[index])
         if prod(map(len, nodes)) > _MOST_GRID:
             raise FormulaError(f"its formula has more than {_MOST_GRID} coefficients")
         for numbers in product(*nodes):
             self._run(numbers)
 
     def _nearest(self, place: int) -> list[int]:
-        return sorted(self._line(place), key=lambda number: abs(number - self._anchor[place]))
+        return sorted(self._line(place), key=lambda point: abs(point - self._anchor[place]))
 
     @staticmethod
     def _add_nodes(nodes: list[int], piece: PolynomialPiece, line: Sequence[int]) -> None:
         """Add numbers of sizes until they tell the entries of the piece's basis apart."""
-        held = [number for number in nodes if piece.holds(number)]
-        for number in line:
-            atoms = {piece.atom(each) for each in held}
-            if piece.atom(number) in atoms:
-                is_wanted = piece.plus_size and number not in held and len(held) == len(atoms)
+        held = [node for node in nodes if piece.holds(node)]
+        for point in line:
+            atoms = {piece.atom(node) for node in held}
+            if piece.atom(point) in atoms:
+                is_wanted = piece.plus_size and point not in held and len(held) == len(atoms)
             else:
                 is_wanted = len(atoms) <= piece.degree
-            if is_wanted and piece.holds(number):
-                nodes.append(number)
-                held.append(number)
+            if is_wanted and piece.holds(point):
+                nodes.append(point)
+                held.append(point)
 
     def _coefficients(self) -> Terms:
         terms: Terms = {}
@@ -294,11 +296,11 @@ class _Fit:
                 continue
             pieces = tuple(axis.pieces for axis in self._axes(vector))
             into = terms.setdefault(pieces, {})
-            for combination in product(*(range(len(each)) for each in pieces)):
-                chosen = tuple(each[number] for each, number in zip(pieces, combination, strict=True))
-                found = self._polynomial(chosen, vector)
+            for combination in product(*(range(len(piece)) for piece in pieces)):
+                chosen = tuple(axis[index] for axis, index in zip(pieces, combination, strict=True))
+                polynomial = self._polynomial(chosen, vector)
                 counted = into.setdefault(combination, {})
-                for monomial, coefficient in found.items():
+                for monomial, coefficient in polynomial.items():
                     counted[monomial] = counted.get(monomial, Fraction(0)) + times * coefficient
         return terms
 
@@ -307,15 +309,15 @@ class _Fit:
         monomials = list(product(*(range(len(piece.basis(0))) for piece in pieces)))
         rows, values = [], []
         for numbers, value in zip(self._runs, vector, strict=True):
-            if all(piece.holds(number) for piece, number in zip(pieces, numbers, strict=True)):
-                bases = [piece.basis(number) for piece, number in zip(pieces, numbers, strict=True)]
+            if all(piece.holds(size) for piece, size in zip(pieces, numbers, strict=True)):
+                bases = [piece.basis(size) for piece, size in zip(pieces, numbers, strict=True)]
                 rows.append([_product(bases, monomial) for monomial in monomials])
                 values.append(value)
-        found = solve(rows, values) if rows else None
-        if found is None:
-            names = ", ".join(each.name for each in self._dimensions)
+        solution = solve(rows, values) if rows else None
+        if solution is None:
+            names = ", ".join(dimension.name for dimension in self._dimensions)
             raise FormulaError(f"no polynomial of {names} explains {self._name(vector)} where they change together")
-        return {monomial: each for monomial, each in zip(monomials, found, strict=True) if each}
+        return {monomial: coefficient for monomial, coefficient in zip(monomials, solution, strict=True) if coefficient}
 
     # ------------------------------------------------------------------------------------------ check
 
@@ -352,49 +354,49 @@ class _Fit:
                 continue
             smallest = self._above(numbers, smallest)
             if not smallest:
-                sizes = ", ".join(f"{each.name}={size}" for each, size in self._sizes(numbers).items())
-                found = float(evaluated(terms, numbers))
-                raise FormulaError(f"the polynomial found gives {found:,.0f} at {sizes}, a run {measured:,}")
-            checks = [each for each in checks if all(map(int.__ge__, each, smallest))]
+                sizes = ", ".join(f"{dimension.name}={size}" for dimension, size in self._sizes(numbers).items())
+                value = float(evaluated(terms, numbers))
+                raise FormulaError(f"the polynomial found gives {value:,.0f} at {sizes}, a run {measured:,}")
+            checks = [check for check in checks if all(map(int.__ge__, check, smallest))]
         if not checks:
             raise FormulaError("the model accepts no further sizes that could check the formula")
-        return tuple(tuple(self._sizes(each).values()) for each in checks), smallest
+        return tuple(tuple(self._sizes(check).values()) for check in checks), smallest
 
     def _above(self, wrong: Numbers, smallest: Numbers) -> Numbers:
         """Return smallest sizes that exclude a wrong result at small sizes; empty if the sizes are not small."""
-        below = [place for place, anchor in enumerate(self._anchor) if wrong[place] < anchor]
-        cut = [place for place in below if self._anchor[place] >= _FEW] or below
+        below = [index for index, anchor in enumerate(self._anchor) if wrong[index] < anchor]
+        cut = [index for index in below if self._anchor[index] >= _FEW] or below
         if not cut:
             return ()
-        return tuple(wrong[place] + 1 if place in cut else least for place, least in enumerate(smallest))
+        return tuple(wrong[index] + 1 if index in cut else least for index, least in enumerate(smallest))
 
 
 def _from(terms: Terms, smallest: Numbers) -> Terms:
     """Return the terms without pieces that end below the smallest sizes, where the formula does not hold."""
-    found: Terms = {}
+    sums: Terms = {}
     for pieces, by_combination in terms.items():
         kept = [
-            {number: piece for number, piece in enumerate(axis) if piece.last is None or piece.last >= least}
+            {index: piece for index, piece in enumerate(axis) if piece.last is None or piece.last >= least}
             for axis, least in zip(pieces, smallest, strict=True)
         ]
-        into = found.setdefault(tuple(tuple(axis.values()) for axis in kept), {})
+        into = sums.setdefault(tuple(tuple(axis.values()) for axis in kept), {})
         for combination, monomials in by_combination.items():
-            if all(number in axis for number, axis in zip(combination, kept, strict=True)):
-                places = tuple(list(axis).index(number) for number, axis in zip(combination, kept, strict=True))
+            if all(index in axis for index, axis in zip(combination, kept, strict=True)):
+                places = tuple(list(axis).index(index) for index, axis in zip(combination, kept, strict=True))
                 counted = into.setdefault(places, {})
                 for monomial, coefficient in monomials.items():
                     counted[monomial] = counted.get(monomial, Fraction(0)) + coefficient
-    return found
+    return sums
 
 
 def _ranges(terms: Terms, largest: Numbers) -> list[tuple[tuple[int, int], ...]]:
     """Return the first and last size number per dimension, for each combination of pieces; most are exact fits."""
-    found: dict[tuple[tuple[int, int], ...], None] = {}
+    boxes: dict[tuple[tuple[int, int], ...], None] = {}
     for pieces in terms:
-        for chosen in product(*pieces) if any(len(each) > 1 for each in pieces) else ():
-            lasts = (most if each.last is None else each.last for each, most in zip(chosen, largest, strict=True))
-            found[tuple((each.first, last) for each, last in zip(chosen, lasts, strict=True))] = None
-    return list(found)[:_MOST_QUERIES]
+        for chosen in product(*pieces) if any(len(piece) > 1 for piece in pieces) else ():
+            lasts = (most if piece.last is None else piece.last for piece, most in zip(chosen, largest, strict=True))
+            boxes[tuple((piece.first, last) for piece, last in zip(chosen, lasts, strict=True))] = None
+    return list(boxes)[:_MOST_QUERIES]
 
 
 def evaluated(terms: Terms, numbers: Numbers) -> Fraction:
@@ -410,4 +412,4 @@ def evaluated(terms: Terms, numbers: Numbers) -> Fraction:
 
 
 def _product(bases: Sequence[Sequence[int]], monomial: Monomial) -> int:
-    return prod(basis[number] for basis, number in zip(bases, monomial, strict=True))
+    return prod(basis[power] for basis, power in zip(bases, monomial, strict=True))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.calls import Call, Watch
-from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.operator_mode import Execution, Operators
-from modelsummary.costs.macs import scores_again
-from modelsummary.costs.operators import OpRule
+from modelsummary.operators.attention import scores_again
+from modelsummary.operators.operator_facts import OpRule
+from modelsummary.operators.table import Arguments
 
 __all__ = ["RoutedWatch", "RoutingChoice", "active_params"]
 
@@ -51,7 +51,7 @@ class RoutedWatch(Watch):
     """
 
     def __init__(self, model: nn.Module, execution: Execution, on_operator: Callable[..., object]) -> None:
-        super().__init__(model, execution)
+        super().__init__(model)
         self.on_operator = on_operator
         self.chosen: dict[tuple[bool, Call], Counter[int]] = {}
         self.recomputed_macs = 0
@@ -65,8 +65,8 @@ class RoutedWatch(Watch):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model, count its operators, and return its result."""
-        with calls_wrapped(self._wrapper), self._operators:
-            return self.root.module(*args, **kwargs)
+        with self._operators:
+            return self.call(args, kwargs)
 
     def backward(self, loss: Tensor) -> int:
         """Run the backward of a loss; return its multiply-adds without recomputation."""
@@ -86,8 +86,9 @@ class _Noting:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if rule.name in _CHOICES:
-            self._note_choice(rule.name, args[0], args, kwargs)
-        self._watch.recomputed_macs += scores_again(rule.name, args)
+            self._note_choice(rule.name, rule.signature.bind(args, kwargs))
+        if rule.facts.recomputes_scores:
+            self._watch.recomputed_macs += scores_again(rule, rule.signature.bind(args, kwargs))
         out, cost = self._execution.run(func, rule, args, kwargs)
         if not self._watch.is_in_backward:
             self._watch.on_operator(rule, args, kwargs, out, cost.macs)
@@ -95,17 +96,13 @@ class _Noting:
             self._watch.recomputed_macs += cost.macs
         return out, cost
 
-    def _note_choice(self, name: str, scores: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_choice(self, name: str, bound: Arguments) -> None:
         """Note a ``topk``, or a maximum along a dimension; a router that takes the maximum k times chooses k."""
-        if name == _TOPK:
-            chosen = kwargs["k"] if "k" in kwargs else args[1]
-            dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
-        else:
-            chosen, dim = 1, kwargs.get("dim", args[1] if len(args) > 1 else None)
+        scores, dim, chosen = bound["self"], bound.get("dim"), bound.get("k", 1)
         if scores.dim() and isinstance(dim, int):
             call = self._watch.running
-            known = self._watch.chosen.setdefault((name == _TOPK, call), Counter())
-            known[scores.shape[dim]] = chosen if name == _TOPK else known[scores.shape[dim]] + chosen
+            counts = self._watch.chosen.setdefault((name == _TOPK, call), Counter())
+            counts[scores.shape[dim]] = chosen if name == _TOPK else counts[scores.shape[dim]] + chosen
 
 
 def active_params(model: nn.Module, choices: list[RoutingChoice]) -> int:
@@ -121,12 +118,12 @@ def active_params(model: nn.Module, choices: list[RoutingChoice]) -> int:
     for choice in choices:
         around: nn.Module | None = choice.module
         for _ in range(_NEARBY):
-            experts = {id(each) for each in _experts(around, choice.size)} if around is not None else set()
+            experts = {id(expert) for expert in _experts(around, choice.size)} if around is not None else set()
             if experts:
                 parts.update(dict.fromkeys(experts, Fraction(min(choice.chosen, choice.size), choice.size)))
                 break
             around = parents.get(id(around))
-    return round(sum(each.numel() * parts.get(id(each), Fraction(1)) for each in model.parameters()))
+    return round(sum(parameter.numel() * parts.get(id(parameter), Fraction(1)) for parameter in model.parameters()))
 
 
 def _experts(around: nn.Module, size: int) -> Iterator[Tensor]:
@@ -136,13 +133,17 @@ def _experts(around: nn.Module, size: int) -> Iterator[Tensor]:
     for module in around.modules():
         if isinstance(module, nn.modules.conv._ConvNd):  # its filters have as many dimensions as stacked experts
             continue
-        own = [each for each in module.parameters(recurse=False) if each.dim() and each.shape[0] == size]
-        if any(each.dim() >= 3 for each in own):  # the router's own weight has two dimensions
-            yield from own
+        parameters = [
+            parameter
+            for parameter in module.parameters(recurse=False)
+            if parameter.dim() and parameter.shape[0] == size
+        ]
+        if any(parameter.dim() >= 3 for parameter in parameters):  # the router's own weight has two dimensions
+            yield from parameters
         children = list(module.children())
         if len(children) == size and len({_shapes(child) for child in children}) == 1:
             yield from module.parameters()
 
 
 def _shapes(module: nn.Module) -> tuple[Any, ...]:
-    return type(module), tuple(tuple(each.shape) for each in module.parameters())
+    return type(module), tuple(tuple(parameter.shape) for parameter in module.parameters())

@@ -102,13 +102,15 @@ def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan) -> Rows:
     by_call = simulate_step(live.model, call, plan)[1]
     rows = []
     for row in recording.root.walk():
-        found = by_call.get((row.fqn, row.call_index))
-        rows.append(Row(row.fqn, row.depth, {"activation_bytes": found.activation_bytes if found else 0}, {}))
+        call_of_step = by_call.get(row.key)
+        rows.append(
+            Row(row.fqn, row.depth, {"activation_bytes": call_of_step.activation_bytes if call_of_step else 0}, {})
+        )
     return tuple(rows)
 
 
 def _row(row: LayerInfo) -> Row:
-    own = {
+    figures = {
         "macs": row.self_macs,
         "skipped_macs": row.self_skipped_macs,
         "elementwise_ops": row.self_elementwise_ops,
@@ -116,7 +118,7 @@ def _row(row: LayerInfo) -> Row:
         "bytes_written": row.self_bytes_written,
         "total_output_bytes": row.output_bytes if row.executed and row.is_leaf else 0,
     }
-    return Row(row.fqn, row.depth, own, {"input_bytes": row.input_bytes, "output_bytes": row.output_bytes})
+    return Row(row.fqn, row.depth, figures, {"input_bytes": row.input_bytes, "output_bytes": row.output_bytes})
 
 
 def subtree(rows: Sequence[Row], fqn: str) -> Sequence[Row]:
@@ -125,8 +127,8 @@ def subtree(rows: Sequence[Row], fqn: str) -> Sequence[Row]:
     >>> [row.fqn for row in subtree([Row("", 0, {}, {}), Row("a", 1, {}, {}), Row("a.b", 2, {}, {})], "a")]
     ['a', 'a.b']
     """
-    begin = next((place for place, row in enumerate(rows) if row.fqn == fqn), None)
+    begin = next((index for index, row in enumerate(rows) if row.fqn == fqn), None)
     if begin is None:
         return ()
-    end = next((place for place in range(begin + 1, len(rows)) if rows[place].depth <= rows[begin].depth), len(rows))
+    end = next((index for index in range(begin + 1, len(rows)) if rows[index].depth <= rows[begin].depth), len(rows))
     return rows[begin:end]

@@ -59,8 +59,8 @@ class Scaling:
         self._fitted: dict[tuple[str, str], Fitted | FormulaError] = {}
 
     def _accepts(self, sizes: Mapping[Dimension, int]) -> str | None:
-        found = self._forward.at({replace(each, step=1): size for each, size in sizes.items()})
-        return found if isinstance(found, str) else None
+        values = self._forward.at({replace(dimension, step=1): size for dimension, size in sizes.items()})
+        return values if isinstance(values, str) else None
 
     @property
     def runs(self) -> int:
@@ -69,7 +69,7 @@ class Scaling:
 
     def sizes_run(self) -> list[dict[str, int]]:
         """Return the sizes of all forwards so far."""
-        return [{each.name: size for each, size in sizes} for sizes in self._forward.sizes]
+        return [{dimension.name: size for dimension, size in sizes} for sizes in self._forward.sizes]
 
     # -------------------------------------------------------------------------------------- formulas
 
@@ -79,8 +79,8 @@ class Scaling:
         check_figure(figure)
         row = next((row for row in self._root.walk() if row.fqn == layer), None)
         if row is None:
-            known = [row.fqn for row in self._root.walk()]
-            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, known)}")
+            fqns = [row.fqn for row in self._root.walk()]
+            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, fqns)}")
         if figure in CONSTANT:
             return expression_of({}, self.dimensions) + getattr(row, CONSTANT[figure])
         if figure == "flops":
@@ -89,7 +89,7 @@ class Scaling:
 
     def at(self, sizes: Mapping[str, int], layer: str = "") -> FiguresAt:
         """Return the figures of a layer at other sizes; sizes that are not given stay as recorded."""
-        return FiguresAt(self, {each.name: size for each, size in self._checked(sizes).items()}, layer)
+        return FiguresAt(self, {dimension.name: size for dimension, size in self._checked(sizes).items()}, layer)
 
     def call_at(self, sizes: Mapping[str, int]) -> CallArguments:
         """Return the arguments of the forward with other sizes."""
@@ -97,31 +97,31 @@ class Scaling:
 
     def _checked(self, sizes: Mapping[str, int]) -> dict[Dimension, int]:
         """Return the size of every dimension. Raise ``InputError`` if a name or a size is unusable."""
-        names = [each.name for each in self.dimensions]
+        names = [dimension.name for dimension in self.dimensions]
         wrong = next((name for name in sizes if name not in names), None)
         if wrong is not None:
             raise InputError(f"no dimension is called {wrong!r}; there are {', '.join(names)}{close_to(wrong, names)}")
-        found = {each: sizes.get(each.name, each.size) for each in self.dimensions}
-        for each, size in found.items():
-            _check_size(each, size)
-        return found
+        checked = {dimension: sizes.get(dimension.name, dimension.size) for dimension in self.dimensions}
+        for key, size in checked.items():
+            _check_size(key, size)
+        return checked
 
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
         """Return a figure at these sizes. Raise ``InputError`` for sizes below the smallest that the model accepts."""
-        found = self.formula(figure, layer)
+        expression = self.formula(figure, layer)
         if figure not in CONSTANT:
             smallest = self._found(_measured(figure), layer).smallest
-            for each, least in zip(self.dimensions, smallest, strict=True):
-                if sizes[each.name] < least:
-                    raise InputError(f"{each.name} must be >= {least}, got {sizes[each.name]}")
-        return int(found.xreplace({symbol: sizes[symbol.name] for symbol in found.free_symbols}))
+            for dimension, least in zip(self.dimensions, smallest, strict=True):
+                if sizes[dimension.name] < least:
+                    raise InputError(f"{dimension.name} must be >= {least}, got {sizes[dimension.name]}")
+        return int(expression.xreplace({symbol: sizes[symbol.name] for symbol in expression.free_symbols}))
 
     def largest(self, figure: str, layer: str = "") -> dict[str, int]:
         """Return the largest size of each dimension at which the figure was run; empty if it is constant."""
         if figure in CONSTANT:
             return {}
         sizes = self._found(_measured(figure), layer).largest
-        return {each.name: size for each, size in zip(self.dimensions, sizes, strict=True)}
+        return {dimension.name: size for dimension, size in zip(self.dimensions, sizes, strict=True)}
 
     def _found(self, figure: str, layer: str) -> Fitted:
         key = figure, layer
@@ -130,10 +130,10 @@ class Scaling:
                 self._fitted[key] = self._search(figure, layer)
             except FormulaError as error:
                 self._fitted[key] = FormulaError(f"no formula of {figure}{f' of {layer}' if layer else ''}: {error}")
-        found = self._fitted[key]
-        if isinstance(found, FormulaError):
-            raise found
-        return found
+        formula = self._fitted[key]
+        if isinstance(formula, FormulaError):
+            raise formula
+        return formula
 
     def _search(self, figure: str, layer: str) -> Fitted:
         """Fit the total. If no polynomial explains it, fit the calls one by one, as each has its own roundings."""
@@ -167,14 +167,14 @@ class Scaling:
 def _by_call(rows: Iterable[Row], figure: str) -> dict[tuple[str, int], int] | str:
     """Return a figure by FQN and number of the call."""
     calls: Counter[str] = Counter()
-    found: dict[tuple[str, int], int] = {}
+    totals: dict[tuple[str, int], int] = {}
     for row in rows:
         value = row.own[figure]
         if value is None:
             return "its values are not known on shapes"
-        found[row.fqn, calls[row.fqn]] = value
+        totals[row.fqn, calls[row.fqn]] = value
         calls[row.fqn] += 1
-    return found
+    return totals
 
 
 def _measured(figure: str) -> str:

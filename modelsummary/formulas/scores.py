@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
-from modelsummary.costs.operators import OpRule, tensors_in
+from modelsummary.operators.operator_facts import OpRule, tensors_in
 
 __all__ = ["Scores", "hidden_scores"]
 
@@ -58,8 +58,8 @@ class Scores:
         """Follow one operator of a forward that has run."""
         if not isinstance(out, Tensor) or not out.is_floating_point() or out.layout is not torch.strided:
             return
-        given = [each for each in tensors_in((args, kwargs)) if each.layout is torch.strided]
-        scores = next((each for each in given if _storage(each) in self._products), None)
+        tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.layout is torch.strided]
+        scores = next((tensor for tensor in tensors if _storage(tensor) in self._products), None)
         before = None if scores is None else self._products[_storage(scores)]
         if macs:
             if before is not None and scores is not None and before.is_normed and scores.numel():
@@ -81,7 +81,9 @@ class Scores:
             return replace(before, is_normed=True)
         mask: Tensor | None = None
         if name in _SUMS:
-            mask = next((each for each in args[:2] if isinstance(each, Tensor) and each is not scores), None)
+            mask = next(
+                (argument for argument in args[:2] if isinstance(argument, Tensor) and argument is not scores), None
+            )
         elif name in _FILLS and not isinstance(args[2], Tensor) and args[2] <= _HIDDEN:
             mask = args[1]
         elif name == "aten.where":

@@ -18,24 +18,24 @@ def solve(rows: Sequence[Sequence[int]], values: Sequence[int]) -> list[Fraction
     reduced: list[tuple[int, list[Fraction]]] = []  # pivot column, row with its value at the end
     for row, value in zip(rows, values, strict=True):
         left = [Fraction(entry) for entry in (*row, value)]
-        for pivot, known in reduced:
+        for pivot, equation in reduced:
             factor = left[pivot]
             if factor:
-                left = [entry - factor * other for entry, other in zip(left, known, strict=True)]
-        pivot = next((place for place, entry in enumerate(left[:-1]) if entry), -1)
+                left = [entry - factor * other for entry, other in zip(left, equation, strict=True)]
+        pivot = next((index for index, entry in enumerate(left[:-1]) if entry), -1)
         if pivot < 0:
             if left[-1]:
                 return None  # the equations contradict each other
             continue
         scale = left[pivot]
         left = [entry / scale for entry in left]
-        reduced = [(column, _without(known, left, pivot)) for column, known in reduced]
+        reduced = [(column, _without(solved, left, pivot)) for column, solved in reduced]
         reduced.append((pivot, left))
     if len(reduced) < unknowns:
         return None
-    return [known[-1] for _, known in sorted(reduced, key=lambda each: each[0])]
+    return [solved[-1] for _, solved in sorted(reduced, key=lambda pair: pair[0])]
 
 
 def _without(row: list[Fraction], other: list[Fraction], pivot: int) -> list[Fraction]:
     factor = row[pivot]
-    return [entry - factor * each for entry, each in zip(row, other, strict=True)] if factor else row
+    return [entry - factor * subtracted for entry, subtracted in zip(row, other, strict=True)] if factor else row

@@ -92,7 +92,7 @@ class FlopsPerToken:
             ("Without hidden scores", self.masked_forward, self.masked_training),
             ("2 and 6 x active parameters", 2.0 * n, 6.0 * n),
         ]
-        cells = [(name, *(scaled(round(each), "FLOPs") for each in figures)) for name, *figures in rows]
+        cells = [(name, *(scaled(round(figure), "FLOPs") for figure in figures)) for name, *figures in rows]
         lines = [table(cells, [f"Per {self.unit}", "Forward", "Training"], "lrr")]
         lines.append(f"Parameters: {grouped(self.params)}, active: {grouped(n)}; {grouped(self.count)} {self.unit}s")
         return "\n".join([*lines, *self.notes])
@@ -127,16 +127,16 @@ def flops_per_token(
         watch = RoutedWatch(live.model, execution, note)
         with attention.watched():
             output = watch.forward(args, kwargs)
-        forward = sum(each.macs for each in watch.calls)
-        skipped = [each.skipped_macs for each in watch.calls]
+        forward = sum(watched.macs for watched in watch.calls)
+        skipped = [watched.skipped_macs for watched in watch.calls]
         active = active_params(live.model, watch.choices())
-        both, has_backward = forward, loss is not None or any(each.requires_grad for each in tensors_of(output))
+        both, has_backward = forward, loss is not None or any(tensor.requires_grad for tensor in tensors_of(output))
         if has_backward:
             phase = "loss"
             scalar = loss_of(output, loss)
             phase = "backward"
             both += watch.backward(scalar)
-    known = sum(each for each in skipped if each is not None) + attention.hidden_macs + scores.hidden_macs
+    counted = sum(macs for macs in skipped if macs is not None) + attention.hidden_macs + scores.hidden_macs
     notes = []
     if attention.unknown or scores.unknown or None in skipped:
         notes.append("Masks whose values are not known count as dense")
@@ -149,8 +149,8 @@ def flops_per_token(
         count,
         2 * forward,
         2 * both,
-        2 * known,
-        (6 if has_backward else 2) * known,
+        2 * counted,
+        (6 if has_backward else 2) * counted,
         root.num_params,
         active,
         tuple(notes),
@@ -170,8 +170,8 @@ def _tokens(call: CallArguments, batch_dim: int) -> tuple[str, int]:
         return given.shape
 
     call.with_shapes(note)
-    for each in tensors:
-        if not each.is_floating and len(each.shape) == 2:
-            return "token", each.shape[0] * each.shape[1]
+    for tensor in tensors:
+        if not tensor.is_floating and len(tensor.shape) == 2:
+            return "token", tensor.shape[0] * tensor.shape[1]
     size = call.size_along(batch_dim)
     return "sample", size or 1

@@ -56,12 +56,12 @@ def split_bias_additions(gm: GraphModule) -> int:
 
 def _until(new: Node, old: Node) -> list[Node]:
     """Return the nodes that replace ``old``: they precede it, and have no ``meta["info"]`` yet."""
-    made = [new]
+    nodes = [new]
     before = new.prev
     while before is not old and "info" not in before.meta and before.op not in ("placeholder", "root"):
-        made.append(before)
+        nodes.append(before)
         before = before.prev
-    return made
+    return nodes
 
 
 def _split_module(gm: GraphModule, node: Node) -> Node | None:
@@ -113,15 +113,17 @@ def _split_add(graph: Graph, node: Node, function: Any) -> Node | None:
     """Return nodes for ``beta * input + alpha * (a @ b)``, summed over the batch for addbmm."""
     if "out" in node.kwargs or node.kwargs.get("beta") == 0:  # beta=0 ignores the input, but 0 * NaN is NaN
         return None
-    given = _ADD.bind(*node.args, **node.kwargs).arguments
-    product = graph.call_function(torch.bmm if "bmm" in function.__name__ else torch.mm, (given["a"], given["b"]))
+    arguments = _ADD.bind(*node.args, **node.kwargs).arguments
+    product = graph.call_function(
+        torch.bmm if "bmm" in function.__name__ else torch.mm, (arguments["a"], arguments["b"])
+    )
     if "bmm" in function.__name__:
         product = graph.call_method("sum", (product, 0))
-    if given.get("alpha", 1) != 1:
-        product = graph.call_function(operator.mul, (product, given["alpha"]))
-    bias = given["input"]
-    if given.get("beta", 1) != 1:
-        bias = graph.call_function(operator.mul, (bias, given["beta"]))
+    if arguments.get("alpha", 1) != 1:
+        product = graph.call_function(operator.mul, (product, arguments["alpha"]))
+    bias = arguments["input"]
+    if arguments.get("beta", 1) != 1:
+        bias = graph.call_function(operator.mul, (bias, arguments["beta"]))
     return _added(graph, product, bias)
 
 

@@ -110,7 +110,7 @@ class GraphBuilder:
         self._top = next(iter(reversed(self.graph.nodes))) if top is not None else None
         self._guard(events)
         for event in events:
-            self._here = (event.fqn, event.call_index) if event.is_module else (event.fqn, _call_of(event))
+            self._here = event.key if event.is_module else (event.fqn, _call_of(event))
             self._regions = event.regions if self._marks_checkpoints else ()
             self._switch_gradients(event)
             node = self._call(event)
@@ -155,8 +155,8 @@ class GraphBuilder:
     # ------------------------------------------------------------------------------------------- calls
 
     def _call(self, event: Event) -> Node:
-        args = tuple(self._argument(each, event) for each in event.args)
-        kwargs = {name: self._argument(each, event) for name, each in event.kwargs.items()}
+        args = tuple(self._argument(argument, event) for argument in event.args)
+        kwargs = {name: self._argument(kwarg, event) for name, kwarg in event.kwargs.items()}
         function = event.function
         if function is None:
             return self._node("call_module", event.fqn, args, kwargs)
@@ -198,7 +198,7 @@ class GraphBuilder:
             parts = template.items()
         elif dataclasses.is_dataclass(template):
             accessor = getattr
-            parts = [(each.name, getattr(template, each.name)) for each in dataclasses.fields(template)]
+            parts = [(field.name, getattr(template, field.name)) for field in dataclasses.fields(template)]
         is_unpacked = node.op == "call_module" and isinstance(template, tuple)
         for key, inner in parts:
             if is_unpacked or not self._used.isdisjoint(values_in(inner)):
@@ -216,7 +216,7 @@ class GraphBuilder:
         if kind is dict:
             return {name: self._argument(inner, event) for name, inner in template.items()}
         if kind is slice:
-            return slice(*(self._argument(each, event) for each in (template.start, template.stop, template.step)))
+            return slice(*(self._argument(bound, event) for bound in (template.start, template.stop, template.step)))
         if isinstance(template, (Value, Attribute, BatchSize, ModeChoice, OwnDevice)):
             return self._leaf(template, event)
         if isinstance(template, Unknown):
@@ -228,9 +228,9 @@ class GraphBuilder:
                 make_object, self._constant(template.kind), self._argument(template.attributes, event)
             )
         if dataclasses.is_dataclass(template) and not isinstance(template, type) and values_in(template):
-            given = {each.name: getattr(template, each.name) for each in dataclasses.fields(template) if each.init}
-            given = {name: self._argument(each, event) for name, each in given.items() if each is not None}
-            return self._node("call_function", kind, (), given)
+            fields = {field.name: getattr(template, field.name) for field in dataclasses.fields(template) if field.init}
+            fields = {name: self._argument(value, event) for name, value in fields.items() if value is not None}
+            return self._node("call_function", kind, (), fields)
         if isinstance(template, tuple) and hasattr(template, "_fields"):
             return self._function(kind, *(self._argument(inner, event) for inner in template))
         if kind.__module__ == "torch.return_types":
@@ -277,10 +277,10 @@ class GraphBuilder:
         return self._once(("mode", scope), lambda: self._at_top(lambda: self._node("get_attr", fqn)))
 
     def _device(self) -> Any:
-        given = next(iter(self._given.values()), None)
-        if given is None:
+        value = next(iter(self._given.values()), None)
+        if value is None:
             raise TraceError("the forward reads the model's device, but no input has it; pass a tensor in meta_args")
-        return self._once("device", lambda: self._at_top(lambda: self._function(getattr, given, "device")))
+        return self._once("device", lambda: self._at_top(lambda: self._function(getattr, value, "device")))
 
     def _size(self, size: BatchSize) -> Any:
         """Return the node that computes an integer from the batch size."""
@@ -298,7 +298,7 @@ class GraphBuilder:
         return self._once((function, args), lambda: self._at_top(lambda: self._function(function, *args)))
 
     def _batch_size(self) -> Node:
-        value = next((each for each in self._given if each.batch is not None), None)
+        value = next((candidate for candidate in self._given if candidate.batch is not None), None)
         if value is None or value.batch is None:
             raise TraceError("a size follows the batch, but no input has the batch size")
         dim, factor = value.batch
@@ -308,15 +308,15 @@ class GraphBuilder:
 
     def _constant(self, constant: Any) -> Any:
         if isinstance(constant, (tuple, list)) and type(constant) in (tuple, list):
-            return type(constant)([self._constant(each) for each in constant])
+            return type(constant)([self._constant(inner) for inner in constant])
         if isinstance(constant, dict) and type(constant) is dict:
-            return {name: self._constant(each) for name, each in constant.items()}
+            return {name: self._constant(inner) for name, inner in constant.items()}
         if isinstance(constant, _SHOWN):
             return constant
         return self._once(("constant", id(constant), self._regions), lambda: self._held(constant))
 
     def _held(self, constant: Any) -> Node:
-        name = next((name for name, each in self.constants.items() if each is constant), None)
+        name = next((name for name, value in self.constants.items() if value is constant), None)
         if name is None:
             kind = "tensor" if isinstance(constant, Tensor) else "object"
             name = f"_{kind}_constant{len(self.constants)}"
@@ -331,8 +331,8 @@ class GraphBuilder:
         if record.no_other_mode:
             self._function(check_mode, self._mode(""), self._model.training)
         smallest = record.smallest_batch if record.batch_size is not None else 1
-        reads_sizes = record.batch_size is None or any(each.reads_sizes for each in self._opened)
-        is_dtype_bound = any(each.dtype_bound for each in events)
+        reads_sizes = record.batch_size is None or any(event.reads_sizes for event in self._opened)
+        is_dtype_bound = any(event.dtype_bound for event in events)
         for value, node in self._given.items():
             sizes = None
             if reads_sizes or smallest > 1:

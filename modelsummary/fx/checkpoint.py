@@ -47,22 +47,22 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
     if unknown is not None:
         raise InputError(f"fqns must be names of modules, got {type(unknown).__name__}: {unknown!r:.80}")
     taken = {region_of(node)[0] for node in gm.graph.nodes if region_of(node)}
-    numbers = (number for number in count() if number not in taken)
+    numbers = (region for region in count() if region not in taken)
     marks: dict[Node, int] = {}
     for name in names:
-        found = list(_runs(gm, name))
-        if not found:
+        runs = list(_runs(gm, name))
+        if not runs:
             raise InputError(
                 f"no node of the graph belongs to {name!r}; pass the name of a module that the model calls"
             )
-        for run in found:
-            number = next(numbers)
+        for run in runs:
+            mark = next(numbers)
             for node in run:
                 if region_of(node) or node in marks:
                     raise InputError(f"{name!r} has the node {node.name!r}, which is already in a region; leave it out")
-                marks[node] = number
-    for node, number in marks.items():
-        node.meta[MARK] = (number,)
+                marks[node] = mark
+    for node, mark in marks.items():
+        node.meta[MARK] = (mark,)
     if not isinstance(gm.graph._codegen, CheckpointCodeGen):
         gm.graph.set_codegen(CheckpointCodeGen())
     gm.recompile()

@@ -44,11 +44,8 @@ class CheckpointCodeGen(CodeGen):
                 body = _with_regions(list(nodes), body)
             return _restoring(body) if any(node.target is _torch.set_grad_enabled for node in nodes) else body
 
-        self._body_transformer = transform
-        try:
+        with _torch.swapped(self, "_body_transformer", transform):
             return super()._gen_python_code(nodes, *args, **kwargs)
-        finally:
-            self._body_transformer = around
 
 
 def _restoring(body: list[str]) -> list[str]:
@@ -67,9 +64,9 @@ def _with_regions(nodes: list[Node], body: list[str]) -> list[str]:
 
 def _nested(nodes: list[Node], lines: Sequence[tuple[int, str]], depth: int, taken: set[str]) -> Iterable[str]:
     """Yield the code of these lines, with the regions at ``depth`` and deeper as functions."""
-    for number, group in groupby(lines, key=lambda line: _number_at(nodes[line[0]], depth)):
+    for region, group in groupby(lines, key=lambda line: _number_at(nodes[line[0]], depth)):
         inside = list(group)
-        if number is None:
+        if region is None:
             yield from (f"# COUNTER: {counter}\n{text}" for counter, text in inside)
             continue
         members = [nodes[counter] for counter, _ in inside]
@@ -82,31 +79,33 @@ def _number_at(node: Node, depth: int) -> int | None:
 
 
 def _region(members: list[Node], code: list[str], depth: int, taken: set[str]) -> Iterable[str]:
-    own = set(members)
-    takes = list(dict.fromkeys(each for node in members for each in node.all_input_nodes if each not in own))
-    gives = [node for node in members if any(user not in own for user in node.users)]
+    inside = set(members)
+    takes = list(dict.fromkeys(source for node in members for source in node.all_input_nodes if source not in inside))
+    gives = [node for node in members if any(user not in inside for user in node.users)]
     name = _free("_".join(["checkpoint", *map(str, region_of(members[0])[: depth + 1])]), taken)
     lines = [line for line in "".join(code).split("\n") if line]
-    deleted = {each for line in lines if (found := _DELETED.search(line)) for each in found[1].split(" = ") if each}
-    parameters = ", ".join(each.name for each in takes)
+    deleted = {
+        variable for line in lines if (match := _DELETED.search(line)) for variable in match[1].split(" = ") if variable
+    }
+    parameters = ", ".join(take.name for take in takes)
     yield f"def {name}({parameters}):\n"
     yield from (f"{_INDENT}{line}\n" for line in lines)
-    results = ", ".join(each.name for each in gives)
+    results = ", ".join(give.name for give in gives)
     yield f"{_INDENT}return {results}\n"
     call = (
-        f"torch.utils.checkpoint.checkpoint({', '.join([name, *(each.name for each in takes)])}, use_reentrant=False)"
+        f"torch.utils.checkpoint.checkpoint({', '.join([name, *(take.name for take in takes)])}, use_reentrant=False)"
     )
-    gone = [each.name for each in takes if each.name in deleted]  # delete them here too, or they stay alive
+    gone = [take.name for take in takes if take.name in deleted]  # delete them here too, or they stay alive
     after = f";  {' = '.join([*gone, 'None'])}" if gone else ""
     yield f"{results + ' = ' if results else ''}{call}{after}\n"
 
 
 def _free(name: str, taken: set[str]) -> str:
     """Return ``name``, or ``name_part1`` ... for the further parts of a region that is not contiguous."""
-    number, free = 0, name
+    count, free = 0, name
     while free in taken:
-        number += 1
-        free = f"{name}_part{number}"
+        count += 1
+        free = f"{name}_part{count}"
     taken.add(free)
     return free
 

@@ -173,18 +173,18 @@ class CommunicationProfiler:
 
     def _bytes(self, node: Node, kind: str) -> tuple[int, bool]:
         """Return the bytes of the whole tensor, and True if it takes a gradient."""
-        own = _metas(node)
-        given = [meta for each in node.all_input_nodes for meta in _metas(each)]
-        if not own and not given:
+        results = _metas(node)
+        taken = [meta for source in node.all_input_nodes for meta in _metas(source)]
+        if not results and not taken:
             raise TraceError(f"the shapes of node {node.name!r} are not known; run ShapeProp(gm).propagate(...) first")
-        known = given if kind == "reduce_scatter" else own or given
-        nbytes = sum(meta.shape.numel() * meta.dtype.itemsize for meta in known)
-        return nbytes, any(meta.requires_grad for meta in given)
+        metas = taken if kind == "reduce_scatter" else results or taken
+        nbytes = sum(meta.shape.numel() * meta.dtype.itemsize for meta in metas)
+        return nbytes, any(meta.requires_grad for meta in taken)
 
 
 def _metas(node: Node) -> list[TensorMetadata]:
-    leaves = tree_leaves(node.meta.get("tensor_meta"), is_leaf=lambda each: isinstance(each, TensorMetadata))
-    return [each for each in leaves if isinstance(each, TensorMetadata)]
+    leaves = tree_leaves(node.meta.get("tensor_meta"), is_leaf=lambda leaf: isinstance(leaf, TensorMetadata))
+    return [leaf for leaf in leaves if isinstance(leaf, TensorMetadata)]
 
 
 def _kind(node: Node) -> str | None:
@@ -204,5 +204,7 @@ def _moves(node: Node) -> bool:
         return False
     if node.target != "to":
         return True
-    named = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, (str, torch.device))]
+    named = [
+        argument for argument in (*node.args[1:], *node.kwargs.values()) if isinstance(argument, (str, torch.device))
+    ]
     return bool(named)

@@ -45,12 +45,12 @@ def check_input(
     if sizes is None:
         return
     expected = ["any" if size is None else size for size in sizes]
-    if len(shape) != len(sizes) or any(size not in (None, own) for size, own in zip(sizes, shape, strict=True)):
+    if len(shape) != len(sizes) or any(size not in (None, actual) for size, actual in zip(sizes, shape, strict=True)):
         raise TraceError(
             f"an input has shape {shape}, but the graph was made for {expected}, because the forward computes with "
             "sizes; trace again with an input of this shape"
         )
-    if any(size is None and own < smallest_batch for size, own in zip(sizes, shape, strict=True)):
+    if any(size is None and actual < smallest_batch for size, actual in zip(sizes, shape, strict=True)):
         raise TraceError(
             f"an input has shape {shape}, but the graph was made for a batch of at least {smallest_batch}; a smaller "
             "batch runs other operators; trace again with this batch"

@@ -38,8 +38,8 @@ def graph_module(
     call = live.call
     names = dict(_names(live.model, call))
     graph = trace_call(live.model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
-    given = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
-    profile_call(graph, CallArguments((), given, call.device), device)
+    arguments = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
+    profile_call(graph, CallArguments((), arguments, call.device), device)
     for node in graph.graph.nodes:
         info = node.meta["info"]
         node.meta["layer_info"] = rows_of(info.fqn)[info.call_index]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from modelsummary._torch import FakeTensorMode
+from modelsummary._torch import FakeTensorMode, swapped
 from modelsummary.capture.devices import takes_gradients
 from modelsummary.capture.values import tensors_of
 
@@ -65,12 +64,12 @@ class MetaTensorMode:
         stack = ExitStack()
         stack.enter_context(self.mode)
         stack.enter_context(_NumberedDevices())
-        stack.enter_context(patch.object(nn.Module, "_apply", _applying()))
-        stack.enter_context(patch.object(nn.init, "trunc_normal_", _leave))
-        stack.enter_context(patch.object(nn.RNNBase, "flatten_parameters", _leave))
+        stack.enter_context(swapped(nn.Module, "_apply", _applying()))
+        stack.enter_context(swapped(nn.init, "trunc_normal_", _leave))
+        stack.enter_context(swapped(nn.RNNBase, "flatten_parameters", _leave))
         for name in _COLLECTIVES if dist.is_available() else ():
             if hasattr(dist, name):
-                stack.enter_context(patch.object(dist, name, _nothing))
+                stack.enter_context(swapped(dist, name, _nothing))
         self._entered.append(stack)
         return self
 
@@ -131,15 +130,16 @@ def _applying() -> Callable[..., nn.Module]:
 
     A parameter or buffer that several modules share stays shared.
     """
-    made: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}  # the ids' objects are held, so that they stay alive
+    # The objects of the ids are held, so that they stay alive.
+    replaced: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}
 
     def applied(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Any:
         key = id(fn), id(tensor)
-        if key not in made:
+        if key not in replaced:
             new = fn(tensor.detach())
             is_parameter = isinstance(tensor, nn.Parameter)
-            made[key] = fn, tensor, nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-        return made[key][2]
+            replaced[key] = fn, tensor, nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+        return replaced[key][2]
 
     def apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         for child in module.children() if recurse else ():

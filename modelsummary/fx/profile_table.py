@@ -36,7 +36,7 @@ def _is_shown(node: Node) -> bool:
         return False
     return info.shape is not None or (
         getattr(node.target, "__name__", "") == "getitem"
-        and any(each.op == "call_module" for each in node.all_input_nodes)
+        and any(source.op == "call_module" for source in node.all_input_nodes)
     )
 
 

@@ -125,13 +125,13 @@ def flop_count(
         raise InputError(f"expected a module or a function, got {type(module).__name__}: {module!r:.80}")
     called = module if isinstance(module, nn.Module) else FunctionModule(module)
     call = CallArguments(args, kwargs, None)
-    place = _place(called, call, device)
+    target = _place(called, call, device)
 
     def run(*, really: bool) -> tuple[Costs, Costs]:
         counters = Uncounted()
-        with without_data(called, call, place, counters, really=really) as (own, named):
-            given = (own, named) if called is module else _with_gradients((own, named))
-            result = called(*given[0], **given[1])
+        with without_data(called, call, target, counters, really=really) as (positional, named):
+            arguments = (positional, named) if called is module else _with_gradients((positional, named))
+            result = called(*arguments[0], **arguments[1])
             forward, counters.running = counters.running, Costs()
             _backward(result)
         return forward, counters.running
@@ -174,9 +174,9 @@ def _run(run: Callable[..., Any], device: torch.device | str | None) -> Any:
 
 def _place(module: nn.Module, call: CallArguments, device: torch.device | str | None) -> torch.device:
     """Return the device to assume; the CPU if that device is not present, because autograd needs one that is."""
-    own = [*tensors_of_modules(modules_of(module)), *call.tensors()]
-    place = torch.device(device) if device is not None else device_of(iter(own))
-    return place if is_there(place) else torch.device("cpu")
+    tensors = [*tensors_of_modules(modules_of(module)), *call.tensors()]
+    target = torch.device(device) if device is not None else device_of(iter(tensors))
+    return target if is_there(target) else torch.device("cpu")
 
 
 @exclusive
@@ -189,14 +189,14 @@ def profile_call(
     counts: bool = True,
 ) -> Any:
     """Fill the sizes and costs of a graph's nodes. Return the graph's result."""
-    place = _place(checked(gm), call, device)
+    target = _place(checked(gm), call, device)
 
     def run(*, really: bool) -> Any:
         counters = Uncounted()
         pause = nullcontext() if really else no_collection()
-        with pause, without_data(gm, call, place, counters, really=really) as (own, named):
+        with pause, without_data(gm, call, target, counters, really=really) as (positional, named):
             profiler = _ProfilingRunner(gm, counters)
-            result = profiler.profile(in_order(gm, own, named), runs_backward=counts)
+            result = profiler.profile(in_order(gm, positional, named), runs_backward=counts)
         if keeps_memory:
             profiler.write_sizes()
         if counts:
@@ -230,8 +230,8 @@ class _ProfilingRunner(NodeRunner):
             nodes = list(self._forward)
 
             def pays(number: int) -> None:
-                place = bisect_right(self._begins, number) - 1
-                self._counters.running = self._of_backward.setdefault(nodes[max(place, 0)], Costs())
+                index = bisect_right(self._begins, number) - 1
+                self._counters.running = self._of_backward.setdefault(nodes[max(index, 0)], Costs())
 
             _backward(result, pays)
         return result
@@ -242,7 +242,7 @@ class _ProfilingRunner(NodeRunner):
         self._env.ctx = self._saved[node] = TensorSet()
         self._counters.running = self._forward[node] = Costs()
         self._begins.append(_next_number())
-        values = [self.env.get(each) for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, Node)]
+        values = [self.env.get(leaf) for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
         self._given[node] = [value for value in values if isinstance(value, Tensor)]
         self._register(node)
         yield
@@ -260,7 +260,7 @@ class _ProfilingRunner(NodeRunner):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         costs = impl(*((target, *args) if node.op == "call_module" else args), **kwargs)
         is_known = isinstance(costs, (tuple, list)) and len(costs) in (2, 4)
-        if not is_known or any(type(each) is not int or each < 0 for each in costs):
+        if not is_known or any(type(cost) is not int or cost < 0 for cost in costs):
             expected = "(fwd_flop, bwd_flop) or (fwd_flop, bwd_flop, fwd_comm, bwd_comm), integers"
             raise InputError(f"{impl} gave {costs!r:.80} for {node.name}; expected {expected}")
         self._registered[node] = tuple(costs)
@@ -292,15 +292,15 @@ class _ProfilingRunner(NodeRunner):
 
     def _param_size(self, node: Node) -> int:
         if node.op == "call_module":
-            return sum(each.nbytes for each in self.fetch_attr(str(node.target)).parameters())
-        parameters = {id(each): each for each in self._given[node] if isinstance(each, nn.Parameter)}
-        return sum(each.nbytes for each in parameters.values())
+            return sum(parameter.nbytes for parameter in self.fetch_attr(str(node.target)).parameters())
+        parameters = {id(tensor): tensor for tensor in self._given[node] if isinstance(tensor, nn.Parameter)}
+        return sum(parameter.nbytes for parameter in parameters.values())
 
     def _backward_size(self, node: Node) -> int:
         def gets_gradient(tensor: Tensor) -> bool:
             return tensor.is_floating_point() and not any(key in self._own for key, _ in TensorSet.of(tensor))
 
-        return sum(each.numel() * each.element_size() for each in self._given[node] if gets_gradient(each))
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._given[node] if gets_gradient(tensor))
 
     def write_costs(self) -> None:
         """Fill the costs of each node's ``MetaInfo``."""
@@ -337,7 +337,7 @@ def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        pending.extend(each for each, _ in node.next_functions)
+        pending.extend(following for following, _ in node.next_functions)
         if not hasattr(node, "variable") and pays is not None:  # nodes that accumulate gradients cost nothing
             handles.append(node.register_prehook(_paying(pays, node._sequence_nr())))
     unique = list({id(tensor): tensor for tensor in roots}.values())

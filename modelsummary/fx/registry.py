@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import Any, TypeVar
 
 from torch import nn
 
+from modelsummary._torch import swapped
 from modelsummary.errors import RegistrationError
 from modelsummary.record.trace_rules import TraceRules
 
@@ -225,21 +226,12 @@ def replaced(model: nn.Module, rules: TraceRules) -> Iterator[None]:
     """Run the body with plain Python functions replaced in the Python modules that define the model's classes."""
     functions = {key: impl for key, impl in rules.substitutes.items() if isinstance(key, FunctionType)}
     names = dict.fromkeys(type(module).__module__ for module in model.modules())
-    homes = [vars(sys.modules[name]) for name in names if name in sys.modules]
-    found = [
-        (home, name, value)
-        for home in homes
-        if functions
-        for name, value in home.items()
-        if isinstance(value, FunctionType) and value in functions
-    ]
-    for home, name, value in found:
-        home[name] = functions[value]
-    try:
+    with ExitStack() as stack:
+        for home in [sys.modules[name] for name in names if functions and name in sys.modules]:
+            for name, value in list(vars(home).items()):
+                if isinstance(value, FunctionType) and value in functions:
+                    stack.enter_context(swapped(home, name, functions[value]))
         yield
-    finally:
-        for home, name, value in found:
-            home[name] = value
 
 
 def find_impl(impls: Impls, target: Any) -> Callable[..., Any] | None:

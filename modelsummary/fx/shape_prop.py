@@ -80,12 +80,14 @@ class NodeRunner(Interpreter):
 def _opaque(impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an implementation. It depends on the inputs, so that earlier nodes have a backward."""
     result = impl(*args, **kwargs)
-    modules = [each for each in args[:1] if isinstance(each, nn.Module)]
-    given = [*tensors_of((args, kwargs)), *(each for module in modules for each in module.parameters())]
-    needing = [each for each in given if each.requires_grad]
+    modules = [argument for argument in args[:1] if isinstance(argument, nn.Module)]
+    tensors = [*tensors_of((args, kwargs)), *(parameter for module in modules for parameter in module.parameters())]
+    needing = [tensor for tensor in tensors if tensor.requires_grad]
     if not needing:
         return result
-    return map_tensors(lambda each: _Connected.apply(each, *needing) if each.is_floating_point() else each, result)
+    return map_tensors(
+        lambda tensor: _Connected.apply(tensor, *needing) if tensor.is_floating_point() else tensor, result
+    )
 
 
 class _Connected(torch.autograd.Function):
@@ -94,7 +96,7 @@ class _Connected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, result: Tensor, *given: Tensor) -> Tensor:
         """Return a copy of the first tensor."""
-        ctx.given = [(each.shape, each.dtype, each.device) for each in given]
+        ctx.given = [(tensor.shape, tensor.dtype, tensor.device) for tensor in given]
         return result.detach().clone()
 
     @staticmethod
@@ -134,9 +136,9 @@ class ShapeProp:
         Raises:
             TraceError: a node failed.
         """
-        place = torch.device(device) if device is not None else None
-        with without_data(self.module, CallArguments(args, {}, None), place, Uncounted()) as (own, kwargs):
-            return NodeRunner(self.module).run(*in_order(self.module, own, kwargs))
+        target = torch.device(device) if device is not None else None
+        with without_data(self.module, CallArguments(args, {}, None), target, Uncounted()) as (positional, kwargs):
+            return NodeRunner(self.module).run(*in_order(self.module, positional, kwargs))
 
 
 def checked(module: GraphModule) -> GraphModule:
@@ -155,7 +157,7 @@ def _metadata(result: Any) -> Any:
             return tuple(map(of, leaf))
         return _extract_tensor_metadata(leaf) if isinstance(leaf, Tensor) else leaf
 
-    return tree_map(of, result, is_leaf=lambda each: isinstance(each, PackedSequence))
+    return tree_map(of, result, is_leaf=lambda leaf: isinstance(leaf, PackedSequence))
 
 
 def note_shapes(
@@ -183,10 +185,10 @@ def note_shapes(
 def in_order(module: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments in the order of the placeholders. Raise ``TraceError`` if they do not match."""
     names = [str(node.target) for node in module.graph.nodes if node.op == "placeholder"]
-    given = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
-    if len(given) != len(names) or not kwargs.keys() <= set(names):
+    positional = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
+    if len(positional) != len(names) or not kwargs.keys() <= set(names):
         raise TraceError(f"the graph takes {len(names)} argument(s) {names}, got {len(args)} and {sorted(kwargs)}")
-    return given
+    return positional
 
 
 @contextmanager
@@ -209,15 +211,15 @@ def without_data(
         counting: counter that gets the costs of the operators.
         really: run on data, on the module's own device.
     """
-    leaves = {id(each): each if each.is_leaf else each.detach().requires_grad_() for each in call.tensors()}
+    leaves = {id(tensor): tensor if tensor.is_leaf else tensor.detach().requires_grad_() for tensor in call.tensors()}
     call = CallArguments(*call.on_meta(lambda tensor: leaves.get(id(tensor), tensor)), call.device, call.nothing_found)
     modules = modules_of(module)
-    own = [*tensors_of_modules(modules), *call.tensors()]
-    place = device or device_of(iter(own))
-    grad = really or is_there(place)  # autograd asks a device for its stream
+    tensors = [*tensors_of_modules(modules), *call.tensors()]
+    target = device or device_of(iter(tensors))
+    grad = really or is_there(target)  # autograd asks a device for its stream
     with (
         torch.inference_mode(False),
-        running(modules, call, on_shapes=not really, grad=grad, device=place) as (execution, args, kwargs),
+        running(modules, call, on_shapes=not really, grad=grad, device=target) as (execution, args, kwargs),
         nullcontext() if really else fused_lstm(),
         Operators(counting, execution),
     ):

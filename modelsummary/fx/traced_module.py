@@ -15,6 +15,7 @@ from torch.fx.graph_module import _format_import_block
 from torch.fx.node import map_arg
 from torch.package.importer import sys_importer
 
+from modelsummary.capture.templates import map_template
 from modelsummary.fx.builder import Apply
 from modelsummary.fx.codegen import CheckpointCodeGen
 from modelsummary.record.events import TorchFunction, torch_function
@@ -87,7 +88,7 @@ class {name}(torch.nn.Module):
 def _imports(graph: Graph) -> str:
     """Return the import lines for the names in a graph's code; ``apply`` of autograd functions via their class."""
     named = dict(graph.python_code("self").globals)
-    applied = {name: named.pop(name).function for name, each in list(named.items()) if isinstance(each, Apply)}
+    applied = {name: named.pop(name).function for name, module in list(named.items()) if isinstance(module, Apply)}
     classes = _format_import_block({f"_{name}": function for name, function in applied.items()}, sys_importer)
     return "\n".join(
         [_format_import_block(named, sys_importer), classes, *(f"{name} = _{name}.apply" for name in applied)]
@@ -122,16 +123,8 @@ def _restored(state: dict[str, Any], nodes: bytes, class_name: str, meta: dict[s
     graph.set_codegen(CheckpointCodeGen())
     by_name: dict[str, Node] = {}
 
-    def real(argument: Any) -> Any:
-        if isinstance(argument, _Name):
-            return by_name[argument]
-        if isinstance(argument, (tuple, list)):
-            return (tuple if isinstance(argument, tuple) else list)(map(real, argument))
-        if isinstance(argument, dict):
-            return {name: real(each) for name, each in argument.items()}
-        if isinstance(argument, slice):
-            return slice(real(argument.start), real(argument.stop), real(argument.step))
-        return argument
+    def real(arguments: Any) -> Any:
+        return map_template(lambda leaf: by_name[leaf] if isinstance(leaf, _Name) else leaf, arguments)
 
     for op, name, target, args, kwargs, own_meta in pickle.loads(nodes):
         called = target.function if isinstance(target, TorchFunction) else target
@@ -160,9 +153,9 @@ def graph_module(model: nn.Module, graph: Graph, constants: Mapping[str, Any]) -
         else:
             root.__dict__[name] = value
     module = TracedModule(root, graph, class_name=type(model).__name__)
-    own = {id(each) for each in model.modules() if each is not model}
+    modules = {id(inner) for inner in model.modules() if inner is not model}
     for fqn, scope in module.named_modules():
-        if id(scope) in own:
+        if id(scope) in modules:
             continue  # a module of the model itself
         source = model.get_submodule(fqn)
         scope.training = source.training

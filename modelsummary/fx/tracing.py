@@ -69,9 +69,9 @@ def symbolic_trace(
     [('placeholder', '', (4, 8)), ('call_module', '0', (4, 16)), ('call_module', '1', (4, 16)), ('output', '', ...)]
     """
     model = _as_module(root)
-    for kind, given in (("concrete_args", concrete_args), ("meta_args", meta_args)):
-        if not isinstance(given, (Mapping, NoneType)):
-            raise InputError(f"{kind} must be a dict from argument names to values, got {type(given).__name__}")
+    for kind, arguments in (("concrete_args", concrete_args), ("meta_args", meta_args)):
+        if not isinstance(arguments, (Mapping, NoneType)):
+            raise InputError(f"{kind} must be a dict from argument names to values, got {type(arguments).__name__}")
     call, names = _call_of(model, dict(concrete_args or {}), dict(meta_args or {}))
     return trace_call(model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
 
@@ -97,9 +97,9 @@ def _call_of(
 ) -> tuple[CallArguments, dict[str | int, str]]:
     """Return the call's arguments, and a dict from position or name to graph input for tensor arguments."""
     parameters = inspect.signature(model.forward).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    for kind, given in (("concrete_args", concrete), ("meta_args", meta)):
-        unknown = [name for name in given if name not in parameters]
+    takes_any = any(described.kind is described.VAR_KEYWORD for described in parameters.values())
+    for kind, arguments in (("concrete_args", concrete), ("meta_args", meta)):
+        unknown = [name for name in arguments if name not in parameters]
         if unknown and not takes_any:
             expected = ", ".join(parameters) or "none"
             raise InputError(f"{kind} names {unknown[0]!r}, but the arguments of the forward are: {expected}")
@@ -114,19 +114,21 @@ def _call_of(
     if held is not None:
         raise InputError(f"concrete_args[{held!r}] holds a tensor; pass it in meta_args")
     args: list[str] = []
-    given = {**concrete, **meta}
+    arguments = {**concrete, **meta}
     for name, parameter in parameters.items():  # by position, up to the first gap
-        if parameter.kind is parameter.VAR_POSITIONAL and name in given:
+        if parameter.kind is parameter.VAR_POSITIONAL and name in arguments:
             raise InputError(
                 f"the forward takes *{name}, whose values have no names; wrap the model in a module that names them"
             )
-        if parameter.kind is parameter.VAR_KEYWORD or parameter.kind is parameter.KEYWORD_ONLY or name not in given:
+        if parameter.kind is parameter.VAR_KEYWORD or parameter.kind is parameter.KEYWORD_ONLY or name not in arguments:
             break
         args.append(name)
-    keywords = [name for name in given if name not in args]
-    inputs: dict[str | int, str] = {position: name for position, name in enumerate(args) if _holds_tensor(given[name])}
-    inputs.update({name: name for name in keywords if _holds_tensor(given[name])})
-    call = CallArguments(tuple(given[name] for name in args), {name: given[name] for name in keywords}, None)
+    keywords = [name for name in arguments if name not in args]
+    inputs: dict[str | int, str] = {
+        position: name for position, name in enumerate(args) if _holds_tensor(arguments[name])
+    }
+    inputs.update({name: name for name in keywords if _holds_tensor(arguments[name])})
+    call = CallArguments(tuple(arguments[name] for name in args), {name: arguments[name] for name in keywords}, None)
     try:
         inspect.signature(model.forward).bind(*call.args, **call.kwargs)
     except TypeError as error:
@@ -135,7 +137,7 @@ def _call_of(
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(type(each) is int for each in value)
+    return isinstance(value, (list, tuple)) and bool(value) and all(type(dim) is int for dim in value)
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -160,12 +162,12 @@ def trace_call(
     execution = _execution(model, call)
     failed: list[Exception] = []
     for way in ("shape", "real") if execution == "real" and (rules.shapes or rules.layer_shapes) else (execution,):
-        given = _without_values(call) if way == "shape" else call
+        arguments = _without_values(call) if way == "shape" else call
         try:
             pause = no_collection() if way == "shape" else nullcontext()
             with pause, registry.replaced(model, rules):
-                records = record(model, given, way, rules=rules)
-                return _first(model, given, names, records, way, used, marks=marks, splits_bias=splits_bias)
+                records = record(model, arguments, way, rules=rules)
+                return _first(model, arguments, names, records, way, used, marks=marks, splits_bias=splits_bias)
         except TraceError:
             raise
         except Exception as error:
@@ -217,19 +219,19 @@ def _first(
     """
     reason: TraceError | None = None
     every = iter(records)
-    while (each := next(every, None)) is not None:
+    while (current := next(every, None)) is not None:
         try:
-            builder = _builder(model, each, names, marks)
-            if builder.kept_whole and each.batch_size is not None and (following := next(every, None)) is not None:
+            builder = _builder(model, current, names, marks)
+            if builder.kept_whole and current.batch_size is not None and (following := next(every, None)) is not None:
                 every = chain([following], every)
-                if following.smallest_batch > each.smallest_batch:
+                if following.smallest_batch > current.smallest_batch:
                     with suppress(TraceError):
                         if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
                             continue
             traced = graph_module(model, builder.graph, builder.constants)
             if not used:  # registered implementations run other operators on purpose
                 with checkpoints_opened():
-                    _check(model, traced, each, call, names, execution)
+                    _check(model, traced, current, call, names, execution)
         except TraceError as error:
             reason = error
             continue
@@ -258,17 +260,17 @@ def _check(
     """Raise ``TraceError`` unless the graph runs the same operators as the model, also at another batch size."""
 
     def differs(call: CallArguments, **options: Any) -> str:
-        given = _graph_call(call, names)
-        return difference(model, traced, [traced], call, execution, other_call=given, **options)
+        graph_call = _graph_call(call, names)
+        return difference(model, traced, [traced], call, execution, other_call=graph_call, **options)
 
     # two runs cover gradients on and off, another batch size and the other mode
     larger = call
     if recorded.batch_size is not None:
         larger = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-    found = differs(larger, grad=True) or differs(call, grad=False, other_mode=not recorded.no_other_mode)
-    if found:
+    problem = differs(larger, grad=True) or differs(call, grad=False, other_mode=not recorded.no_other_mode)
+    if problem:
         raise TraceError(
-            f"the graph differs from the model: it runs {found}. The forward does something between its layers that "
+            f"the graph differs from the model: it runs {problem}. The forward does something between its layers that "
             "cannot be recorded (a TorchScript function, a global hook, an overridden __call__, other operators "
             "without gradients); move it into a module and register that with register_leaf_module"
         )
@@ -276,5 +278,5 @@ def _check(
 
 def _graph_call(call: CallArguments, names: Mapping[str | int, str]) -> CallArguments:
     """Return the arguments of the graph for a call of the model."""
-    given = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
-    return CallArguments((), given, call.device)
+    arguments = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
+    return CallArguments((), arguments, call.device)

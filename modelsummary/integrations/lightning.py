@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from modelsummary.costs.device_spec import DeviceSpec, Precision
+from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import MissingExtraError
 from modelsummary.formulas.tokens import FlopsPerToken
 from modelsummary.integrations.meter import MFUMeter, Reading, tokens_in

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from modelsummary.costs.device_spec import DeviceSpec, Precision
+from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError
 from modelsummary.formulas.tokens import FlopsPerToken
 from modelsummary.units import grouped, percent, scaled
@@ -82,9 +82,9 @@ class MFUMeter:
             raise InputError(
                 f"flops_per_token must be a number > 0 or stats.flops_per_token(), got {flops_per_token!r}"
             )
-        for name, number in (("n_devices", n_devices), ("every", every)):
-            if type(number) is not int or number < 1:
-                raise InputError(f"{name} must be an integer >= 1, got {number!r}")
+        for name, count in (("n_devices", n_devices), ("every", every)):
+            if type(count) is not int or count < 1:
+                raise InputError(f"{name} must be an integer >= 1, got {count!r}")
         spec = _spec(device)
         if dtype is None and len(spec.peak_flops) > 1:
             raise InputError(f"pass dtype=, one of {', '.join(map(str, spec.peak_flops))}: the peak depends on it")
@@ -145,8 +145,8 @@ def tokens_in(batch: Any, unit: str = "token") -> int:
     (512, 4)
     """
     named = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    tensors = [each for each in ([named] if named is not None else tree_leaves(batch)) if isinstance(each, Tensor)]
-    ids = [each for each in tensors if not each.is_floating_point() and each.dim() == 2]
+    tensors = [leaf for leaf in ([named] if named is not None else tree_leaves(batch)) if isinstance(leaf, Tensor)]
+    ids = [tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2]
     if unit == "token" and ids:
         return ids[0].numel()
-    return next((len(each) for each in tensors if each.dim()), 0)
+    return next((len(tensor) for tensor in tensors if tensor.dim()), 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.costs.device_spec import DeviceSpec
-from modelsummary.costs.kernel_table import device_here, table_of
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.kernel_table import device_here, table_of
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
 from modelsummary.latency.estimate import LatencyEstimate
@@ -71,8 +71,8 @@ def bound_of_data(stats: Any, device: Any, mode: str, backward: bool, optimizer:
     Raises:
         InputError: the arguments ask for more than an eager forward on a named device.
     """
-    from modelsummary.costs.roofline import dtype_of
-    from modelsummary.costs.roofline import estimate as bound
+    from modelsummary.devices.roofline import dtype_of
+    from modelsummary.devices.roofline import estimate as bound
 
     if backward or optimizer is not None or mode != "eager" or set(options) - {"dtype"} or device is None:
         raise InputError(

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from modelsummary.costs.kernel_table import Entry, KernelTable, machine_of
-from modelsummary.costs.kernels import whole_call
-from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.costs.operator_work import is_free
+from modelsummary.devices.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.latency.autograd_time import autograd_seconds
 from modelsummary.latency.grid import standard_grid
 from modelsummary.latency.host_time import host_seconds, page_seconds
 from modelsummary.latency.kernel_measure import is_measurable, workspaces_of
 from modelsummary.latency.kernel_rounds import seconds_of
+from modelsummary.operators.kernels import whole_call
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import is_free
 
 __all__ = ["Calibration", "calibrate_calls", "calibrate_grid"]
 

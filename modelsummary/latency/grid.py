@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelsummary.costs.operator_calls import OperatorCall, OperatorLog
+from modelsummary.operators.operator_calls import OperatorCall, OperatorLog
 
 __all__ = ["standard_grid"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.costs.kernels import Kernel
+from modelsummary.operators.kernels import Kernel
 from modelsummary.tables import Printed, Report, data_frame
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from modelsummary.costs.operator_calls import OperatorCall, TensorSpec
-from modelsummary.costs.tensor_bytes import storage_of
+from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
+from modelsummary.operators.operator_facts import tensors_in
+from modelsummary.operators.tensor_bytes import storage_of
 
-__all__ = ["arguments_of", "is_measurable", "tensors_of", "workspaces_of"]
+__all__ = ["arguments_of", "is_measurable", "workspaces_of"]
 
 _INDICES = {"embedding": (0, 1), "index_select": (0, 2), "gather": (0, 2), "embedding_dense_backward": (None, 1)}
 
@@ -83,15 +84,6 @@ def _look_like_features(images: Tensor) -> None:
     whole.copy_(half.repeat_interleave(2)[: whole.numel()].clamp(min=0).view_as(whole))
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [each for inner in value for each in tensors_of(inner)]
-    return [each for inner in value.values() for each in tensors_of(inner)] if isinstance(value, dict) else []
-
-
 def workspaces_of(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
     """Return the bytes that each call allocates beside its results while it runs; None if it does not run alone.
 
@@ -116,14 +108,14 @@ def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> l
         for number, call in enumerate(calls):
             try:
                 args, kwargs, _ = arguments_of(call, device)
-                given = {storage_of(each) for each in tensors_of((args, kwargs))}
+                taken = {storage_of(tensor) for tensor in tensors_in((args, kwargs))}
                 with record_function(f"{_MARK}{number}"):
                     out = call.func(*args, **kwargs)
             except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
                 failed.add(number)
                 continue
-            made = {storage_of(each): each.untyped_storage().nbytes() for each in tensors_of(out)}
-            results[number] = sum(size for key, size in made.items() if key not in given)
+            allocated = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(out)}
+            results[number] = sum(size for key, size in allocated.items() if key not in taken)
             del out, args, kwargs
     events = traced.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")

@@ -25,10 +25,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.latency.host_time import minor_faults, other_operators, preemptions
 from modelsummary.latency.kept_memory import kept_memory
-from modelsummary.latency.kernel_measure import arguments_of, tensors_of
+from modelsummary.latency.kernel_measure import arguments_of
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_facts import tensors_in
 from modelsummary.progress import counted
 
 __all__ = ["seconds_of"]
@@ -120,7 +121,7 @@ def _ready(call: OperatorCall, device: torch.device, *, cold: bool) -> _Ready | 
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
         return None
     own = set(map(id, params))
-    given = [each for each in tensors_of((args, kwargs)) if id(each) not in own]
+    given = [tensor for tensor in tensors_in((args, kwargs)) if id(tensor) not in own]
     produced = _range_of(given[0]) if given else None
     return _Ready(lambda: call.func(*args, **kwargs), produced, tuple(given[1:] + ([] if cold else params)))
 

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from modelsummary.costs.device_spec import DeviceSpec, Precision
+from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_plan import OptimizerLike, StepOptions, StepPlan, step_plan

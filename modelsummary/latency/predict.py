@@ -12,20 +12,20 @@ from torch import nn
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
 from modelsummary.capture.run import no_collection
-from modelsummary.costs.device_spec import DeviceSpec
-from modelsummary.costs.kernel_table import KernelTable, device_here, table_of
-from modelsummary.costs.kernel_time import DeviceModel, device_model
-from modelsummary.costs.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
-from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.costs.operator_work import Work
-from modelsummary.costs.recurrent_kernels import join_recurrent
-from modelsummary.costs.tensor_bytes import nbytes_of
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.kernel_table import KernelTable, device_here, table_of
+from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.options import is_here
-from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.predict import check_initialized, step_operators
+from modelsummary.layer_info import CallKey, LayerInfo
+from modelsummary.memory.predict import observed
 from modelsummary.memory.step_plan import StepPlan
+from modelsummary.operators.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import Work
+from modelsummary.operators.recurrent_layers import join_recurrent
+from modelsummary.operators.tensor_bytes import nbytes_of
 
 __all__ = [
     "TABLE_ERROR",
@@ -91,10 +91,9 @@ def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) 
     return _timed_kernels(live, _operators(live, mode, plan), target, mode)
 
 
-def _operators(live: LiveModel, mode: str, plan: StepPlan) -> list[StepOperator]:
+def _operators(live: LiveModel, mode: str, plan: StepPlan) -> Sequence[StepOperator]:
     check_mode(mode)
-    check_initialized(live)
-    return step_operators(live.model, live.call, plan)[0]
+    return observed(live, plan).operators
 
 
 def distinct_calls(live: LiveModel, plan: StepPlan) -> list[OperatorCall]:
@@ -180,15 +179,15 @@ def _uncounted(kernels: Sequence[Kernel], operators: Sequence[StepOperator]) -> 
     return counts
 
 
-Own = dict[tuple[str, tuple[str, int]], float]  # phase and row -> seconds
+Own = dict[tuple[str, CallKey], float]  # phase and row -> seconds
 
 
 def _own_seconds(
     kernels: Sequence[Kernel], operators: Sequence[StepOperator], root: LayerInfo, target: Target, mode: str
 ) -> tuple[Own, dict[str, float], str]:
     """Return the own seconds of each row, the seconds of each phase, and the limit: device or host."""
-    device: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
-    host: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
+    device: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
+    host: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     dispatch = _dispatch_seconds(target) if mode == "eager" else 0.0
     for kernel in kernels:
         key = kernel.phase, kernel.row or _OUTSIDE
@@ -227,7 +226,7 @@ def _dispatch_seconds(target: Target) -> float:
 
 
 def _add_host_work(
-    seconds: defaultdict[tuple[str, tuple[str, int]], float],
+    seconds: defaultdict[tuple[str, CallKey], float],
     operators: Sequence[StepOperator],
     root: LayerInfo,
     table: KernelTable,
@@ -247,7 +246,7 @@ def _add_host_work(
     for row in root.walk():
         if not row.executed:
             continue
-        key = (row.fqn, row.call_index)
+        key = row.key
         seconds["forward", key] += facts.get("module", 1e-6)
         if has_backward and row.module is not None:
             own = {id(each) for each in row.module.parameters(recurse=False) if each.requires_grad} - accumulated
@@ -269,7 +268,7 @@ def view_seconds(operators: Sequence[StepOperator], table: KernelTable) -> Itera
 def _fill(root: LayerInfo, own: Own) -> None:
     rows = list(root.walk())
     for row in rows:
-        key = (row.fqn, row.call_index)
+        key = row.key
         forward = own.get(("forward", key), 0.0) if row.executed else 0.0
         backward = own.get(("backward", key), 0.0) if row.executed else 0.0
         row.estimated_latency_ms = row.self_estimated_latency_ms = 1e3 * forward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, quantiles
@@ -10,13 +10,13 @@ from statistics import mean, median, quantiles
 from torch import nn
 
 from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.calls import keys_of
 from modelsummary.capture.modules import named_modules, unwrap
 from modelsummary.capture.timer import TimedCall
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import CallKey, LayerInfo
 
 __all__ = ["IN_THREADS", "TimedRun", "Timings", "fill"]
 
-Key = tuple[str, int]  # FQN and call index
 _NOT_TIMED = "not timed: ignored, or its caller ran a fused or compiled function instead"
 _REENTRANT = "its backward runs inside re-entrant checkpointing, which hides it"
 _UNREACHED = "the model's result does not depend on it: its backward is timed as part of other modules"
@@ -36,12 +36,12 @@ class TimedRun:
         unreached: rows with autograd nodes that the model's result does not depend on.
     """
 
-    forward: dict[Key, float]
+    forward: dict[CallKey, float]
     forward_ms: float
-    backward: dict[Key, float] | None = None
+    backward: dict[CallKey, float] | None = None
     backward_ms: float = 0.0
-    unknown: frozenset[Key] = frozenset()
-    unreached: frozenset[Key] = frozenset()
+    unknown: frozenset[CallKey] = frozenset()
+    unreached: frozenset[CallKey] = frozenset()
 
 
 class Timings:
@@ -55,28 +55,23 @@ class Timings:
 
     def __init__(self, model: nn.Module, root: LayerInfo, cost_ms: tuple[float, float]) -> None:
         self._names = {id(module): fqn for fqn, module in named_modules(unwrap(model))}
-        self._rows = {(row.fqn, row.call_index) for row in root.walk() if row.executed}
+        self._rows = {row.key for row in root.walk() if row.executed}
         self._cost = cost_ms
 
     def run(self, root: TimedCall, backward: BackwardTimer | None = None) -> TimedRun:
         """Return the own times of one run, once its times are settled."""
-        keys: dict[TimedCall, Key] = {}
-        counts: Counter[str] = Counter()
-        forward: defaultdict[Key, float] = defaultdict(float)
+        keys = keys_of(root.walk(), self._names)
+        forward: defaultdict[CallKey, float] = defaultdict(float)
         within, outside = self._cost
         for call in root.walk():
-            fqn = self._names.get(id(call.module), "" if call.parent is None else None)
-            key = (fqn or "", counts[fqn or ""])
-            if fqn is not None:
-                counts[fqn] += 1
-            if call.parent is not None and (fqn is None or key not in self._rows):
-                key = keys[call.parent]
-            keys[call] = key
+            if call.parent is not None and keys[call] not in self._rows:
+                keys[call] = keys[call.parent]
+            key = keys[call]
             inner = sum(child.milliseconds for child in call.children)
             forward[key] += max(0.0, call.milliseconds - inner - within - outside * len(call.children))
         run = TimedRun(dict(forward), sum(forward.values()))
         if backward is not None and backward.ran:
-            own: defaultdict[Key, float] = defaultdict(float, dict.fromkeys(forward, 0.0))
+            own: defaultdict[CallKey, float] = defaultdict(float, dict.fromkeys(forward, 0.0))
             for call, milliseconds in backward.milliseconds().items():
                 own[keys[call]] += milliseconds
             run.backward, run.backward_ms = dict(own), sum(own.values())
@@ -98,7 +93,7 @@ def fill(root: LayerInfo, runs: Sequence[TimedRun]) -> None:
             setattr(row, f"backward_{name}", None)
     differ = any(run.forward.keys() != runs[0].forward.keys() for run in runs)
     timed = set().union(*(run.forward for run in runs))
-    _note(rows, {(row.fqn, row.call_index) for row in rows if row.executed} - timed, _NOT_TIMED)
+    _note(rows, {row.key for row in rows if row.executed} - timed, _NOT_TIMED)
     _note(rows, {("", 0)} if differ else set(), _DIFFER)
     _fill(rows, "", [run.forward for run in runs], [run.forward_ms for run in runs], use_means=differ)
     backwards = [run for run in runs if run.backward is not None]
@@ -109,21 +104,21 @@ def fill(root: LayerInfo, runs: Sequence[TimedRun]) -> None:
         unknown = set().union(*(run.unknown for run in backwards))
         _note(rows, unknown, _REENTRANT)
         for row in rows:
-            if (row.fqn, row.call_index) in unknown:
+            if row.key in unknown:
                 row.backward_latency_ms = row.backward_self_latency_ms = None
                 row.backward_latency_share = row.backward_latency_iqr_ms = None
 
 
-def _note(rows: Sequence[LayerInfo], keys: set[Key], note: str) -> None:
+def _note(rows: Sequence[LayerInfo], keys: set[CallKey], note: str) -> None:
     for row in rows:
-        if (row.fqn, row.call_index) in keys:
+        if row.key in keys:
             row.note = row.note or note
 
 
 def _fill(
     rows: Sequence[LayerInfo],
     prefix: str,
-    runs: Sequence[dict[Key, float]],
+    runs: Sequence[dict[CallKey, float]],
     totals: Sequence[float],
     *,
     use_means: bool,
@@ -131,7 +126,7 @@ def _fill(
     middle: Callable[[Sequence[float]], float] = mean if use_means else median
     own: dict[LayerInfo, list[float]] = {}
     for row in rows:
-        key = (row.fqn, row.call_index)
+        key = row.key
         if row.executed and any(key in run for run in runs):
             own[row] = [run.get(key, 0.0) for run in runs]
     whole = middle(totals)

@@ -18,7 +18,7 @@ from modelsummary.memory.checkpointing import (
     recomputed_macs,
 )
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.predict import check_initialized, simulate_step
+from modelsummary.memory.predict import check_initialized, simulate, simulate_step
 from modelsummary.memory.step_error import NeedsValuesError
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.progress import counted
@@ -47,12 +47,12 @@ def suggest_checkpoint(
     rows = blocks_of(root)
     with counted("checkpoint plan", "estimate") as done:
 
-        def simulate(chosen: Sequence[str]) -> MemoryEstimate:
-            estimate, _ = simulate_step(live.model, live.call, replace(plan, checkpoint=tuple(chosen)))
+        def recomputing(chosen: Sequence[str]) -> MemoryEstimate:
+            estimate, _ = simulate(live, root, replace(plan, checkpoint=tuple(chosen)))
             done()
             return estimate
 
-        return _chosen(root, rows, simulate, budget_bytes, by)
+        return _chosen(root, rows, recomputing, budget_bytes, by)
 
 
 def _chosen(

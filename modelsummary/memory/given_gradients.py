@@ -7,7 +7,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from modelsummary.costs.tensor_bytes import inner_tensors
+from modelsummary.operators.tensor_bytes import inner_tensors
 
 __all__ = ["GivenGradients"]
 

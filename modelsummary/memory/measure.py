@@ -18,7 +18,6 @@ from modelsummary.capture.modules import modules_of, tensors_in_attributes, tens
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import tensors_of
-from modelsummary.costs.tensor_bytes import stored_tensors
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
@@ -27,6 +26,7 @@ from modelsummary.memory.predict import check_initialized, simulate
 from modelsummary.memory.step import casting, loss_of
 from modelsummary.memory.step_error import as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
+from modelsummary.operators.tensor_bytes import stored_tensors
 
 __all__ = ["Measured", "measure", "measure_step"]
 

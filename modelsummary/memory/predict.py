@@ -1,6 +1,6 @@
-"""Run one step on shapes, or for real if it needs values, and write its memory into the rows.
+"""Observe one step, on shapes, or for real if it needs values; and write its memory into the rows.
 
-What happens within the step is followed in ``step``.
+The step itself runs in ``step``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,26 +24,27 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import EVEN_ROUTES, no_collection, obstacle_of, running
-from modelsummary.costs.kernels import StepOperator
+from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.stage_step import StageActions, StageRun
-from modelsummary.memory.step import RowMemory, StepRun
+from modelsummary.memory.stage_step import StageActions, StageRun, actions_of
+from modelsummary.memory.step import StepRun
 from modelsummary.memory.step_error import NeedsValuesError, as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
+from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of
 from modelsummary.memory.workspaces import workspaces_on
 
 __all__ = [
     "CUDA_BLOCK",
     "check_initialized",
+    "observe",
+    "observed",
     "predict",
-    "run_step",
     "simulate",
     "simulate_step",
     "stage_actions",
-    "step_operators",
 ]
 
 CUDA_BLOCK = 512
@@ -56,27 +57,44 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
         InputError: a parameter is not initialised, no result requires a gradient, or the step needs values that the
             model or its input lacks.
     """
-    check_initialized(live)
-    estimate, by_call = simulate(live, root, plan)
+    estimate, memory = simulate(live, root, plan)
     rows = list(root.walk()) if plan.train else []
     for row in rows:
-        found = by_call.get((row.fqn, row.call_index)) if row.executed else None
-        row.self_activation_bytes = found.activation_bytes if found is not None else 0
+        of_row = memory.get(row.key) if row.executed else None
+        row.self_activation_bytes = of_row.activation_bytes if of_row is not None else 0
         row.activation_bytes = row.self_activation_bytes
-        row.peak_bytes = found.peak_bytes if found is not None else None
+        row.peak_bytes = of_row.peak_bytes if of_row is not None else None
     for row in reversed(rows):
         if row.parent_info is not None:
             row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
     return estimate
 
 
-def simulate(
-    live: LiveModel, root: LayerInfo, plan: StepPlan
-) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
+def simulate(live: LiveModel, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
     """Predict the memory of a step without writing into the rows; see ``simulate_step``."""
-    estimate, by_call = simulate_step(live.model, live.call, plan)
+    trace = observed(live, plan, storages=True)
+    workspaces = _workspaces(trace, plan)
     again = recomputed_macs(root, plan.checkpoint) if plan.train else 0
-    return replace(estimate, recomputed_macs=again), by_call
+    return replace(estimate_of(trace, workspaces), recomputed_macs=again), by_call(trace, workspaces)
+
+
+def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trace:
+    """Return the trace of a step of a live model: the one that it keeps, if the same step ran before.
+
+    Args:
+        storages: as for ``observe``.
+
+    Raises:
+        InputError: a parameter is not initialised; see also ``observe``.
+    """
+    check_initialized(live)
+    # which workspaces count is asked when the trace is read
+    step = replace(plan, workspaces=True, device=plan.device or _own_device(live.model))
+    traces = live.kept(step)
+    trace = traces.get(True) or (None if storages else traces.get(False))
+    if trace is None:
+        trace = traces[storages] = observe(live.model, live.call, plan, storages=storages)
+    return trace
 
 
 def check_initialized(live: LiveModel) -> None:
@@ -87,7 +105,7 @@ def check_initialized(live: LiveModel) -> None:
 
 def simulate_step(
     model: nn.Module, call: CallArguments, plan: StepPlan
-) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
+) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
     """Predict the memory of a step of ``model``, which stays untouched.
 
     A step that needs values runs for real, on the model's own device.
@@ -99,7 +117,9 @@ def simulate_step(
         InputError: no result requires a gradient, or the loss is not a scalar.
         StepError: the step raised.
     """
-    return run_step(model, call, plan, lambda run, how: (run.estimate(*how), run.by_call()))
+    trace = observe(model, call, plan, storages=True)
+    workspaces = _workspaces(trace, plan)
+    return estimate_of(trace, workspaces), by_call(trace, workspaces)
 
 
 def stage_actions(model: nn.Module, call: CallArguments, plan: StepPlan) -> StageActions:
@@ -109,52 +129,44 @@ def stage_actions(model: nn.Module, call: CallArguments, plan: StepPlan) -> Stag
         InputError: as for ``simulate_step``.
         StepError: the step raised.
     """
-
-    def read(run: StepRun, how: _How) -> StageActions:
-        assert isinstance(run, StageRun)
-        return run.actions(*how)
-
-    return run_step(model, call, plan, read)
+    assert plan.stage is not None
+    trace = observe(model, call, plan, storages=True)
+    return actions_of(trace, plan.stage, _workspaces(trace, plan))
 
 
-def step_operators(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[list[StepOperator], list[str]]:
-    """Return the operators of a step in the order in which they run, and notes on assumptions.
-
-    Raises:
-        InputError: as for ``simulate_step``.
-    """
-    return run_step(model, call, plan, lambda run, how: (run.operators(), how.notes), notes_operators=True)
+def _workspaces(trace: Trace, plan: StepPlan) -> Workspaces:
+    """Return the workspaces of operators on the device of a trace; None if they do not count."""
+    return workspaces_on(torch.device(trace.device)) if plan.workspaces else None
 
 
-class _How(NamedTuple):
-    """The circumstances of a step: the device whose kernels were chosen, the execution, and notes on assumptions."""
-
-    device: str
-    execution: str
-    notes: list[str]
+def _own_device(model: nn.Module) -> torch.device:
+    own = device_of(tensors_of_modules(modules_of(model)))
+    return own if own.type != "meta" else torch.device("cpu")
 
 
-_R = TypeVar("_R")
-
-
-def run_step(
+def observe(
     model: nn.Module,
     call: CallArguments,
     plan: StepPlan,
-    read: Callable[[StepRun, _How], _R],
     *,
-    notes_operators: bool = False,
-    counts_bytes: bool = False,
+    storages: bool,
+    note: Callable[[], Any] = lambda: None,
     routes_evenly: bool = False,
-) -> _R:
-    """Run a step, on shapes if possible, and return the result of ``read``, called before the model is restored.
+) -> Trace:
+    """Run a step, on shapes if possible, and return what was observed. The model stays untouched.
 
     Args:
-        notes_operators: note each operator with its arguments; bytes are then followed only if ``counts_bytes`` is set.
+        storages: follow storages until they are freed, for the memory of the step. Without, only operators are noted;
+            a step that needs values may then run on another device than ``plan`` wants.
+        note: called before the model is restored; its result is ``Trace.noted``.
         routes_evenly: choices of experts fall on all experts in turn, as without values they are not known.
+
+    Raises:
+        InputError: no result requires a gradient, the loss is not a scalar, or the step needs values that are missing.
+        StepError: the step raised.
     """
     own = device_of(tensors_of_modules(modules_of(model)))
-    wanted = plan.device or (own if own.type != "meta" else torch.device("cpu"))
+    wanted = plan.device or _own_device(model)
     notes, device = [], wanted
     if wanted.type == "cuda" and not torch.cuda.is_available():
         device = torch.device("cpu")
@@ -168,15 +180,10 @@ def run_step(
     is_absent = wanted != device
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules_of(model))
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
-    can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == own or notes_operators)
-    forward_only = "backward=False" if notes_operators else "mode='inference'"
+    can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == own or not storages)
+    forward_only = "mode='inference'" if storages else "backward=False"
     remedies = remedies_for(train=plan.train, forward_only=forward_only, converted=plan.dtype is not None)
-    options: dict[str, Any] = {
-        "block_bytes": plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1),
-        "notes_operators": notes_operators,
-        "counts_bytes": counts_bytes,
-        "workspaces": workspaces_on(wanted) if plan.workspaces and not notes_operators else None,
-    }
+    block = plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1)
     with (
         no_collection(),
         running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
@@ -188,27 +195,29 @@ def run_step(
         assert isinstance(shapes, ShapeOnly)
         shapes.routes_evenly = routes_evenly
         kind = StepRun if plan.stage is None else StageRun
-        run = kind(model, args, kwargs, plan, device, **options)
+        run = kind(model, args, kwargs, plan, device, block, storages=storages)
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
-            return read(run, _How(str(wanted), "shape", notes))
+            return run.trace(device=str(wanted), execution="shape", notes=notes, noted=note())
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
-                notes_what = {"notes_operators": notes_operators, "counts_bytes": counts_bytes}
-                return run_step(model, call, plan, read, **notes_what, routes_evenly=True)
+                return observe(model, call, plan, storages=storages, note=note, routes_evenly=True)
         raise NeedsValuesError(reason, own, run.doing)
     # Optimizers compile their steps; a dispatch mode cannot be compiled.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     real = running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True)
     with eager, real as (execution, args, kwargs):
-        run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
-        resizes, layers = run.allocations.following_resizes(), run.allocations.following_layers()
-        with as_step_error(lambda: run.doing, remedies), Operators(Uncounted(), execution), resizes, layers:
+        # storages that are not followed would all stay alive
+        run = StepRun(model, args, kwargs, plan, own, block, storages=True)
+        resizes, layers = run.observer.following_resizes(), run.observer.following_layers()
+        operators = Operators(Uncounted(), run.observer.around(execution))
+        with as_step_error(lambda: run.doing, remedies), operators, resizes, layers:
             apply_checkpoint(model, plan.checkpoint)
             run.step()
-        return read(run, _How(str(wanted), "real", [f"The step ran for real: {reason}"]))
+        notes = [f"The step ran for real: {reason}"]
+        return run.trace(device=str(wanted), execution="real", notes=notes, noted=note())
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
@@ -217,9 +226,8 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
     An error is raised again if the step cannot run for real (``can_run``), which would show the cause, and if either no
     operator raised it, or an operator refused its operands in a dtype that is not the model's own.
     """
-    allocations = run.allocations
-    operators = Operators(Uncounted(), allocations.around(shapes))
-    with operators, allocations.following_resizes(), allocations.following_layers():
+    operators = Operators(Uncounted(), run.observer.around(shapes))
+    with operators, run.observer.following_resizes(), run.observer.following_layers():
         apply_checkpoint(run.model, run.plan.checkpoint)
         try:
             run.step()

@@ -6,19 +6,22 @@ as the first one, among others, and as the last one. ``rank_step`` puts the acti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.backward import BackwardNodes
+from modelsummary.capture.trace import Trace
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.step import StepRun, casting, category_of, loss_of
+from modelsummary.memory.step import StepRun, casting, loss_of
 from modelsummary.memory.step_plan import StageShare
+from modelsummary.memory.timeline import Workspaces, estimate_of, timeline_of
 
-__all__ = ["ActionMemory", "Held", "StageActions", "StageRun", "add", "trial_of"]
+__all__ = ["ActionMemory", "Held", "StageActions", "StageRun", "StageTrace", "actions_of", "add", "trial_of"]
 
 Held = tuple[int, ...]  # bytes by category, in the order of ``CATEGORIES``
 _INPUTS = CATEGORIES.index("inputs")
@@ -90,20 +93,39 @@ class _InFlight(NamedTuple):
     """A micro-batch between its forward and its backward.
 
     Attributes:
-        timer: marks the nodes of its backward.
+        nodes: the autograd nodes of its backward.
         output: its result, which torch's engine keeps until the backward has ended.
         results: tensors of its result that require a gradient; the loss on the last stage.
         inputs: tensors that it took.
     """
 
-    timer: BackwardTimer
+    nodes: BackwardNodes
     output: Any
     results: list[Tensor]
     inputs: list[Tensor]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StageTrace(Trace):
+    """Three observed micro-batches of a stage.
+
+    Attributes:
+        marks: kind of each action, and the number of the operator that follows it.
+        unfollowed: bytes of inputs and buffers of the micro-batches of a step that did not run.
+        result: bytes of the result of one micro-batch.
+        sent: bytes of the gradients of one micro-batch's inputs.
+    """
+
+    marks: Sequence[tuple[str, int]]
+    unfollowed: int
+    result: int
+    sent: int
+
+
 class StageRun(StepRun):
-    """A simulated run of three micro-batches of a stage, and its record."""
+    """Three micro-batches of a stage, and what was observed of them."""
+
+    _kind = StageTrace
 
     def step(self) -> None:
         """Prepare the state before a step, and run the micro-batches and the optimizer."""
@@ -120,7 +142,7 @@ class StageRun(StepRun):
         self._hold_state(tensors_of(calls))
         inputs = sum(each.nbytes for each in tensors_of(calls[0]))
         self._unfollowed = stage.microbatches * inputs - self._held("inputs")
-        with self.allocations:
+        with self.observer:
             self._prepare()
             self._mark("")
             for place, kind in enumerate(order):
@@ -138,7 +160,7 @@ class StageRun(StepRun):
         self._mark_gradients()
 
     def _mark(self, kind: str) -> None:
-        self._marks.append((kind, len(self.allocations.operators)))
+        self._marks.append((kind, self._n_operators()))
 
     def _like_first(self) -> tuple[Any, Any]:
         """Return the arguments, with new buffers for the tensors that the previous stage sends."""
@@ -150,9 +172,7 @@ class StageRun(StepRun):
         return made
 
     def _held(self, category: str) -> int:
-        return sum(
-            each.nbytes for each in self.allocations.every if each.died is None and category_of(each) == category
-        )
+        return sum(each.nbytes for each in self.observer.every if each.died is None and each.category == category)
 
     # --------------------------------------------------------------------------------------- micro-batches
 
@@ -171,19 +191,16 @@ class StageRun(StepRun):
                 results = [loss_of(output, self.plan.loss)]
             elif not self._gradients:
                 self._make_gradients(results)
-        assert self._step is not None
         self._result = sum({id(each): each.nbytes for each in tensors_of(output)}.values())
         # It also notes the numbers that the graph keeps, so it is made before the forward counts as ended.
-        backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
-        self._backwards.append(backward)
-        self._waiting.append(_InFlight(backward, output, results, list(tensors_of((args, kwargs)))))
+        self._waiting.append(_InFlight(self._nodes(output), output, results, list(tensors_of((args, kwargs)))))
 
     def _make_gradients(self, results: list[Tensor]) -> None:
         """Make the buffers of one micro-batch's gradients, which live from the start of the first step on."""
         assert self.plan.stage is not None
         self._gradients = [torch.empty_like(each) for each in results]
         for each in self._gradients:
-            found = self.allocations.of(each)
+            found = self.observer.of(each)
             assert found is not None
             found.kind, found.born = "inputs", 0
             self._unfollowed += (self.plan.stage.microbatches - 1) * found.nbytes
@@ -192,7 +209,7 @@ class StageRun(StepRun):
         """Note what is kept for the backward: two micro-batches are in flight."""
         assert self.plan.stage is not None
         kept = [(each.output, each.results) for each in self._waiting] if self.plan.stage.is_last else ()
-        self.allocations.forward_ended(tensors_of(kept))
+        self.observer.forward_ended(tensors_of(kept))
 
     def _run_backward(self, kind: str) -> None:
         if kind != "W":
@@ -203,7 +220,7 @@ class StageRun(StepRun):
                 fsdp.set_reshard_after_backward(False)
                 fsdp.set_requires_gradient_sync(False)
         self._begin("backward")
-        timer, _output, results, inputs = self._current
+        nodes, _output, results, inputs = self._current
         assert self.plan.stage is not None
         if kind == "B" or self.plan.stage.is_first:
             if kind != "I":  # the first stage has no gradient of inputs to send: its backward runs whole
@@ -212,7 +229,7 @@ class StageRun(StepRun):
             self._run_half(kind, results, inputs)
         if kind != "I":
             del self._current, _output, results
-            timer.detach()
+            nodes.detach()
         self._mark_gradients()
         if kind != "W":
             self._sent = [each.grad for each in inputs if each.requires_grad]
@@ -247,32 +264,44 @@ class StageRun(StepRun):
 
     # -------------------------------------------------------------------------------------------- results
 
-    def actions(self, device: str, execution: str, notes: list[str]) -> StageActions:
-        """Return the memory of each kind of action."""
-        stage = self.plan.stage
-        assert stage is not None
-        timeline = self._timeline()
-        states = [self._state_at(number) for _, number in self._marks]
-        found: dict[str, list[ActionMemory]] = {}
-        for place, (kind, end) in enumerate(self._marks[1:]):
-            begin, before = self._marks[place][1], states[place]
-            points = (each._replace(held=_less(each.held, before)) for each in timeline[begin:end])
-            found.setdefault(kind, []).append(ActionMemory(tuple(points), _less(states[place + 1], before)))
-        whole = self.estimate(device, execution, notes)
-        return StageActions(
-            totals=replace(whole, inputs=whole.inputs + self._unfollowed),
-            before=add(states[0], tuple(self._unfollowed * (place == _INPUTS) for place in range(len(CATEGORIES)))),
-            actions={kind: tuple(each) for kind, each in found.items()},
+    def trace(self, **facts: Any) -> Trace:
+        """Return what was observed."""
+        sent = sum(each.nbytes for each in tensors_of((self._args, self._kwargs)) if each.requires_grad)
+        return super().trace(
+            marks=[(kind, number - self._phases[0][1]) for kind, number in self._marks],
+            unfollowed=self._unfollowed,
             result=self._result,
-            sent=sum(each.nbytes for each in tensors_of((self._args, self._kwargs)) if each.requires_grad),
-            share=stage,
+            sent=sent,
+            **facts,
         )
 
-    def _state_at(self, number: int) -> Held:
-        """Return the bytes that live between an operator and the one before it."""
-        held = [0] * len(CATEGORIES)
-        for each in self.allocations.every:
-            was_made = each.born < number or (not number and each.kind in _BEFORE)
-            if was_made and (each.died is None or each.died > number):
-                held[CATEGORIES.index(category_of(each))] += each.nbytes
-        return tuple(held)
+
+def actions_of(trace: Trace, share: StageShare, workspaces: Workspaces) -> StageActions:
+    """Return the memory of each kind of action of a stage."""
+    assert isinstance(trace, StageTrace)
+    timeline = timeline_of(trace, workspaces)
+    states = [_state_at(trace, number) for _, number in trace.marks]
+    actions: dict[str, list[ActionMemory]] = {}
+    for place, (kind, end) in enumerate(trace.marks[1:]):
+        begin, before = trace.marks[place][1], states[place]
+        points = (point._replace(held=_less(point.held, before)) for point in timeline[begin:end])
+        actions.setdefault(kind, []).append(ActionMemory(tuple(points), _less(states[place + 1], before)))
+    whole = estimate_of(trace, workspaces)
+    return StageActions(
+        totals=replace(whole, inputs=whole.inputs + trace.unfollowed),
+        before=add(states[0], tuple(trace.unfollowed * (place == _INPUTS) for place in range(len(CATEGORIES)))),
+        actions={kind: tuple(memories) for kind, memories in actions.items()},
+        result=trace.result,
+        sent=trace.sent,
+        share=share,
+    )
+
+
+def _state_at(trace: Trace, number: int) -> Held:
+    """Return the bytes that live between an operator and the one before it."""
+    held = [0] * len(CATEGORIES)
+    for storage in trace.storages:
+        was_made = storage.born < number or (not number and storage.kind in _BEFORE)
+        if was_made and (storage.died is None or storage.died > number):
+            held[CATEGORIES.index(storage.kind)] += storage.nbytes
+    return tuple(held)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from modelsummary.costs.kernel_table import table_of
-from modelsummary.costs.kernels import whole_call
-from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.costs.operator_work import is_free
+from modelsummary.devices.kernel_table import table_of
+from modelsummary.operators.kernels import whole_call
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import is_free
 
 __all__ = ["workspaces_on"]
 
@@ -28,8 +28,8 @@ _COPIED_BY_GLOO = frozenset(
 )
 
 
-def workspaces_on(device: torch.device) -> Callable[[OperatorCall], int] | None:
-    """Return what tells the workspace of an operator call in bytes; None where nothing is known.
+def workspaces_on(device: torch.device) -> Callable[[OperatorCall], int]:
+    """Return a function from an operator call to the bytes of its workspace, 0 where nothing is known.
 
     On a device of this machine that was calibrated it is measured; of a CUDA device that is not there, matrix products
     have the workspace that torch gives to cuBLAS. In a process group, collectives on the CPU have the copies of gloo.
@@ -37,11 +37,11 @@ def workspaces_on(device: torch.device) -> Callable[[OperatorCall], int] | None:
     if device.type == "cuda" and not torch.cuda.is_available():
         return _cublas
     if device.type not in ("cpu", "cuda"):
-        return None
+        return lambda _: 0
     table = table_of(device)
     has_gloo = device.type == "cpu" and torch.distributed.is_available() and torch.distributed.is_initialized()
     if not table.entries:
-        return _gloo if has_gloo else None
+        return _gloo if has_gloo else lambda _: 0
 
     def workspace(call: OperatorCall) -> int:
         if has_gloo and call.name in _COPIED_BY_GLOO:

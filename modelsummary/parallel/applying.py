@@ -11,19 +11,31 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from modelsummary import _torch
 from modelsummary.capture.values import map_tensors
 from modelsummary.errors import InputError
 from modelsummary.memory.checkpointing import apply_checkpoint
+from modelsummary.operators.tensor_bytes import is_distributed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["apply_plan", "is_placement", "meshes_of", "replicating_mesh", "shard_module", "ties_of"]
+__all__ = [
+    "apply_plan",
+    "check_unsharded",
+    "clip_gradients",
+    "is_placement",
+    "meshes_of",
+    "replicating_mesh",
+    "shard_module",
+    "ties_of",
+]
 
 
 def apply_plan(
@@ -37,6 +49,7 @@ def apply_plan(
     """Shard a model as ``ParallelPlan.apply`` says."""
     _check_mesh(plan, mesh)
     _check_model(plan, model)
+    check_unsharded(model)
     values = _values(model, checkpoint, init)
     _check_ties(plan, model)
     if plan.pipeline > 1:
@@ -58,6 +71,33 @@ def apply_plan(
     return model
 
 
+@torch.no_grad()
+def clip_gradients(
+    plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh, max_norm: float, norm_type: float
+) -> torch.Tensor:
+    """Clip gradients as ``ParallelPlan.clip_grad_norm_`` says: torch takes the norm of one mesh's tensors alone."""
+    lists = tuple(f"{layer.fqn}." for layer in plan.layers if layer.style == "ExpertListParallel")
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        key = (name.startswith(lists), getattr(parameter, "device_mesh", None))
+        groups.setdefault(key, []).append(parameter)
+    norms: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for (is_of_rank, _), parameters in groups.items():
+        norm: Any = get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        norms[is_of_rank].append(norm.to(parameters[0].device))
+    if norms[True]:  # every rank of "expert" holds experts of its own, or other parts of them
+        group = mesh["expert"].get_group()
+        experts = torch.linalg.vector_norm(torch.stack(norms[True]), norm_type)
+        parts = [torch.zeros_like(experts) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, experts, group=group)
+        norms[False] += parts
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms[False]), norm_type)
+    for parameters in groups.values():
+        clip_grads_with_norm_(parameters, max_norm, total)
+    return total
+
+
 def _sending(stages: Any, dtype: torch.dtype, number: int) -> Any:
     """Return the same stages, of which stage ``number`` takes and sends floating-point tensors in a dtype."""
     sending = copy.copy(stages)
@@ -77,13 +117,14 @@ def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
-    """Return the plan's meshes of tensor and expert parallelism and of FSDP, if it has them."""
+    """Return the plan's meshes of tensor and expert parallelism and of FSDP, if it has them, and of all three."""
     names = mesh.mesh_dim_names or ()
     found = {"tensor": mesh["tensor"]} if "tensor" in names else {}
     if "expert" in names:  # parameters may be sharded over both
         found["expert"] = mesh["expert", "tensor"] if "tensor" in names else mesh["expert"]
     if "shard" in names:
         found["shard"] = mesh["data", "shard"] if "data" in names else mesh["shard"]
+        found["every"] = mesh[tuple(name for name in names if name != "pipeline")]
     return found
 
 
@@ -102,6 +143,10 @@ def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, Dev
         from torch.distributed.tensor.parallel import parallelize_module
 
         parallelize_module(module, meshes[name], style_of("ReplicateParallel", {}))
+    if plan.averaged:
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        parallelize_module(module, meshes["every"], style_of("AverageParallel", {"n_dims": meshes["shard"].ndim}))
     apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
     if "shard" in meshes:
         _apply_fsdp(plan, module, meshes["shard"])
@@ -116,6 +161,16 @@ def replicating_mesh(plan: ParallelPlan) -> str:
         return "tensor"
     has_list = any(layer.style == "ExpertListParallel" for layer in plan.layers)
     return "expert" if plan.expert > 1 and not has_list else ""
+
+
+def check_unsharded(model: nn.Module) -> None:
+    """Raise ``InputError`` for a model with a parameter that is a ``DTensor``."""
+    for fqn, parameter in model.named_parameters():
+        if is_distributed(type(parameter)):
+            raise InputError(
+                f"{fqn} is sharded already (DTensor), but a plan shares out a whole model; pass the model before "
+                "parallelize_module or fully_shard"
+            )
 
 
 def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:
@@ -257,12 +312,19 @@ def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=plan.dtype, reduce_dtype=torch.float32)
     if plan.offload:
         options["offload_policy"] = CPUOffloadPolicy()
+    scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
+    if scalars:
+        options["ignored_params"] = scalars
     called = set(plan.called_units)
     wrapped: list[Any] = []
     for unit in plan.units:
-        modules = [found for fqn in unit if (found := _find(model, fqn)) is not None]
+        modules: list[Any] = [part for fqn in unit if (part := _find(model, fqn)) is not None]
         if modules:
-            fully_shard(modules if len(modules) > 1 else modules[0], **options)
+            # The backward begins with what is called behind the blocks, as it does with the root.
+            frees = plan.reshard_after_forward and unit != plan.last_unit
+            fully_shard(modules if len(modules) > 1 else modules[0], **{**options, "reshard_after_forward": frees})
+            if unit[0] in plan.conditional and hasattr(modules[0], "set_reduce_scatter_unused_params"):  # torch 2.15
+                modules[0].set_reduce_scatter_unused_params(True, recurse=False)
             wrapped += modules[:1] if unit in called else []
     fully_shard(model, **{**options, "reshard_after_forward": False})
     for unit, following in pairwise(wrapped):

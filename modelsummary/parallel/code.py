@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from modelsummary import _torch
 from modelsummary.errors import InputError
 from modelsummary.parallel.applying import is_placement, replicating_mesh
 
@@ -27,22 +28,26 @@ _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tenso
     "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
     "ReplicateParallel": ("DTensor", "Replicate", "distribute_tensor"),
+    "AverageParallel": ("Partial", "Replicate"),
 }
 _IMPORTS = {  # lines that the styles of this package need besides, in order
-    "import math": ("ExpertShards", "SizesOfRank"),
+    "import math": ("AverageParallel", "ExpertShards", "SizesOfRank"),
     "from functools import wraps": ("LocalParallel", "LocalSizes", "ReplicateParallel"),
     "from typing import Any": tuple(_OWN_STYLES),
     "import torch": (
         "AttentionParallel",
         "ExpertListParallel",
         "ExpertShards",
+        "LinearParallel",
         "LocalParallel",
         "ReduceGradient",
         "ReplicateParallel",
     ),
     "import torch.nn.functional as F": ("AttentionParallel",),
     "from torch import nn": ("AttentionParallel", "LocalParallel", "ReplicateParallel"),
+    "from torch.distributed._functional_collectives import all_to_all_single_autograd": ("LinearParallel",),
     "from torch.overrides import TorchFunctionMode": ("ExpertShards", "SizesOfRank"),
+    _torch.RUNNING_BACKWARD: ("ReplicateParallel",),
     "from torch.utils._pytree import tree_leaves, tree_map": ("ExpertShards",),
 }
 
@@ -96,7 +101,7 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         names += ["MixedPrecisionPolicy"] if plan.precision else []
         names += ["CPUOffloadPolicy"] if plan.offload else []
         yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
-    if plan.layers:
+    if plan.layers or own:
         placements = {name for layer in plan.layers for name in _placements(layer.options)}
         names = sorted(placements.union(*(_OWN_STYLES[style] for style in own)) - {"_StridedShard"})
         if names:
@@ -118,8 +123,10 @@ def _own_names(plan: ParallelPlan) -> list[str]:
         used.add("ExpertShards")
     if "LocalSizes" in used:
         used.add("SizesOfRank")
-    if replicating_mesh(plan):
+    if replicating_mesh(plan) or plan.averaged:
         used.add("ReplicateParallel")
+    if plan.averaged:
+        used.add("AverageParallel")
     return [name for name in _OWN_STYLES if name in used]
 
 
@@ -157,6 +164,10 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
     name = replicating_mesh(plan)
     if name:
         yield f"parallelize_module(model, mesh[{name!r}], ReplicateParallel())"
+    if plan.averaged:
+        every = tuple(name for name in plan.mesh_shape if name != "pipeline")
+        n_dims = 2 if plan.data > 1 else 1
+        yield f"parallelize_module(model, mesh[{every!r}], AverageParallel(n_dims={n_dims}))"
     for fqn in plan.checkpoint:
         yield f"module = model.get_submodule({fqn!r})"
         yield "module.forward = partial(checkpoint, module.forward, use_reentrant=False)"
@@ -183,11 +194,19 @@ def _fsdp(plan: ParallelPlan) -> Iterator[str]:
         policies += f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{plan.precision}, reduce_dtype=torch.float32)"
     if plan.offload:
         policies += ", offload_policy=CPUOffloadPolicy()"
+    if plan.averaged:
+        policies += ", ignored_params=scalars"
+        yield "scalars = {parameter for parameter in model.parameters() if not parameter.dim()}"
+    last = plan.units.index(plan.last_unit) if plan.last_unit else -1
+    frees = f"number != {last}" if plan.reshard_after_forward and last >= 0 else plan.reshard_after_forward
     yield f"units = {[list(unit) for unit in plan.units]!r}"
     yield "units = [[model.get_submodule(name) for name in unit] for unit in units]"
-    yield "for unit in units:"
-    yield f"    fully_shard(unit, mesh={mesh}, reshard_after_forward={plan.reshard_after_forward}{policies})"
+    yield "for number, unit in enumerate(units):"
+    yield f"    fully_shard(unit, mesh={mesh}, reshard_after_forward={frees}{policies})"
     yield f"fully_shard(model, mesh={mesh}, reshard_after_forward=False{policies})"
+    if plan.conditional:  # needs torch 2.15
+        yield f"for name in {list(plan.conditional)!r}:"
+        yield "    model.get_submodule(name).set_reduce_scatter_unused_params(True, recurse=False)"
     n_called = len(plan.called_units)  # the others come last
     yield f"for (unit, *_), (following, *_) in zip(units, units[1:{n_called if n_called < len(plan.units) else ''}]):"
     yield "    unit.set_modules_to_forward_prefetch([following])"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from modelsummary.parallel.attention_heads import attentions
+from modelsummary.parallel.layouts import Section
 from modelsummary.parallel.linear_layers import is_linear
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region, grow
@@ -32,14 +33,14 @@ class Layer:
             ``"heads"`` (an ``nn.MultiheadAttention`` whose heads are sharded).
         gathers: the module's input (of rows) or output (of columns) is whole on each rank.
         dim: dimension of the input that is sharded, of a norm.
-        pieces: number of pieces that the columns are, each of which is split.
+        pieces: that the columns are; empty for one.
     """
 
     fqn: str
     role: str
     gathers: bool = False
     dim: int = -1
-    pieces: int = 1
+    pieces: tuple[Section, ...] = ()
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Derivation:
         copied: FQNs of layers whose result the model writes into.
         stream: what is sharded along the sequence; None: nothing.
         sizes: FQN of a module -> its calls that get the sizes of one rank.
+        exchanges: equal pieces of columns have no placement of their own either: ranks exchange rows.
         losses: sharded logits of which the model itself takes the cross-entropy.
     """
 
@@ -67,13 +69,14 @@ class Derivation:
     copied: dict[str, None] = field(default_factory=dict)
     stream: Stream | None = None
     sizes: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    exchanges: bool = False
     losses: list[Value] = field(default_factory=list)
 
     def add(self, region: Region) -> None:
         """Add a region and its layers."""
         self.regions.append(region)
         for fqn in region.columns:
-            self.layers[fqn] = Layer(fqn, "column", pieces=region.pieces.get(fqn, 1))
+            self.layers[fqn] = Layer(fqn, "column", pieces=tuple(region.pieces.get(fqn, ())))
         for fqn in region.rows:
             self.layers[fqn] = Layer(fqn, "row")
         for fqn, dim in region.norms.items():
@@ -100,7 +103,7 @@ class Derivation:
             del self.layers[fqn]
         self.reasons |= dict.fromkeys([*region.fqns, *([region.module] if region.module else [])], reason)
         for fqn in region.fqns:
-            self.layers[fqn] = replace(self.layers[fqn], gathers=True, pieces=1)
+            self.layers[fqn] = replace(self.layers[fqn], gathers=True, pieces=())
 
     def drop(self, fqn: str, reason: str) -> None:
         """Leave a layer, and everything that is sharded together with it, replicated."""
@@ -150,11 +153,10 @@ def derive(calls: Calls) -> Derivation:
 def _with_shared(found: Derivation, fqn: str) -> Region | None:
     """Return a region whose heads share replicated tensors that are smaller than what is sharded; else None."""
     region = grow(found.calls, fqn, found.layers, shares=True)
-    if region.blocked or not region.parts:
-        return None
     width = sum(found.calls.features(fqn) for fqn in region.columns)
     shared = sum(stop - start for parts in region.parts.values() for start, stop in parts)
-    return region if shared <= width else None
+    shared += sum(size for own in region.pieces.values() for size, is_whole in own if is_whole)
+    return region if not region.blocked and 0 < shared <= width else None
 
 
 def _are_free(calls: Calls, region: Region) -> bool:
@@ -169,10 +171,12 @@ def _taken_by_functions(calls: Calls, fqn: str) -> bool:
 
 
 def _add_stacked(found: Derivation) -> None:
-    """Split modules whose functions take parameters of three dimensions or more: stacked experts."""
+    """Split modules whose functions take several weights: stacked experts, or projections without layers."""
     calls = found.calls
     for event in calls.entered:
-        if event.fqn in found.layers or not is_stack(calls.modules[event.fqn]):
+        module = calls.modules[event.fqn]
+        has_weights = sum(each is not None and each.dim() == 2 for each in module._parameters.values()) > 1
+        if event.fqn in found.layers or not (is_stack(module) or (has_weights and event.parent is not None)):
             continue
         region = grow_stacked(calls, event.fqn)
         if region.blocked:

@@ -154,8 +154,11 @@ def _on_shapes(calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int
         args, kwargs = map_template(made, event.args), map_template(made, event.kwargs)
         ran = _run(calls, stacked, (args, kwargs), n_ranks, rank, empty)
         _backward(ran.contributions)
-    if len(ran.results) != len(values_in(event.result)):
+    expected, shapes = [[tuple(each.shape) for each in part] for part in (values_in(event.result), ran.contributions)]
+    if len(shapes) != len(expected):
         raise Blocked(f"{stacked.fqn} returns tensors in an object; a tensor, tuple, list or dict works")
+    if shapes != expected:
+        raise Blocked(f"{stacked.fqn} returns {expected}, and {shapes} where a rank has a part of its experts")
     return tuple(ran.results)
 
 

@@ -54,7 +54,7 @@ class ExpertShards(TorchFunctionMode):
         """
         shape size dim ndim ndimension numel nelement len dtype device is_cuda is_cpu is_mps is_meta is_sparse
         is_quantized is_floating_point is_complex is_leaf is_nested is_inference requires_grad layout is_contiguous
-        element_size itemsize grad_fn get_device stride storage_offset names untyped_storage retain_grad grad
+        element_size itemsize nbytes grad_fn get_device stride storage_offset names untyped_storage retain_grad grad
         register_hook
         """.split()
     )

@@ -93,6 +93,8 @@ def find_experts(calls: Calls) -> Experts:
                 own = {name: events.get(name, []) for name in names}
                 if _are_experts(calls, own):
                     found.lists.append(_list(calls, fqn, own))
+                else:
+                    _check_equal(calls, fqn, own)
         except Blocked as blocked:
             found.reasons[fqn] = str(blocked)
     found.stacked += _uncalled(calls, found.stacked, set(calls.modules) - set(events))
@@ -190,6 +192,16 @@ def _are_experts(calls: Calls, own: dict[str, list[Event]]) -> bool:
         return False
     callers = dict.fromkeys(event.parent for event in called)
     return all(caller is not None and _is_routed(caller, own) for caller in callers)
+
+
+def _check_equal(calls: Calls, fqn: str, events: dict[str, list[Event]]) -> None:
+    """Raise ``Blocked`` if a list holds experts and another module, such as a dropout."""
+    structures = {name: _structure(calls.modules.get(name)) for name in events}
+    for structure in set(structures.values()):
+        equal = {name: events[name] for name, other in structures.items() if other == structure}
+        if _are_experts(calls, equal):
+            other = next((name for name in events if name not in equal), fqn)
+            raise Blocked(f"{other} differs from the experts of {fqn}; a list of experts alone works")
 
 
 def _structure(module: nn.Module | None) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,61 +16,118 @@ from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Record, attributes_in, values_in
 
-__all__ = ["fsdp_units", "unit_bytes", "used_parameters"]
+__all__ = ["FsdpUnits", "fsdp_units", "unit_bytes", "used_parameters"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _LARGE = 100_000_000  # parameters from which one layer is a unit, as in torch's size_based_auto_wrap_policy
 
 
-def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> tuple[list[list[str]], dict[str, str]]:
-    """Return the FQNs of each unit in the order of their calls, and FQN -> why of the candidates that are in none.
+class FsdpUnits(NamedTuple):
+    """What FSDP gathers together.
 
-    What is in no unit is gathered with the root. Candidates are the repeated blocks with parameters; if there are none,
-    the children of the model. Blocks that share a parameter are one unit. A candidate is not a unit if it shares a
-    parameter with the root, is one small layer, if a tensor that it takes or returns is written in place, or if a
-    function outside of it reads one of its parameters, which FSDP has not gathered then. Blocks that the forward does
-    not call, such as an encoder of images where the input is text, are units behind all others.
+    Attributes:
+        fqns: of the modules of each unit, in the order of their calls.
+        last: the unit of what is called behind all blocks, where the backward begins; empty if there is none.
+        with_root: FQN of a candidate that is in no unit -> why.
+    """
+
+    fqns: list[list[str]]
+    last: list[str]
+    with_root: dict[str, str]
+
+
+def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
+    """Return the units of FSDP. The root gathers what is in none.
+
+    Candidates are the repeated blocks with parameters, or the children of a model without such blocks, and the modules
+    that are called before, between and behind them. Blocks that share a parameter are one unit; so is what is called
+    behind all blocks, such as the final norm and the output head. A candidate is not a unit if a tensor that it takes
+    or returns is written in place, if a function outside of it reads one of its parameters, which FSDP has not gathered
+    then, if it shares a parameter with the root, or is one small layer without blocks around it. A module outside of
+    the blocks is not a unit either if it is called several times or shares a parameter, and needs a tenth of a block's
+    parameters. Blocks that the forward does not call, such as an encoder of images where the input is text, are units
+    behind all others.
 
     Raises:
-        InputError: a parameter has no dimensions.
+        InputError: a parameter has no dimensions, before torch 2.7.
     """
-    scalar = next((name for name, each in model.named_parameters() if not each.dim()), None)
-    if scalar is not None:
+    scalar = next((name for name, parameter in model.named_parameters() if not parameter.dim()), None)
+    if scalar is not None and torch.__version__ < "2.7":
         raise InputError(
-            f"{scalar!r} has no dimensions, and fully_shard takes no such parameter; give it the shape (1,)"
+            f"{scalar!r} has no dimensions, and fully_shard of torch {torch.__version__} cannot leave it out; give it "
+            "the shape (1,), or use torch >= 2.7"
         )
     rows = sorted(blocks_of(root), key=lambda row: math.inf if row.call_order is None else row.call_order)
     called = {row.fqn: row for row in rows if not row.fqn.endswith(")")}
     uncalled = [row.fqn for row in _uncalled_blocks(root, called, used_parameters(calls))]
-    candidates = [fqn for fqn in dict.fromkeys([*called, *uncalled]) if fqn and _elements(model, fqn)]
+    blocks = [fqn for fqn in dict.fromkeys([*called, *uncalled]) if fqn and _elements(model, fqn)]
+    ends = _ends(root, called)
+    outside = [row.fqn for row in ends if _elements(model, row.fqn)]
+    begin = max((row.call_order or 0 for row in root.walk() if row.fqn in called), default=0)
+    behind = [row.fqn for row in ends if row.fqn in outside and (row.call_order or 0) > begin]
+    candidates = [*blocks, *outside]
     reasons = _written(calls.record, candidates, type(model).__name__) | _read(model, calls, candidates)
-    for fqn in candidates:
-        if fqn in called and _is_layer(called[fqn]) and _elements(model, fqn) < _LARGE:
+    for fqn in (fqn for fqn in blocks if fqn in called):
+        if _is_layer(called[fqn]) and _elements(model, fqn) < _LARGE:
             reasons[fqn] = f"one layer of fewer than {_LARGE:,} parameters; a block of several layers can be a unit"
-    blocks = [fqn for fqn in candidates if fqn not in reasons]
-    places = _places(model, blocks)
-    inside = {name: next((places[each] for each in places if name.startswith(each)), None) for name in _names(model)}
-    together: dict[int, set[str | None]] = {}
-    for name, number in _names(model).items():
-        together.setdefault(number, set()).add(inside[name])
-    groups = {fqn: {fqn} for fqn in blocks}
+    for fqn in (fqn for fqn in outside if calls.n_calls[fqn] != 1):
+        reasons.setdefault(fqn, f"{calls.n_calls[fqn]} calls of a module that is not a repeated block; one works")
+    holders = _holders(model, candidates)
+    for names in holders:
+        for fqn in (fqn for fqn in outside if len(names) > 1 and fqn in names and not names.keys() <= {*behind}):
+            other = next(name for holder, name in names.items() if holder != fqn)
+            reasons[fqn] = f"{names[fqn]} is {other}, too, and is gathered from the first of these calls to the last"
+    # A collective of its own takes longer than the memory is worth.
+    small = max((_elements(model, fqn) for fqn in blocks if fqn in called), default=0) / 10
+    last = [fqn for fqn in behind if fqn not in reasons]
+    last = last if sum(_elements(model, fqn) for fqn in last) >= small else []
+    for fqn in (fqn for fqn in outside if fqn not in last and _elements(model, fqn) < small):
+        reasons[fqn] = ""
+    groups = {fqn: {fqn} for fqn in candidates if fqn not in reasons} | {fqn: {*last} for fqn in last}
     in_root: set[str] = set()
-    for holders in together.values():
-        shared = {fqn for fqn in holders if fqn is not None}
-        if len(holders) > 1 and None in holders:
-            in_root |= shared
-        elif len(shared) > 1:
-            merged = set().union(*(groups[fqn] for fqn in shared))
-            for fqn in merged:
-                groups[fqn] = merged
+    for names in holders:
+        shared = [fqn for fqn in names if fqn in groups]
+        if len(shared) < len(names):
+            in_root.update(shared)
+        merged = set[str]().union(*(groups[fqn] for fqn in shared))
+        groups.update(dict.fromkeys(merged, merged))
+    for fqn in groups.keys() & in_root:
+        why = "it shares a parameter with a module in no unit; a parameter of its own works"
+        reasons |= dict.fromkeys(groups[fqn], why)
+    orders = {row.fqn: row.call_order for row in root.walk() if row.call_order is not None and not row.call_index}
     units: list[list[str]] = []
-    for fqn in blocks:
-        group = [each for each in blocks if each in groups[fqn]]
-        if in_root & set(group):
-            reasons[fqn] = "it shares a parameter with a module in no unit; a parameter of its own works"
-        elif group[0] == fqn:
-            units.append(group)
-    return units, {fqn: reasons[fqn] for fqn in candidates if fqn in reasons}
+    for fqn in sorted(groups, key=lambda fqn: orders.get(fqn, math.inf)):
+        if fqn not in reasons and not any(fqn in unit for unit in units):
+            units.append([other for other in candidates if other in groups[fqn]])
+    last = [] if any(fqn in reasons for fqn in last) else last
+    return FsdpUnits(units, last, {fqn: reasons[fqn] for fqn in candidates if reasons.get(fqn)})
+
+
+def _ends(root: LayerInfo, blocks: Container[str]) -> list[LayerInfo]:
+    """Return the outermost called modules that neither are blocks nor hold one, in the order of their calls."""
+    ends = []
+    pending = list(root.children)
+    while pending:
+        row = pending.pop()
+        if row.fqn in blocks or row.call_index:
+            continue
+        if row.executed and not any(inner.fqn in blocks for inner in row.walk()):
+            ends.append(row)
+        else:
+            pending.extend(row.children)
+    return sorted(ends, key=lambda row: row.call_order or 0)
+
+
+def _holders(model: nn.Module, fqns: Sequence[str]) -> list[dict[str | None, str]]:
+    """Return for each parameter the modules that hold it -> a name of it there; None stands for the root."""
+    modules = {id(model.get_submodule(fqn)): fqn for fqn in fqns}
+    named = ((fqn, modules.get(id(module))) for fqn, module in model.named_modules(remove_duplicate=False))
+    prefixes = {f"{name}.": fqn for name, fqn in named if fqn is not None}
+    holders: dict[int, dict[str | None, str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holder = next((fqn for prefix, fqn in prefixes.items() if name.startswith(prefix)), None)
+        holders.setdefault(id(parameter), {}).setdefault(holder, name)
+    return list(holders.values())
 
 
 def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str, str]:
@@ -171,8 +229,8 @@ def unit_bytes(
 ) -> list[tuple[int, int]]:
     """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
 
-    FSDP pads the rows of each parameter to a multiple of the ranks. It reduces no gradient of a parameter that the
-    forward does not use.
+    FSDP pads the rows of each parameter to a multiple of the ranks, and leaves out parameters without dimensions. It
+    reduces no gradient of a parameter that the forward does not use.
 
     Args:
         shapes: id of a parameter -> its shape after tensor and expert parallelism.
@@ -187,24 +245,15 @@ def unit_bytes(
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            rows, *others = shapes[id(parameter)] or (1,)
+            if not parameter.dim():  # it is whole on each rank
+                continue
+            rows, *others = shapes[id(parameter)]
             padded = -(-rows // shard) * shard * math.prod(others)
             gathered += padded * (dtype or parameter.dtype).itemsize
             if id(parameter) in used:
                 reduced += padded * (parameter.itemsize if dtype is None else 4) * parameter.requires_grad
         found.append((gathered, reduced))
     return found
-
-
-def _names(model: nn.Module) -> dict[str, int]:
-    return {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
-
-
-def _places(model: nn.Module, fqns: Sequence[str]) -> dict[str, str]:
-    """Return the prefixes of names in modules, under each name that a module has -> the FQN among ``fqns``."""
-    blocks = {id(model.get_submodule(fqn)): fqn for fqn in fqns}
-    named = ((fqn, blocks.get(id(module))) for fqn, module in model.named_modules(remove_duplicate=False))
-    return {f"{fqn}.": block for fqn, block in named if block is not None}
 
 
 def _elements(model: nn.Module, fqn: str) -> int:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Operand, Pieces, Sharded, dim_of, sharded_operand
+from modelsummary.parallel.layouts import (
+    Blocked,
+    FunctionCall,
+    Pieces,
+    Sharded,
+    dim_of,
+    part_of,
+    sharded_operand,
+)
 from modelsummary.record.events import Value
 
 __all__ = ["begin_of", "indexed", "part_at", "selected"]
 
 
-def indexed(call: FunctionCall) -> Sharded:
-    """Follow ``x[...]``, which must take the sharded dimension whole, or whole pieces of it."""
+def indexed(call: FunctionCall) -> Sharded | None:
+    """Follow ``x[...]``, which must take the sharded dimension whole, or pieces of it; None if these are whole."""
     operand, layout = sharded_operand(call)
     index = call.event.args[1]
     parts = [index] if _is_lookup(index) or not isinstance(index, tuple) else list(index)
@@ -36,21 +43,42 @@ def indexed(call: FunctionCall) -> Sharded:
             continue
         if dim == layout.dim:
             size = operand.shape[dim]
-            if isinstance(each, slice):
-                if _takes_all(each, size, layout, call.sizes):
-                    return layout._replace(dim=result)
-                return layout._replace(dim=result, outer=_pieces_in(call, each, operand, layout))
-            if type(each) is int:
-                raise Pieces(_part(call), operand.leaf, size)
-            raise Blocked(_part(call))
+            if isinstance(each, slice) and _takes_all(each, size, layout, call.sizes):
+                return layout._replace(dim=result)
+            if type(each) is int and not layout.pieces:
+                raise Pieces(_part(call), operand.leaf, (1,) * size)
+            bounds = _bounds(each, size)
+            if bounds is None:
+                raise Blocked(_part(call))
+            part = part_of(call, operand, layout, *bounds)
+            if part is not None and type(each) is int:
+                raise Blocked(_part(call))
+            return None if part is None else part._replace(dim=result)
         dim += 1
         is_slice = isinstance(each, slice)
         result += (tensors[each] if isinstance(each, (Value, Attribute)) else 1) if _is_lookup(each) else is_slice
     raise Blocked(_part(call))
 
 
+def _bounds(part: Any, size: int) -> tuple[int, int] | None:
+    """Return the start and the end of what a part of an index takes of a dimension; None if it is not one stretch.
+
+    >>> _bounds([-2, -1], 10), _bounds(slice(None, None, 2), 10)
+    ((8, 10), None)
+    """
+    if isinstance(part, slice):
+        start, stop, step = part.indices(size)
+        return (start, stop) if step == 1 and start < stop else None
+    if type(part) is int:
+        part = [part]
+    if not isinstance(part, list) or not part or not all(type(each) is int for each in part):
+        return None
+    start = part[0] % size
+    return (start, start + len(part)) if [each % size for each in part] == [*range(start, start + len(part))] else None
+
+
 def begin_of(index: Any, shape: Sequence[int], dim: int) -> int:
-    """Return where ``x[index]`` begins along a dimension of ``x``; 0 if it does not take a slice without steps there.
+    """Return where ``x[index]`` begins along a dimension of ``x``; 0 if it does not take one stretch of it.
 
     >>> begin_of((Ellipsis, slice(16, None)), (2, 48), 1)
     16
@@ -60,8 +88,7 @@ def begin_of(index: Any, shape: Sequence[int], dim: int) -> int:
         place = parts.index(Ellipsis)
         parts[place : place + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     part = parts[dim] if dim < len(parts) else None
-    start, _, step = part.indices(shape[dim]) if isinstance(part, slice) else (0, 0, 1)
-    return start if step == 1 else 0
+    return (_bounds(part, shape[dim]) or (0, 0))[0]
 
 
 def part_at(index: Any, ndim: int, dim: int) -> int | None:
@@ -100,23 +127,13 @@ def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool
     start, stop, step = part.indices(size)
     if (start, stop, step) == (0, size, 1):
         return True
+    if layout.pieces:
+        return False
     extent = size // layout.outer
     if step < 2 or start >= step or stop != size or extent % step:
         return False
     sizes.add(extent // step)
     return True
-
-
-def _pieces_in(call: FunctionCall, part: slice, operand: Operand, layout: Sharded) -> int:
-    """Return how many whole pieces a slice takes. Raises ``Pieces`` with a number of pieces that would be whole."""
-    size = operand.shape[layout.dim]
-    start, stop, step = part.indices(size)
-    number = size // math.gcd(size, start, stop)
-    if step != 1 or stop <= start:
-        raise Blocked(_part(call))
-    if layout.outer % number:
-        raise Pieces(_part(call), operand.leaf, number)
-    return (stop - start) * layout.outer // size
 
 
 def selected(position: int) -> Any:

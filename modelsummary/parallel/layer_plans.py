@@ -41,6 +41,8 @@ _WHOLE, _CHUNK, _STRIDED = "Replicate()", "Shard({})", "_StridedShard({}, split_
 def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> list[LayerPlan]:
     """Return the style and the collectives of each layer of a derivation, in the order of their calls.
 
+    ``params`` is filled in where the shapes of all ranks are known.
+
     Args:
         blocks: FQNs of the repeated blocks of the model.
     """
@@ -60,7 +62,7 @@ def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> 
             plans.append(_input_plan(around, derivation))
         if layer.role in ("local", "heads"):
             own = _local_plan if layer.role == "local" else _attention_plan
-            plans.append(own(derivation, layer.fqn, n_ranks))
+            plans.append(own(derivation, layer.fqn))
             continue
         is_prepared = around is not None or layer.fqn in from_result
         plans.append(_layer_plan(derivation, layer, stream, n_ranks, is_prepared=is_prepared))
@@ -166,12 +168,14 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
             shards[linear.weight] = linear.dim
         is_chunk = layer.fqn in stream.gathered and not is_prepared
         if is_chunk:
-            options = {"input_layouts": _CHUNK.format(1)}
+            options = {"input_layouts": _CHUNK.format(stream.gathered[layer.fqn])}
             collectives = _collectives("all_gather", "forward", given)
             collectives += _collectives("reduce_scatter", "backward", differentiable)
         if layer.gathers:
             options |= {"output_layouts": _WHOLE}
-            collectives += _collectives("all_gather", "forward", made)
+            # Gathered chunks are equal: the last one is padded.
+            nbytes = sum(value.nbytes // value.shape[-1] * -(-value.shape[-1] // n_ranks) * n_ranks for value in made)
+            collectives += (Collective("all_gather", "forward", len(made), nbytes),)
         elif layer.role == "head":
             options |= {"use_local_output": False}
             collectives += _loss_collectives(made, derivation.losses)
@@ -183,31 +187,55 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
             options = {"input_layouts": _WHOLE}
             collectives = _collectives("all_gather", "backward", differentiable)
         if layer.fqn in stream.scattered:
-            options |= {"output_layouts": _CHUNK.format(1)}
+            options |= {"output_layouts": _CHUNK.format(stream.scattered[layer.fqn])}
             collectives += _collectives("reduce_scatter", "forward", made)
             collectives += _collectives("all_gather", "backward", [each for each in made if each.requires_grad])
         else:
             collectives += _collectives("all_reduce", "forward", made)
-    if not linear.is_torch or layer.pieces > 1:
-        style, options = "LinearParallel", {**_linear_options(layer, linear, shards), **options}
-    params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
+    if not linear.is_torch or layer.pieces:
+        style, options = "LinearParallel", {**_linear_options(derivation, layer, linear, shards), **options}
+        collectives += _exchanges(derivation, layer, len(events), n_ranks)
     reason = derivation.reasons.get(layer.fqn, "") if layer.gathers and layer.role != "head" else ""
-    return LayerPlan(layer.fqn, style, options, layer.role, shards, params, merged(collectives), reason)
+    return LayerPlan(layer.fqn, style, options, layer.role, shards, 0, merged(collectives), reason)
 
 
-def _linear_options(layer: Layer, linear: LinearLayer, shards: Mapping[str, int | None]) -> dict[str, Any]:
+def _linear_options(
+    derivation: Derivation, layer: Layer, linear: LinearLayer, shards: Mapping[str, int | None]
+) -> dict[str, Any]:
     """Return the options of ``LinearParallel`` that torch's styles do not have."""
+    is_strided = bool(layer.pieces) and not _exchanges_rows(derivation, layer)
     placements = {
-        name: _CHUNK.format(dim) if layer.pieces == 1 else _STRIDED.format(dim, layer.pieces)
+        name: _STRIDED.format(dim, len(layer.pieces)) if is_strided else _CHUNK.format(dim)
         for name, dim in shards.items()
         if dim is not None
     }
-    if layer.role != "row":
-        return {"shards": placements}
-    return {"shards": placements, "by_rows": True, **({"bias": linear.bias} if linear.bias else {})}
+    if layer.role == "row":
+        return {"shards": placements, "by_rows": True, **({"bias": linear.bias} if linear.bias else {})}
+    return {
+        "shards": placements,
+        **({"pieces": tuple(map(tuple, layer.pieces))} if _exchanges_rows(derivation, layer) else {}),
+    }
 
 
-def _local_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
+def _exchanges_rows(derivation: Derivation, layer: Layer) -> bool:
+    """Return True if the columns of a layer are pieces that no placement describes which torch, or FSDP, can gather."""
+    return bool(layer.pieces) and (derivation.exchanges or len(set(layer.pieces)) > 1)
+
+
+def _exchanges(derivation: Derivation, layer: Layer, times: int, n_ranks: int) -> tuple[Collective, ...]:
+    """Return how the ranks exchange rows of the parameters of a layer, whose gradients go back the same way."""
+    if not _exchanges_rows(derivation, layer):
+        return ()
+    features = derivation.calls.features(layer.fqn)
+    local = sum(size if is_whole else size // n_ranks for size, is_whole in layer.pieces)
+    return tuple(
+        Collective("all_to_all", phase, times, parameter.nbytes // features * local * times)
+        for parameter in derivation.calls.modules[layer.fqn].parameters()
+        for phase in (("forward", "backward") if parameter.requires_grad else ("forward",))
+    )
+
+
+def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     """Return the plan of a module that runs on local shards of its own parameters."""
     calls, region = derivation.calls, derivation.locals[fqn]
     layouts = region.owners[fqn]
@@ -224,15 +252,15 @@ def _local_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
         given = [event.kwargs[each] if isinstance(each, str) else event.args[each] for each in region.summed]
         collectives = _collectives("all_reduce", "forward", values_in(event.result))
         collectives += _collectives("all_reduce", "backward", [each for each in given if each.requires_grad])
-    shards: dict[str, int | None] = {name: each.dim for name, each in layouts.items()}
-    shards |= dict.fromkeys(once)
-    parameters = calls.modules[fqn]._parameters
-    own = {name: each for name, each in parameters.items() if each is not None}
-    params = sum(each.numel() // (1 if shards.get(name) is None else n_ranks) for name, each in own.items())
-    return LayerPlan(fqn, _STYLES["local"], options, "local", shards, params, collectives)
+    shards: dict[str, int | None] = {
+        name: layouts[name].dim if name in layouts else None
+        for name, each in calls.modules[fqn]._parameters.items()
+        if each is not None
+    }
+    return LayerPlan(fqn, _STYLES["local"], options, "local", shards, 0, collectives)
 
 
-def _attention_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
+def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     """Return the plan of an ``nn.MultiheadAttention`` of which each rank computes a part of the heads."""
     calls, stream = derivation.calls, derivation.stream or Stream({})
     module = calls.modules[fqn]
@@ -257,13 +285,12 @@ def _attention_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan
                 operation = "all_reduce" if layout is None else "reduce_scatter"
                 collectives.append(Collective(operation, "backward", 1, nbytes))
     shards = {name: dim for name, (dim, _) in found.items()}
-    params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
     options: dict[str, Any] = {"shards": {name: placement for name, (_, placement) in found.items()}}
     if any(layouts):
         options["input_layouts"] = tuple(_WHOLE if each is None else _CHUNK.format(each.dim) for each in layouts)
     if fqn in stream.scattered:
         options["output_layouts"] = _CHUNK.format(1)
-    return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, params, merged(collectives))
+    return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, 0, merged(collectives))
 
 
 def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
@@ -276,16 +303,14 @@ def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]
     collectives = (Collective("all_reduce", "backward", len(made) * len(parts), nbytes),)
     parameters = calls.modules[fqn]._parameters
     shards: dict[str, int | None] = {name: None for name, each in parameters.items() if each is not None}
-    params = sum(each.numel() for each in parameters.values() if each is not None)
-    return LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, params, collectives)
+    return LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, 0, collectives)
 
 
 def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
     """Return the plan of a norm whose input is a chunk of the sequence."""
     parameters = derivation.calls.modules[fqn]._parameters
     shards: dict[str, int | None] = {name: None for name, each in parameters.items() if each is not None}
-    params = sum(each.numel() for each in parameters.values() if each is not None)
-    return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, params)
+    return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, 0)
 
 
 def _boundary_plan(derivation: Derivation, boundary: Boundary, *, is_entry: bool) -> LayerPlan:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from modelsummary.capture.templates import Attribute, leaves_of
@@ -21,17 +22,28 @@ __all__ = [
     "Needs",
     "Operand",
     "Pieces",
+    "Section",
     "Sharded",
     "Shares",
     "dim_of",
     "dims_of",
+    "in_pieces",
+    "local_position",
     "local_shape",
+    "part_of",
     "reshaped",
     "sharded_operand",
 ]
 
 # Name of an argument -> names that torch takes for it, too.
 _NUMPY_NAMES = {"input": ("x", "a", "x1"), "other": ("x2",), "dim": ("axis",), "dim0": ("axis0",), "dim1": ("axis1",)}
+
+
+class Section(NamedTuple):
+    """A piece of a sharded dimension, in its elements: cut into chunks, or whole on each rank."""
+
+    size: int
+    is_whole: bool = False
 
 
 class Sharded(NamedTuple):
@@ -41,10 +53,17 @@ class Sharded(NamedTuple):
         dim: the dimension, from 0.
         outer: the dimension is ``outer`` pieces, each cut into chunks; 1 for an ordinary shard. Batch and heads merged
             into one dimension give a shard with the batch outside.
+        pieces: of unequal size, or of which some are whole on each rank; empty if all are equal and cut.
     """
 
     dim: int
     outer: int = 1
+    pieces: tuple[Section, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """True for one chunk of the dimension on each rank."""
+        return self.outer == 1 and not self.pieces
 
 
 class Blocked(Exception):
@@ -60,11 +79,11 @@ class Shares(Blocked):
 
 
 class Pieces(Blocked):
-    """A function takes the sharded dimension apart; the layers it comes from can be split in as many pieces."""
+    """A function takes the sharded dimension apart; the layers it comes from can be split in pieces of these sizes."""
 
-    def __init__(self, message: str, value: Any, number: int) -> None:
+    def __init__(self, message: str, value: Any, sizes: Sequence[int]) -> None:
         super().__init__(message)
-        self.value, self.number = value, number
+        self.value, self.sizes = value, sizes
 
 
 class Needs(Exception):
@@ -206,14 +225,16 @@ def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Sha
 def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes: set[int]) -> Sharded:
     """Return the layout after a view that keeps the order of the elements.
 
-    >>> reshaped((2, 8, 64), (2, 8, 4, 16), Sharded(2), set())  # heads
-    Sharded(dim=2, outer=1)
-    >>> reshaped((2, 4, 8, 16), (8, 8, 16), Sharded(1), set())  # batch and heads in one
-    Sharded(dim=0, outer=2)
+    >>> reshaped((2, 8, 64), (2, 8, 4, 16), Sharded(2), set()) == Sharded(2)  # heads
+    True
+    >>> reshaped((2, 4, 8, 16), (8, 8, 16), Sharded(1), set()) == Sharded(0, outer=2)  # batch and heads in one
+    True
 
     Raises:
         Blocked: afterwards the chunks do not lie along one dimension.
     """
+    if layout.pieces:
+        return _in_heads(before, after, layout, sizes)
     lead = math.prod(before[: layout.dim]) * layout.outer
     extent = before[layout.dim] // layout.outer
     passed = 1
@@ -235,4 +256,64 @@ def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> t
     """Return the shape of what one rank holds of a tensor."""
     if layout is None:
         return tuple(shape)
-    return tuple(size // n_ranks if dim == layout.dim else size for dim, size in enumerate(shape))
+    return tuple(local_position(size, layout, n_ranks) if dim == layout.dim else size for dim, size in enumerate(shape))
+
+
+def local_position(position: int, layout: Sharded, n_ranks: int) -> int:
+    """Return where a rank holds what begins at a position of the sharded dimension; at its end, the rank's extent.
+
+    >>> local_position(10, Sharded(0, pieces=(Section(8), Section(4, is_whole=True))), 2)
+    6
+    """
+    if not layout.pieces:
+        return position // n_ranks
+    local = 0
+    for size, is_whole in layout.pieces:
+        before = min(size, position)
+        local += before if is_whole else before // n_ranks
+        position -= before
+    return local
+
+
+def in_pieces(dim: int, pieces: Sequence[Section]) -> Sharded | None:
+    """Return the layout of a dimension of these pieces; None if all are whole.
+
+    >>> in_pieces(1, [Section(8), Section(4), Section(4)]).pieces
+    (Section(size=8, is_whole=False), Section(size=4, is_whole=False), Section(size=4, is_whole=False))
+    """
+    if all(piece.is_whole for piece in pieces):
+        return None
+    return Sharded(dim, len(pieces)) if len(set(pieces)) == 1 else Sharded(dim, pieces=tuple(pieces))
+
+
+def part_of(call: FunctionCall, operand: Operand, layout: Sharded, start: int, stop: int) -> Sharded | None:
+    """Return the layout of a part of the sharded dimension, which must be pieces; None if it is whole on each rank.
+
+    Raises:
+        Pieces: a piece that is cut into chunks lies on both sides of a border.
+    """
+    size = operand.shape[layout.dim]
+    pieces = []
+    begin = 0
+    for piece in layout.pieces or [Section(size // layout.outer)] * layout.outer:
+        inside = max(0, min(begin + piece.size, stop) - max(begin, start))
+        if inside and inside < piece.size and not piece.is_whole:
+            borders = sorted({0, start, stop, size})
+            raise Pieces(call.along, operand.leaf, [after - before for before, after in pairwise(borders)])
+        pieces += [piece._replace(size=inside)] if inside else []
+        begin += piece.size
+    return in_pieces(layout.dim, pieces)
+
+
+def _in_heads(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes: set[int]) -> Sharded:
+    """Return the layout after a view that takes a dimension of pieces apart into heads and their features."""
+    dim = layout.dim + len(after) - len(before) - 1 if len(after) > len(before) else layout.dim
+    is_same = math.prod(before[: layout.dim]) == math.prod(after[:dim])
+    width, remainder = divmod(before[layout.dim], after[dim]) if is_same and after[dim] else (0, 1)
+    if remainder or any(size % width for size, _ in layout.pieces):
+        raise Blocked(f"a view of {tuple(before)} as {tuple(after)} cuts across pieces; whole heads in each piece work")
+    heads = [piece._replace(size=piece.size // width) for piece in layout.pieces]
+    if any(size == 1 and not is_whole for size, is_whole in heads):
+        raise Blocked(f"a view of {tuple(before)} as {tuple(after)} has a piece of one head; more heads can be split")
+    sizes.update(size for size, is_whole in heads if not is_whole)
+    return Sharded(dim, pieces=tuple(heads))

@@ -25,7 +25,7 @@ from modelsummary.errors import InputError
 from modelsummary.parallel.attention_heads import INPUTS
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.index_rules import begin_of
-from modelsummary.parallel.layouts import Sharded, local_shape
+from modelsummary.parallel.layouts import Sharded, in_pieces, local_position, local_shape
 from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
@@ -68,7 +68,7 @@ def check_locally(
     """
     chosen: list[LocalAttribute] = []
     if live.execution == "real":
-        for region in [each for each in derivation.regions if not runs_on_shards(each, n_ranks)]:
+        for region in [each for each in derivation.regions if not runs_on_shards(derivation.calls, each, n_ranks)]:
             callers = dict.fromkeys(event.fqn for event in region.functions)
             derivation.gather(region, _does_not_run(next(iter(callers), "") or type(live.model).__name__))
         return chosen
@@ -212,7 +212,7 @@ def _difference_of(one: Event, two: Event, expected: Mapping[Value, Sharded | No
     layout = expected.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
     if layout is not None:  # a slice of the same size may begin elsewhere
         begins = [begin_of(each.args[1], each.args[0].shape, layout.dim) for each in (one, two)]
-        if begins[0] != begins[1] * n_ranks:
+        if begins[0] and local_position(begins[0], layout, n_ranks) != begins[1]:
             return f"{at} takes another part on the shapes of one rank; a part of each piece works"
     for value, part in zip(values_in(one.result), values_in(two.result), strict=False):
         shape = local_shape(value.shape, expected.get(value), n_ranks)
@@ -238,7 +238,8 @@ def stream_failure(
         other = Calls(twin, _record(twin, live), calls.linears).events
     except Exception as error:  # a shape does not fit
         where, said = _cause(error, twin)
-        return f"the forward of {where} fails ({said})", -1
+        why = f"the forward of {where} fails ({said})"
+        return f"{why}; blocks that read the number of tokens in modules of their own (attention, MLP) work", -1
     layouts: dict[Value, Sharded | None] = {}
     for region in derivation.regions:
         layouts.update(region.layouts)
@@ -294,11 +295,11 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
         layout = stream.layout_at(each.values[0], begins[each.fqn])
         if layout is not None:
             on_entry(each.fqn, each.position, layout.dim, gathers=True)
-    for fqn in stream.gathered:
+    for fqn, dim in stream.gathered.items():
         if fqn not in within:
-            on_entry(fqn, 0, 1, gathers=True)
-    for fqn in stream.scattered:
-        on_exit(fqn, 0, 1, gathers=False)
+            on_entry(fqn, 0, dim, gathers=True)
+    for fqn, dim in stream.scattered.items():
+        on_exit(fqn, 0, dim, gathers=False)
     for boundary in stream.entries:
         on_entry(boundary.fqn, boundary.position, boundary.layout.dim, gathers=boundary.gathers)
     for boundary in stream.exits:
@@ -322,25 +323,25 @@ def local_model(
     Raises:
         InputError: the model cannot be copied.
     """
-    cut: dict[int, int] = {}  # id of a parameter -> dimension that is divided
+    cut: dict[int, Sharded] = {}  # id of a parameter -> what a rank computes with
     for region in regions:
         for fqn in region.columns:
             module = calls.modules[fqn]
             layer = calls.linears.get(fqn)
             for name, parameter in module.named_parameters(recurse=False):
                 is_bias = layer is not None and name == layer.bias
-                cut[id(parameter)] = 1 if layer is None else 0 if is_bias else layer.dim
+                dim = 1 if layer is None else 0 if is_bias else layer.dim
+                cut[id(parameter)] = in_pieces(dim, region.pieces.get(fqn, ())) or Sharded(dim)
         for fqn in region.rows:
             layer = calls.linears[fqn]
-            cut[id(calls.modules[fqn].get_parameter(layer.weight))] = 1 - layer.dim
+            cut[id(calls.modules[fqn].get_parameter(layer.weight))] = Sharded(1 - layer.dim)
         for fqn, own in region.parameters.items():
-            cut[id(calls.parameters[fqn])] = own.dim
+            cut[id(calls.parameters[fqn])] = own
     memo: dict[int, Any] = {}
     for tensor in calls.model.buffers():
         memo[id(tensor)] = tensor
     for parameter in calls.model.parameters():
-        layout = Sharded(cut[id(parameter)]) if id(parameter) in cut else None
-        memo[id(parameter)] = _empty(parameter, local_shape(parameter.shape, layout, n_ranks))
+        memo[id(parameter)] = _empty(parameter, local_shape(parameter.shape, cut.get(id(parameter)), n_ranks))
     try:
         twin = copy.deepcopy(calls.model, memo)
     except Exception as error:

@@ -9,35 +9,41 @@ from typing import Any
 
 import torch
 
-from modelsummary.capture.templates import map_template
+from modelsummary.capture.templates import Attribute, map_template
 from modelsummary.capture.values import tensors_of
-from modelsummary.parallel.layouts import Sharded, local_shape
+from modelsummary.parallel.layouts import local_shape
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.record.events import Event, Value, attributes_in, values_in
+from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.tensors import Foreign
 
 __all__ = ["runs_on_shards"]
 
 
-def runs_on_shards(region: Region, n_ranks: int) -> bool:
+def runs_on_shards(calls: Calls, region: Region, n_ranks: int) -> bool:
     """Return True if each function of a region, called with what one rank holds, returns what one rank has to hold.
 
     A module that reads sizes may compute with the size of a shard, which its record does not show: the answer is False.
     """
     callers = {event.parent for event in region.functions if event.parent is not None}
     return not any(each.reads_sizes for each in callers) and all(
-        _is_local(event, region.layouts, n_ranks) for event in region.functions
+        _is_local(calls, event, region, n_ranks) for event in region.functions
     )
 
 
-def _is_local(event: Event, layouts: dict[Value, Sharded], n_ranks: int) -> bool:
-    if event.function is None or attributes_in((event.args, event.kwargs)):
+def _is_local(calls: Calls, event: Event, region: Region, n_ranks: int) -> bool:
+    layouts = region.layouts
+    if event.function is None:
         return False
 
     def on_meta(leaf: Any) -> Any:
         if isinstance(leaf, Value):
             shape = local_shape(leaf.shape, layouts.get(leaf), n_ranks)
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
+        if isinstance(leaf, Attribute):
+            tensor = calls.tensor_of(leaf)
+            shape = local_shape(calls.shape_of(leaf) or (), region.parameters.get(leaf.fqn), n_ranks)
+            return torch.empty(shape, dtype=getattr(tensor, "dtype", None), device="meta")
         return torch.empty_like(leaf.tensor, device="meta") if isinstance(leaf, Foreign) else leaf
 
     try:

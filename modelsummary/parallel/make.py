@@ -16,11 +16,11 @@ from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
-from modelsummary.parallel.applying import ties_of
+from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
-from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes, used_parameters
+from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, unit_bytes, used_parameters
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
 from modelsummary.parallel.layouts import Blocked
 from modelsummary.parallel.linear_layers import local_sizes
@@ -32,7 +32,7 @@ from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.record.events import Event
 from modelsummary.record.recording_error import as_forward_error
-from modelsummary.record.runs import record_once
+from modelsummary.record.runs import record_of
 
 __all__ = ["make_plan"]
 
@@ -83,6 +83,7 @@ def make_plan(
             "loss_parallel=True shards the logits over the ranks of tensor parallelism; pass tensor > 1, too"
         )
     model = live.model
+    check_unsharded(model)
     checkpointed = _checkpoint(checkpoint, root, model)
     stages = cut = None
     if split is not None and pipeline > 1:  # a stage that begins with a block cuts nothing that is sharded
@@ -98,7 +99,7 @@ def make_plan(
         derivation = derive(calls)
         if shard > 1:
             _keep_strided_whole(derivation, expert)
-        found = _checked(live, derivation, tensor, sequence=sequence, loss_parallel=loss_parallel)
+        found = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
         reasons, attributes = derivation.reasons | reasons, found
         layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
@@ -107,21 +108,20 @@ def make_plan(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
                 f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}"
             )
-    _check_held(layers, stages)
+    _check_held(layers, stages, cut)
     ranks = {"tensor": tensor, "expert": expert}
     layers = _on_first_rank(model, layers, ranks)
     if calls is not None and checkpointed:
         layers = with_recomputation(calls, layers, checkpointed)
-    units: list[list[str]] = []
+    units = FsdpUnits([], [], {})
     unit_calls: list[int] = []
     gathered: list[tuple[int, int]] = []
-    with_root: dict[str, str] = {}
     if shard > 1 or data > 1 or precision is not None:  # the mixed precision is FSDP's, if only over one rank
         calls = _calls(live) if calls is None else calls
-        units, with_root = fsdp_units(model, root, calls)
-        unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units]
+        units = fsdp_units(model, root, calls)
+        unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
         shapes = _local_shapes(model, layers, ranks)
-        gathered = unit_bytes(model, units, shapes, shard, precision, used_parameters(calls))
+        gathered = unit_bytes(model, units.fqns, shapes, shard, precision, used_parameters(calls))
         layers = with_reduced_gradients(model, layers, shapes, precision)
     return ParallelPlan(
         model_class=type(model).__name__,
@@ -133,10 +133,13 @@ def make_plan(
         layers=tuple(layers),
         attributes=tuple(attributes),
         ties=tuple(map(tuple, ties_of(model))),
-        units=tuple(map(tuple, units)),
+        units=tuple(map(tuple, units.fqns)),
+        last_unit=tuple(units.last),
         unit_bytes=tuple(gathered),
         unit_calls=tuple(unit_calls),
-        gathered_with_root=with_root,
+        gathered_with_root=units.with_root,
+        conditional=() if calls is None else tuple(_conditional(calls, units.fqns)),
+        averaged=tuple(name for name, parameter in model.named_parameters() if gathered and not parameter.dim()),
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
@@ -152,10 +155,21 @@ def make_plan(
     )
 
 
-def _check_held(layers: Sequence[LayerPlan], stages: Any) -> None:
-    """Refuse stages that cut a module apart whose forward gets the sizes of one rank."""
+def _check_held(layers: Sequence[LayerPlan], stages: Any, split: Any) -> None:
+    """Refuse stages that hold no parameters, or cut a module apart whose forward gets the sizes of one rank.
+
+    Args:
+        split: function from a number of stages to them.
+    """
     if stages is None:
         return
+    empty = _without_parameters(stages)
+    if empty is not None:
+        works = next((n for n in range(len(stages) - 1, 1, -1) if _without_parameters(split(n)) is None), 1)
+        raise InputError(
+            f"pipeline={len(stages)}: stage {empty} of 0 to {len(stages) - 1} would hold no parameters, and optimizers "
+            f"need some; pass pipeline={works}, the largest number below it whose stages all hold some"
+        )
     held = {fqn for stage in stages for fqn, _ in stage.named_modules()}
     cut_apart = next((layer.fqn for layer in layers if layer.role == "sizes" and layer.fqn not in held), None)
     if cut_apart is not None:
@@ -163,6 +177,11 @@ def _check_held(layers: Sequence[LayerPlan], stages: Any) -> None:
             f"the stages cut {cut_apart} apart, whose forward takes sizes of the whole model; pass pipeline=1, or write"
             " these sizes as -1"
         )
+
+
+def _without_parameters(stages: Any) -> int | None:
+    """Return the number of the first stage that holds no parameters; None if all hold some."""
+    return next((number for number, stage in enumerate(stages) if next(stage.parameters(), None) is None), None)
 
 
 def _stage_begins(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
@@ -230,13 +249,12 @@ def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping
     experts = {layer.fqn for layer in layers if layer.mesh == "expert"}
     found = []
     for layer in layers:
-        parameters = list(model.get_submodule(layer.fqn).parameters())
-        params = sum(math.prod(shapes[id(each)]) for each in parameters)
-        is_absent = bool(parameters) and not params
-        if is_absent:
-            found.append(replace(layer, params=0, collectives=()))
-        else:
-            found.append(replace(layer, params=params) if layer.fqn in experts else layer)
+        module = model.get_submodule(layer.fqn)
+        sizes = {name: math.prod(shapes[id(each)]) for name, each in module.named_parameters()}
+        is_absent = bool(sizes) and not any(sizes.values())
+        names = sizes if layer.fqn in experts else layer.shards
+        params = sum(sizes[name] for name in names)
+        found.append(replace(layer, params=params, collectives=() if is_absent else layer.collectives))
     return found
 
 
@@ -248,7 +266,7 @@ def _local_shapes(
     found = {}
     for parameter in model.parameters():
         shards = cut.get(id(parameter), {})
-        shape = tuple(size // shards.get(dim, 1) for dim, size in enumerate(parameter.shape))
+        shape = tuple(-(-size // shards.get(dim, 1)) for dim, size in enumerate(parameter.shape))
         found[id(parameter)] = (0,) if id(parameter) in absent else shape
     return found
 
@@ -268,7 +286,7 @@ def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]
 
 def _calls(live: LiveModel) -> Calls:
     with as_forward_error(live.model):
-        return Calls(live.model, record_once(live.model, live.call, live.execution, rules=RULES))
+        return Calls(live.model, record_of(live, RULES))
 
 
 def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
@@ -283,11 +301,7 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
                 fqn,
                 f"FSDP cannot gather {fqn}.in_proj_weight, of which each rank has several pieces; shard=1 works",
             )
-    for region in [each for each in derivation.regions if each.pieces]:
-        which = ", ".join(region.pieces)
-        derivation.gather(
-            region, f"FSDP cannot gather parameters of {which}, of which each rank has several pieces; shard=1 works"
-        )
+    derivation.exchanges = True
     strided = {
         name: fqn
         for fqn, region in derivation.locals.items()
@@ -299,11 +313,11 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
 
 
 def _checked(
-    live: LiveModel, derivation: Derivation, n_ranks: int, *, sequence: bool, loss_parallel: bool
+    live: LiveModel, derivation: Derivation, n_ranks: int, *, shard: int, sequence: bool, loss_parallel: bool
 ) -> list[LocalAttribute]:
     """Check a derivation for a number of ranks, and return the attributes that have to change."""
     calls = derivation.calls
-    _check_divides(derivation, n_ranks)
+    _check_divides(derivation, n_ranks, shard)
     sizes = _sizes_of_layers(derivation, n_ranks)
     chosen = check_locally(live, derivation, n_ranks, sizes)
     attributes = [*(each for each in sizes if each.fqn in derivation.layers), *chosen]
@@ -361,8 +375,7 @@ def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[Lo
         with_embeddings, cuts_inputs, whole = ways.pop(0)
         try:
             stream = find_stream(
-                derivation.calls,
-                derivation.layers,
+                derivation,
                 n_ranks,
                 with_embeddings=with_embeddings,
                 cuts_inputs=cuts_inputs,
@@ -377,11 +390,7 @@ def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[Lo
             return
         if place >= 0 and place not in whole:  # this call may take a whole tensor
             ways.append((with_embeddings, cuts_inputs, whole | {place}))
-    raise InputError(
-        f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: {obstacle}; the second "
-        f"dimension of activations must be a multiple of {n_ranks}, and blocks read it in modules of their own "
-        "(attention, MLP)"
-    )
+    raise InputError(f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: {obstacle}")
 
 
 def _reads_values(event: Event) -> bool:
@@ -394,7 +403,13 @@ def _reads_values(event: Event) -> bool:
     )
 
 
-def _check_divides(derivation: Derivation, n_ranks: int) -> None:
+def _conditional(calls: Calls, units: Sequence[Sequence[str]]) -> list[str]:
+    """Return the first module of each unit whose forward reads values."""
+    readers = {event.fqn for event in calls.events if _reads_values(event)}
+    return [unit[0] for unit in units if any(f"{reader}.".startswith(f"{fqn}.") for reader in readers for fqn in unit)]
+
+
+def _check_divides(derivation: Derivation, n_ranks: int, shard: int) -> None:
     """Refuse a number of ranks that does not divide heads or widths.
 
     A region in which only smaller extents do not divide (heads of keys and values) is gathered instead, and so is one
@@ -437,10 +452,39 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
         weight: Any = derivation.calls.modules[layer.fqn]._parameters.get(name)
         is_split = layer.role not in ("norm", "local", "heads") and weight is not None
         size = int(weight.shape[1 - dim if layer.role == "row" else dim]) if is_split else 0
-        if size % n_ranks:
-            derivation.drop(
-                layer.fqn, f"the {size} rows of {layer.fqn} do not divide by {n_ranks}; divisors of {size} work"
+        obstacle = ""
+        if layer.role in ("embedding", "head"):
+            obstacle = _vocabulary_obstacle(size, n_ranks, shard)
+        elif size % n_ranks:
+            obstacle = f"do not divide by {n_ranks}; divisors of {size} work"
+        if obstacle:
+            derivation.drop(layer.fqn, f"the {size} rows of {layer.fqn} {obstacle}")
+
+
+def _vocabulary_obstacle(rows: int, n_ranks: int, shard: int) -> str:
+    """Return why the rows of a vocabulary cannot be chunks of which the last ones are shorter; empty if they can.
+
+    >>> _vocabulary_obstacle(50257, 2, 2), _vocabulary_obstacle(9, 8, 1)
+    ('', 'leave no row to the last of 8 ranks; fewer ranks work')
+    """
+    chunks = _chunks(rows, n_ranks)
+    if not all(chunks):
+        return f"leave no row to the last of {n_ranks} ranks; fewer ranks work"
+    # FSDP cuts each chunk. DTensor gathers a rank's parts of all chunks as if they were cut again, into equal parts.
+    for parts in zip(*(_chunks(chunk, shard) for chunk in chunks), strict=True):
+        if list(parts) != _chunks(sum(parts), n_ranks):
+            multiple = math.lcm(n_ranks, shard)
+            return (
+                f"are cut by FSDP where DTensor does not expect it, with tensor={n_ranks} and shard={shard}; multiples "
+                f"of {multiple} rows, or shard=1, work"
             )
+    return ""
+
+
+def _chunks(size: int, number: int) -> list[int]:
+    """Return the sizes of the chunks that ``DTensor`` cuts a dimension into: the last ones are shorter, or empty."""
+    longest = -(-size // number)
+    return [max(0, min(longest, size - longest * place)) for place in range(number)]
 
 
 def _does_not_divide(n_ranks: int, what: str, works: int) -> InputError:

@@ -31,11 +31,12 @@ class Collective:
     """A collective that one module causes on each rank in one step.
 
     Attributes:
-        operation: ``"all_reduce"``, ``"all_gather"`` or ``"reduce_scatter"``.
+        operation: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"all_to_all"``.
         phase: ``"forward"``, ``"backward"``, or ``"loss"`` if that is computed from the model's results.
         count: how often it runs.
         nbytes: bytes of the whole tensors, over all runs: what an all-reduce takes, an all-gather gives, and a
-            reduce-scatter takes on each rank.
+            reduce-scatter takes on each rank. Of an all-to-all, what a rank gets in the forward and gives in the
+            backward.
     """
 
     operation: str
@@ -88,9 +89,17 @@ class ParallelPlan(Printed):
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
         unit_bytes: bytes that each unit gathers, and bytes of gradients that it reduces; the root is last.
+        last_unit: the one of the ``units`` that is called behind all blocks. The backward begins with it, so that it
+            stays gathered between both, as the root does; empty if there is none.
         unit_calls: how often the recorded forward calls each of the ``units``, and gathers it. Units with 0 have no
             part in prefetching.
-        gathered_with_root: FQN of a block, or of a child of a model without repeated blocks, that is not a unit -> why.
+        gathered_with_root: FQN of a block, of a large module outside of the blocks, or of a child of a model without
+            blocks, that is not a unit -> why.
+        averaged: names of parameters without dimensions, which FSDP cannot shard: they are whole on each rank, and the
+            optimizer averages their gradients.
+        conditional: FQNs of units of which a rank may use other parameters than another one, because their forward
+            reads values, as a loop over experts does. FSDP of torch 2.15 reduces zeros for parameters that a rank does
+            not use; before, each rank must use all.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
         offload: parameters, gradients and optimizer state live on the CPU.
@@ -124,6 +133,9 @@ class ParallelPlan(Printed):
     expert: int = 1
     unit_calls: tuple[int, ...] = ()
     gathered_with_root: dict[str, str] = field(default_factory=dict)
+    last_unit: tuple[str, ...] = ()
+    averaged: tuple[str, ...] = ()
+    conditional: tuple[str, ...] = ()
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
     _split: Any = field(default=None, repr=False, compare=False)
@@ -188,6 +200,27 @@ class ParallelPlan(Printed):
 
         return apply_plan(self, model, mesh, checkpoint=checkpoint, init=init)
 
+    def clip_grad_norm_(
+        self, model: nn.Module, mesh: DeviceMesh, max_norm: float, norm_type: float = 2.0
+    ) -> torch.Tensor:
+        """Clip the gradients of an applied model by the norm over all its parameters; every rank calls it.
+
+        Needed for experts in lists, of which each rank has its own, and for stacked experts with ``tensor > 1``, whose
+        mesh is another one; for other plans it is what ``torch.nn.utils.clip_grad_norm_`` computes.
+
+        Args:
+            model: to which the plan was applied, without stages; a stage has a ``clip_grad_norm_`` of its own.
+            mesh: to which it was applied.
+            max_norm: the largest norm afterwards.
+            norm_type: p of the p-norm; ``inf`` for the largest element.
+
+        Returns:
+            The norm before, without dimensions.
+        """
+        from modelsummary.parallel.applying import clip_gradients
+
+        return clip_gradients(self, model, mesh, max_norm, norm_type)
+
     def memory(
         self,
         rank: int = 0,
@@ -246,17 +279,18 @@ class ParallelPlan(Printed):
     def unit_collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``(phase, operation)`` -> how often the FSDP units cause it in a step, and the bytes of the whole tensors.
 
-        A unit is gathered in the forward, and again in the backward if it was resharded; the root is not. If the
-        forward calls a unit several times, each call does so; a unit that was not resharded is gathered once in the
-        forward, but the backward of each call frees it. Gradients are reduced and scattered, and with ``data > 1`` the
-        shards are reduced over the copies.
+        A unit is gathered in the forward, and again in the backward if it was resharded; the root and the last unit are
+        not. If the forward calls a unit several times, each call does so; a unit that was not resharded is gathered
+        once in the forward, but the backward of each call frees it. Gradients are reduced and scattered, and with
+        ``data > 1`` the shards are reduced over the copies.
         """
-        gathered = [each for each, _ in self.unit_bytes[-1:] if each]
+        gathered = [nbytes for nbytes, _ in self.unit_bytes[-1:] if nbytes]
         again: list[int] = []
-        for (each, _), n_calls in zip(self.unit_bytes, self.unit_calls, strict=False):
-            if each and n_calls:
-                gathered += [each] * (n_calls if self.reshard_after_forward else 1)
-                again += [each] * (n_calls if self.reshard_after_forward else n_calls - 1)
+        for unit, (nbytes, _), n_calls in zip(self.units, self.unit_bytes, self.unit_calls, strict=False):
+            if nbytes and n_calls:
+                is_freed = self.reshard_after_forward and unit != self.last_unit
+                gathered += [nbytes] * (n_calls if is_freed else 1)
+                again += [nbytes] * (n_calls if is_freed else n_calls - 1)
         reduced = [each for _, each in self.unit_bytes if each]
         found: dict[tuple[str, str], list[int]] = {}
         if self.shard > 1:

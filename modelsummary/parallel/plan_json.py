@@ -17,7 +17,7 @@ from modelsummary.parallel.plan import MESH_NAMES, Collective, LayerPlan, Parall
 
 __all__ = ["plan_from_json"]
 
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _Made = TypeVar("_Made")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 

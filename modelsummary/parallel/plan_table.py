@@ -31,11 +31,17 @@ def report(plan: ParallelPlan) -> Report:
         called = set(plan.called_units)
         units = [" + ".join(unit) for unit in plan.units if unit in called]
         uncalled = [" + ".join(unit) for unit in plan.units if unit not in called]
-        named = [*_folded(units), "and the root"] if plan.units else ["the root alone"]
+        root = ["and the root"] if plan.unit_bytes[-1][0] else []
+        named = [*_folded(units), *root] if plan.units else ["the root alone"]
         lines.append(f"FSDP units: {', '.join(named)}{_policies(plan)}")
         if uncalled:
             lines.append(f"FSDP units that the recorded forward does not call: {', '.join(_folded(uncalled))}")
         lines += [f"Gathered with the root: {names}: {why}" for names, why in _with_root(plan)]
+    names_by_text = {
+        "Whole on each rank, having no dimensions to shard": plan.averaged,
+        "Ranks may use different parameters, which needs torch 2.15": plan.conditional,
+    }
+    lines += [f"{text}: {', '.join(_folded(names))}" for text, names in names_by_text.items() if names]
     if plan.loss_parallel:
         lines.append(
             "Logits stay sharded: run loss and backward under torch.distributed.tensor.parallel.loss_parallel()"
@@ -147,6 +153,8 @@ def _reasons(plan: ParallelPlan) -> list[tuple[str, str]]:
 def _policies(plan: ParallelPlan) -> str:
     is_freed = plan.reshard_after_forward and plan.units  # the root is not
     said = ["resharded after the forward" if is_freed else "kept after the forward"]
+    if is_freed and plan.last_unit:
+        said.append(f"{' + '.join(plan.last_unit)} after the backward")
     if plan.precision:
         said.append(f"in {plan.precision}")
     if plan.offload:

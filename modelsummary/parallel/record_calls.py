@@ -144,12 +144,12 @@ class Calls:
 
     def shape_of(self, leaf: Any) -> tuple[int, ...] | None:
         """Return the shape of a tensor in a template; None for anything else."""
-        tensor = self._tensor_of(leaf)
+        tensor = self.tensor_of(leaf)
         if tensor is None:
             return () if isinstance(leaf, Attribute) else None
         return tuple(tensor.shape)
 
-    def _tensor_of(self, leaf: Any) -> Value | Tensor | None:
+    def tensor_of(self, leaf: Any) -> Value | Tensor | None:
         """Return what has the shape and dtype of a tensor in a template; None for anything else."""
         if isinstance(leaf, Foreign):
             return leaf.tensor
@@ -166,7 +166,7 @@ class Calls:
         shape = self.shape_of(leaf)
         if shape is None:
             return None
-        tensor = self._tensor_of(leaf)
+        tensor = self.tensor_of(leaf)
         is_index = tensor is not None and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
         layout = layout_of(leaf) if isinstance(leaf, Value) else None
         return Operand(leaf, shape, layout, self.needs_grad(leaf), is_index)
@@ -212,7 +212,7 @@ class Calls:
         pending = [leaf]
         while pending:
             each = pending.pop()
-            tensor = self._tensor_of(each)
+            tensor = self.tensor_of(each)
             if tensor is None or not tensor.dtype.is_floating_point or (has_gradient and not self.needs_grad(each)):
                 continue
             if isinstance(each, Attribute):

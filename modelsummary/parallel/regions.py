@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Pieces, Sharded, Shares
+from modelsummary.parallel.layouts import (
+    Blocked,
+    FunctionCall,
+    Needs,
+    Operand,
+    Pieces,
+    Section,
+    Sharded,
+    Shares,
+    in_pieces,
+)
 from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
-from modelsummary.parallel.rules import layout_after
+from modelsummary.parallel.rules import layouts_after
 from modelsummary.parallel.shared import Shared, add_part, find_shared
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
@@ -42,8 +54,7 @@ class Region:
         layouts: of every sharded value.
         functions: the functions that take sharded values.
         parts: FQN of a ``Linear`` or a norm -> start and end of each part of its result that all heads share.
-        pieces: FQN of a column-parallel layer -> number of pieces that its columns are, each of which is split; one if
-            it is missing.
+        pieces: FQN of a column-parallel layer -> pieces that its columns are; one if it is missing.
         blocked: why it cannot be sharded; empty if it can.
     """
 
@@ -59,7 +70,7 @@ class Region:
     layouts: dict[Value, Sharded] = field(default_factory=dict)
     functions: list[Event] = field(default_factory=list)
     parts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    pieces: dict[str, int] = field(default_factory=dict)
+    pieces: dict[str, list[Section]] = field(default_factory=dict)
     blocked: str = ""
 
     @property
@@ -88,46 +99,64 @@ def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = F
     constants: dict[Value, Sharded] = {}
     parameters: dict[str, Sharded] = {}
     shared: list[Shared] = []
-    pieces: dict[str, int] = {}
+    pieces: dict[str, list[Section]] = {}
     while True:
         attempt = _Attempt(calls, seeds, taken, constants, parameters, shared)
-        attempt.region.pieces = dict(pieces)
+        attempt.region.pieces = pieces
         try:
             attempt.run()
         except Pieces as apart:
-            layers = _sources(calls, apart.value)
-            if layers and not any(fqn in pieces or fqn not in seeds for fqn in layers):
-                pieces |= dict.fromkeys(layers, apart.number)
+            cut = attempt.cut_at(apart)
+            if cut:
+                pieces = pieces | cut
                 continue
             attempt.region.blocked = str(apart)
         except (Needs, Shares) as needs:
-            found = find_shared(calls, needs.value) if shares and isinstance(needs.value, Value) else None
-            if found is not None and found.values - set().union(*(each.values for each in shared)):
-                shared, constants = [*shared, found], constants | found.expanded
+            other = None
+            if shares and isinstance(needs.value, Value):
+                other = find_shared(calls, needs.value, attempt.whole_parts)
+            if other is not None and other.values - set().union(*(tensor.values for tensor in shared)):
+                shared, constants = [*shared, other], constants | other.expanded
                 continue
             if isinstance(needs, Shares):
                 attempt.region.blocked = str(needs)
                 return attempt.region
             more = [fqn for fqn in _sources(calls, needs.value) if fqn not in seeds]
-            made = {} if more else _constant(calls, needs)
-            if (more or made.keys() - constants.keys()) and not any(fqn in taken for fqn in more):
+            equal = {} if more else _constant(calls, needs)
+            if (more or equal.keys() - constants.keys()) and not any(fqn in taken for fqn in more):
                 # The heads share no result of a layer whose columns are split among them.
-                split = [each for each in shared if each.parts.keys() & set(more)]
-                shared = [each for each in shared if each not in split]
-                copied = {value for each in split for value in each.expanded}
+                split = [tensor for tensor in shared if tensor.parts.keys() & set(more)]
+                shared = [tensor for tensor in shared if tensor not in split]
+                copied = {value for tensor in split for value in tensor.expanded}
                 constants = {value: layout for value, layout in constants.items() if value not in copied}
-                seeds, constants = [*seeds, *more], constants | made
+                seeds, constants = [*seeds, *more], constants | equal
                 continue
-            wanted = {} if more else _parameter(calls, needs)
-            if wanted.keys() - parameters.keys():
-                parameters |= wanted
+            layouts = {} if more else _parameter(calls, needs)
+            if layouts.keys() - parameters.keys():
+                parameters |= layouts
                 continue
             attempt.region.blocked = (
                 f"a whole tensor meets a sharded one in {attempt.at}; one that a linear layer makes can be split, too"
             )
         except Blocked as blocked:
             attempt.region.blocked = str(blocked)
+        whole = _with_whole_pieces(pieces) if shares and attempt.region.blocked else pieces
+        if whole != pieces:  # all heads may share the smallest ones
+            pieces = whole
+            continue
         return attempt.region
+
+
+def _with_whole_pieces(pieces: Mapping[str, Sequence[Section]]) -> dict[str, list[Section]]:
+    """Return pieces of layers, of which the smallest are whole on each rank, unless all are equal or some are whole."""
+    marked = {}
+    for fqn, sections in pieces.items():
+        least = min(piece.size for piece in sections)
+        is_mixed = any(piece.is_whole or piece.size > least for piece in sections)
+        marked[fqn] = [Section(size, is_whole or (is_mixed and size == least)) for size, is_whole in sections]
+        if any(piece.is_whole for piece in sections):
+            marked[fqn] = list(sections)
+    return marked
 
 
 def _sources(calls: Calls, leaf: Value | Attribute) -> list[str]:
@@ -177,6 +206,8 @@ class _Attempt:
         self.event: Event | None = None
         self._sharded_calls: Counter[str] = Counter()  # of rows and norms
         self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
+        self._columns: dict[Value, tuple[str, int, int]] = {}  # columns of a layer that a value has
+        self.whole_parts: set[Value] = set()  # what functions take of pieces that are whole on each rank
 
     @property
     def at(self) -> str:
@@ -240,15 +271,16 @@ class _Attempt:
         if given in self.region.layouts:
             raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
         (result,) = values_in(event.result)
-        number = self.region.pieces.get(event.fqn, 1)
-        width, remainder = divmod(result.shape[-1], number)
-        if remainder or (number > 1 and event.fqn not in self._calls.linears):
-            raise Blocked(
-                f"{event.fqn} has {result.shape[-1]} columns, which are not {number} pieces; equal pieces work"
-            )
-        self.region.sizes.add(width)
-        self._pieces[result] = width
-        self.region.layouts[result] = Sharded(len(result.shape) - 1, number)
+        width, dim = result.shape[-1], len(result.shape) - 1
+        pieces = self.region.pieces.get(event.fqn, [Section(width)])
+        layout = in_pieces(dim, pieces)
+        assert layout is not None
+        self.region.sizes |= {size for size, is_whole in pieces if not is_whole}
+        if layout.pieces:
+            self.region.sizes.add(width)  # the rows of the weight are chunks, from which each rank gets those it needs
+        self._pieces[result] = math.gcd(*(piece.size for piece in pieces))
+        self._columns[result] = (event.fqn, 0, width)
+        self.region.layouts[result] = layout
 
     def _layer(self, event: Event) -> None:
         """Add a layer that stays in one piece."""
@@ -274,7 +306,7 @@ class _Attempt:
                 raise Blocked(f"{event.fqn} works along the sharded dimension; along another dimension it can be split")
             self._pass_on(value, results)
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-            if layout.dim >= len(value.shape) - len(module.normalized_shape) or layout.outer != 1:
+            if layout.dim >= len(value.shape) - len(module.normalized_shape) or not layout.is_plain:
                 raise Blocked(f"{event.fqn} works along the sharded dimension; along another dimension it can be split")
             if any(True for _ in module.parameters()):
                 self._add_norm(event.fqn, layout.dim)
@@ -287,17 +319,40 @@ class _Attempt:
         layout = self.region.layouts[value]
         if layout.dim == module.dim % len(value.shape):
             if layout.outer != 2:
-                raise Pieces(
-                    f"{event.fqn} works along the sharded dimension; along another dimension it can be split", value, 2
-                )
+                message = f"{event.fqn} works along the sharded dimension; along another dimension it can be split"
+                raise Pieces(message, value, (1, 1))
             layout = layout._replace(outer=1)
         self.region.layouts.update(dict.fromkeys(results, layout))
+
+    def cut_at(self, apart: Pieces) -> dict[str, list[Section]]:
+        """Return the pieces of the layers from which a value comes, cut where a function takes it apart.
+
+        Empty if no layer can be cut there, or all are already.
+        """
+        total = sum(apart.sizes)
+        borders = [*accumulate(apart.sizes)]
+        sources = [(fqn, 0, self._calls.features(fqn)) for fqn in _sources(self._calls, apart.value)]
+        cut: dict[str, list[Section]] = {}
+        for fqn, start, stop in [self._columns[apart.value]] if apart.value in self._columns else sources:
+            if fqn not in self.region.columns or fqn not in self._calls.linears or (stop - start) % total:
+                return {}
+            unit, features = (stop - start) // total, self._calls.features(fqn)
+            before = self.region.pieces.get(fqn, [Section(features)])
+            ends = [*accumulate(piece.size for piece in before)]
+            cuts = sorted({0, start, *ends, *(start + unit * border for border in borders)})
+            cut[fqn] = [
+                Section(end - begin, before[bisect_right(ends, begin)].is_whole) for begin, end in pairwise(cuts)
+            ]
+        return cut if any(sections != self.region.pieces.get(fqn) for fqn, sections in cut.items()) else {}
 
     def _pass_on(self, value: Value, results: Sequence[Value]) -> None:
         """Give the results the layout of the layer's input."""
         self.region.layouts.update(dict.fromkeys(results, self.region.layouts[value]))
-        if value in self._pieces:
-            self._pieces.update(dict.fromkeys(results, self._pieces[value]))
+        for result in results:
+            if value in self._pieces:
+                self._pieces[result] = self._pieces[value]
+            if value in self._columns:
+                self._columns[result] = self._columns[value]
 
     def _add_norm(self, fqn: str, dim: int) -> None:
         self._sharded_calls[fqn] += 1
@@ -310,7 +365,7 @@ class _Attempt:
         if len(inputs) != 1 or inputs[0] not in self.region.layouts or not event.args or event.args[0] is not inputs[0]:
             return False
         layout = self.region.layouts[inputs[0]]
-        if layout.outer != 1:
+        if not layout.is_plain:
             return False
         reduced: set[Any] = set()  # parameters of the module, and what it makes of them alone
         for inner in self._calls.events[begin:end]:
@@ -339,8 +394,7 @@ class _Attempt:
             return  # it takes the dtype and the device
         own: set[int] = set()
         call = FunctionCall(event, self._operand, own, {*reduced, *self._reduced} if self._reduced else reduced)
-        layout = layout_after(call)
-        assert layout is not None
+        layouts = layouts_after(call)
         self.region.sizes |= own
         before = {self._pieces[value] for value in values_in((event.args, event.kwargs)) if value in self._pieces}
         if len(before) > 1 and min(before) < self.region.groups[0]:
@@ -348,9 +402,29 @@ class _Attempt:
         pieces = math.gcd(*before, *own)
         self._pieces.update(dict.fromkeys(values_in(event.result), pieces))
         self.region.functions.append(event)
-        self.region.layouts.update(dict.fromkeys(values_in(event.result), layout))
+        results = values_in(event.result)
+        layouts = layouts if isinstance(layouts, list) else [layouts] * len(results)
+        sharded = {result: layout for result, layout in zip(results, layouts, strict=True) if layout is not None}
+        self.region.layouts.update(sharded)
+        self.whole_parts.update(set(results) - sharded.keys())
+        self._follow_columns(event, results)
         for written in attributes_in(event.result) if any(event.writes) else ():
             raise Blocked(f"{call.at} writes a sharded tensor into {written.fqn}; a new tensor works")
+
+    def _follow_columns(self, event: Event, results: Sequence[Value]) -> None:
+        """Note which columns of a layer the results have, if a function takes columns of one layer."""
+        taken = [value for value in values_in((event.args, event.kwargs)) if value in self._columns]
+        if len({self._columns[value] for value in taken}) != 1:
+            return
+        fqn, start, stop = self._columns[taken[0]]
+        shape, dim = taken[0].shape, self.region.layouts[taken[0]].dim
+        is_split = len(results) > 1 and sum(result.shape[dim] for result in results) == shape[dim]
+        unit = (stop - start) // shape[dim]
+        for result in results:
+            end = start + unit * result.shape[dim] if is_split else stop
+            if result in self.region.layouts and (is_split or math.prod(result.shape) == math.prod(shape)):
+                self._columns[result] = (fqn, start, end)
+            start = end if is_split else start
 
     def _operand(self, leaf: Any) -> Operand | None:
         found = self._calls.operand(leaf, self.region.layouts.get)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from modelsummary.capture.templates import Attribute
@@ -21,16 +22,25 @@ from modelsummary.parallel.layouts import (
     Shares,
     dim_of,
     dims_of,
+    part_of,
     reshaped,
     sharded_operand,
 )
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["ELEMENTWISE", "FACTORIES", "layout_after", "terms_of"]
+__all__ = ["ELEMENTWISE", "FACTORIES", "layout_after", "layouts_after", "terms_of"]
 
 
 def layout_after(call: FunctionCall) -> Sharded | None:
-    """Return the layout of the results of a call that takes sharded operands.
+    """Return the layout that all results of a call have. Raises like ``layouts_after``."""
+    layout = layouts_after(call)
+    if isinstance(layout, list):
+        raise Blocked(f"{call.at} takes unequal parts of the sharded dimension; equal parts work")
+    return layout
+
+
+def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
+    """Return the layout of the results of a call that takes sharded operands; of each, if they differ.
 
     Raises:
         Blocked: the call cannot take them.
@@ -41,6 +51,8 @@ def layout_after(call: FunctionCall) -> Sharded | None:
         raise Blocked(f"{call.at} has no rule for sharded tensors; elementwise functions, views and products have one")
     if any(each.shape == () and each.layout is not None for each in call.operands):
         raise Blocked(f"{call.at} takes a number that differs between ranks; a number of a whole tensor works")
+    if call.name not in _TAKES_PIECES and any(each.layout is not None and each.layout.pieces for each in call.operands):
+        raise Blocked(f"{call.at} takes a tensor of unequal pieces; elementwise functions, views and splits work")
     return rule(call)
 
 
@@ -52,13 +64,15 @@ def _elementwise(call: FunctionCall) -> Sharded:
     found: set[Sharded] = set()
     for each in call.operands:
         if each.layout is not None:
-            found.add(Sharded(each.layout.dim + len(shape) - len(each.shape), each.layout.outer))
+            found.add(each.layout._replace(dim=each.layout.dim + len(shape) - len(each.shape)))
     if len(found) != 1:
         raise Blocked(call.differ)
     (layout,) = found
     for each in call.operands:
         if each.layout is None:
             place = layout.dim - (len(shape) - len(each.shape))
+            if layout.pieces and place >= 0 and each.shape[place] != 1:
+                raise Blocked(call.differ)
             call.meets(each, place, shape[layout.dim], layout.outer)
     return layout
 
@@ -161,7 +175,7 @@ def _repeat_interleaved(call: FunctionCall) -> Sharded:
     return layout
 
 
-def _parted(call: FunctionCall) -> Sharded:
+def _parted(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
     """Follow ``chunk`` and ``split`` along another dimension, or of a dimension of several pieces into whole pieces."""
     operand, layout = sharded_operand(call)
     if dim_of(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
@@ -169,11 +183,12 @@ def _parted(call: FunctionCall) -> Sharded:
     parts = [value.shape[layout.dim] for value in values_in(call.event.result)]
     if len(parts) == 1:
         return layout
-    if len(set(parts)) != 1:
-        raise Blocked(f"{call.at} takes unequal parts of the sharded dimension; equal parts work")
-    if layout.outer % len(parts):
-        raise Pieces(call.along, operand.leaf, len(parts))
-    return layout._replace(outer=layout.outer // len(parts))
+    borders = [0, *accumulate(parts)]
+    try:
+        layouts = [part_of(call, operand, layout, *bounds) for bounds in pairwise(borders)]
+    except Pieces:
+        raise Pieces(call.along, operand.leaf, parts) from None
+    return layouts if None in layouts or len(set(layouts)) > 1 else layouts[0]
 
 
 def _gated(call: FunctionCall) -> Sharded:
@@ -182,7 +197,7 @@ def _gated(call: FunctionCall) -> Sharded:
     if dim_of(call.argument(1, "dim", -1), len(operand.shape)) != layout.dim:
         return layout
     if layout.outer != 2:
-        raise Pieces(call.along, operand.leaf, 2)
+        raise Pieces(call.along, operand.leaf, (1, 1))
     return layout._replace(outer=1)
 
 
@@ -191,7 +206,7 @@ def _unbound(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     dim = dim_of(call.argument(1, "dim", 0), len(operand.shape))
     if dim == layout.dim:
-        raise Pieces(call.along, operand.leaf, operand.shape[dim])
+        raise Pieces(call.along, operand.leaf, (1,) * operand.shape[dim])
     return layout._replace(dim=layout.dim - (dim < layout.dim))
 
 
@@ -348,7 +363,13 @@ def _as_complex(call: FunctionCall) -> Sharded:
     return layout
 
 
-_RULES: dict[str, Callable[[FunctionCall], Sharded]] = {
+_TAKES_PIECES = ELEMENTWISE | frozenset(
+    """
+view reshape flatten unflatten transpose swapaxes swapdims permute squeeze unsqueeze getitem split chunk tensor_split
+split_with_sizes
+""".split()
+)
+_RULES: dict[str, Callable[[FunctionCall], Sharded | list[Sharded | None] | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
     **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp".split(), _along(1)),

@@ -7,16 +7,17 @@ tensor meets the stream, or a layer needs a whole tensor, the tensor is cut or g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from modelsummary.parallel.attention_heads import attention_inputs
-from modelsummary.parallel.derive import Layer
+from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Sharded
 from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
-from modelsummary.parallel.rules import layout_after
+from modelsummary.parallel.regions import Region
+from modelsummary.parallel.rules import ELEMENTWISE, layout_after
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
@@ -26,8 +27,7 @@ _MOST_ATTEMPTS = 60
 
 
 def find_stream(
-    calls: Calls,
-    layers: Mapping[str, Layer],
+    derivation: Derivation,
     n_ranks: int,
     *,
     with_embeddings: bool,
@@ -46,16 +46,21 @@ def find_stream(
     Raises:
         Blocked: nothing can be sharded; the message is about what was met last.
     """
+    calls, layers = derivation.calls, derivation.layers
     roles = ("row", "heads", "embedding") if with_embeddings else ("row", "heads")
-    starts = [fqn for fqn, layer in layers.items() if layer.role in roles and _has_sequence(calls, fqn, n_ranks)]
-    stream = Stream(dict.fromkeys(starts))
-    obstacle = (
-        f"no result of a row-parallel layer or attention has three dimensions of which {n_ranks} divides the second"
-    )
+    shapes = {fqn: _result_shapes(calls, fqn) for fqn, layer in layers.items() if layer.role in roles}
+    dims = {fqn: _token_dim(derivation, fqn, sizes) for fqn, sizes in shapes.items()}
+    starts = {
+        fqn: dim
+        for fqn, dim in dims.items()
+        if dim is not None and all(shape[dim] % n_ranks == 0 for shape in shapes[fqn])
+    }
+    stream = Stream(starts)
+    obstacle = _no_sequence(shapes, dims, n_ranks)
     for _ in range(_MOST_ATTEMPTS):
         if not any(layers[fqn].role in ("row", "heads") for fqn in stream.scattered):
             break
-        walk = _Walk(calls, layers, n_ranks, stream, whole)
+        walk = _Walk(derivation, n_ranks, stream, whole)
         try:
             walk.run()
         except Needs as needs:
@@ -74,10 +79,51 @@ def find_stream(
     raise Blocked(obstacle)
 
 
-def _has_sequence(calls: Calls, fqn: str, n_ranks: int) -> bool:
-    """Return True if every result of a layer, of attentions the first, has three dimensions, and the second divides."""
-    results = [values_in(calls.events[place].result)[0] for place in calls.places[fqn]]
-    return bool(results) and all(len(each.shape) == 3 and each.shape[1] % n_ranks == 0 for each in results)
+def _result_shapes(calls: Calls, fqn: str) -> list[tuple[int, ...]]:
+    """Return the shape of each result of a layer, of an attention the first."""
+    return [values_in(calls.events[place].result)[0].shape for place in calls.places[fqn]]
+
+
+def _token_dim(derivation: Derivation, fqn: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
+    """Return the dimension of the tokens in results of a layer; None if there is none.
+
+    It is the second of three, or the first of two where batch and sequence are merged and nothing in the layer's region
+    depends on the order of the tokens.
+    """
+    n_dims = {len(shape) for shape in shapes}
+    if n_dims == {3}:
+        return 1
+    region = next((each for each in derivation.regions if fqn in each.rows), None)
+    return 0 if n_dims == {2} and region is not None and _is_tokenwise(region) else None
+
+
+def _is_tokenwise(region: Region) -> bool:
+    """Return True if a row of what a region returns depends on the same row of what it takes alone."""
+    return not region.norms and all(
+        event.name in ELEMENTWISE
+        and all(
+            value in region.layouts or len(value.shape) < 2 or value.shape[0] == 1
+            for value in values_in((event.args, event.kwargs))
+        )
+        for event in region.functions
+    )
+
+
+def _no_sequence(shapes: Mapping[str, Sequence[tuple[int, ...]]], dims: Mapping[str, int | None], n_ranks: int) -> str:
+    """Return why no result can be scattered along its tokens."""
+    for fqn, dim in dims.items():
+        if dim is None:
+            continue
+        for shape in shapes[fqn]:
+            if shape[dim] % n_ranks:
+                return (
+                    f"{fqn} returns {list(shape)}, and {n_ranks} ranks do not divide its {shape[dim]} tokens, which "
+                    f"torch gathers in equal chunks; multiples of {n_ranks} work (a class token is one, too)"
+                )
+    fqn, shape = next(((fqn, shape) for fqn, results in shapes.items() for shape in results), ("", ()))
+    if not fqn:
+        return "no layer is row-parallel; layers whose activations are sharded work"
+    return f"{fqn} returns {list(shape)}, in which no dimension holds tokens; [batch, tokens, features] works"
 
 
 class _Walk:
@@ -90,13 +136,15 @@ class _Walk:
 
     def __init__(
         self,
-        calls: Calls,
-        layers: Mapping[str, Layer],
+        derivation: Derivation,
         n_ranks: int,
         stream: Stream,
         whole: Collection[int],
     ) -> None:
-        self._calls, self._layers, self._n_ranks, self._whole = calls, layers, n_ranks, whole
+        self._calls, self._layers, self._n_ranks, self._whole = derivation.calls, derivation.layers, n_ranks, whole
+        self._regions = {fqn: region for region in derivation.regions for fqn in region.columns}
+        self._merged: dict[str, Sharded] = {}  # FQN of a row-parallel layer of two dimensions -> layout of its tokens
+        calls = derivation.calls
         self.stream = Stream(stream.scattered, stream.entries, stream.exits)
         self._origins: dict[Value, frozenset[str]] = {}
         self._place = 0
@@ -171,7 +219,10 @@ class _Walk:
         """Scatter the result of a row-parallel layer or an embedding."""
         if self._sharded(event):
             raise Blocked(f"{event.fqn} is split by rows and takes a chunk of the sequence; shards of features work")
-        self._give(event, Sharded(1), frozenset({event.fqn}))
+        layout = Sharded(1) if self.stream.scattered[event.fqn] == 1 else self._merged.get(event.fqn)
+        if layout is None:
+            raise Blocked(f"{event.fqn} returns tokens whose batch is merged and of which no chunk came; chunks work")
+        self._give(event, layout, frozenset({event.fqn}))
 
     def _attention(self, event: Event) -> None:
         """Gather the inputs of an ``nn.MultiheadAttention``, and scatter its result."""
@@ -191,12 +242,12 @@ class _Walk:
         module = self._calls.modules[event.fqn]
         layer = self._layers.get(event.fqn)
         (value, layout), *others = self._sharded(event).items()
-        if others or not event.args or event.args[0] is not value or layout.outer != 1:
+        if others or not event.args or event.args[0] is not value:
             raise Blocked(
                 f"{event.fqn} is not called with one chunk of the sequence by position; one positional tensor works"
             )
-        if layer is not None and layer.role in ("column", "head") and layout == Sharded(1) and len(value.shape) == 3:
-            self.stream.gathered[event.fqn] = None
+        if layer is not None and layer.role in ("column", "head") and self._can_gather(event, value, layout):
+            self.stream.gathered[event.fqn] = layout.dim
         elif isinstance(module, ELEMENTWISE_LAYERS) and layer is None:
             self._give(event, layout, self._origins_of(event))
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and layer is None:
@@ -205,6 +256,20 @@ class _Walk:
             self._add_norm(event, layout)
         else:
             raise Blocked(f"{event.fqn} takes no chunk of the sequence; elementwise layers and norms do")
+
+    def _can_gather(self, event: Event, value: Value, layout: Sharded) -> bool:
+        """Return True if a column-parallel layer may take the chunks of all ranks, one after the other.
+
+        With batch and sequence merged, the tokens then change their order; the layers that follow have to scatter them.
+        """
+        if self.stream.gathered.get(event.fqn, layout.dim) != layout.dim:
+            return False
+        region = self._regions.get(event.fqn)
+        if layout.dim or len(value.shape) != 2:
+            return layout == Sharded(1) and len(value.shape) == 3
+        if region is None or any(self.stream.scattered.get(row) != 0 for row in region.rows):
+            return False
+        return all(self._merged.setdefault(row, layout) == layout for row in region.rows)
 
     def _add_norm(self, event: Event, layout: Sharded) -> None:
         has_parameters = any(True for _ in self._calls.modules[event.fqn].parameters())
@@ -221,7 +286,7 @@ class _Walk:
         if not given or event.fqn in self._layers:
             return False
         (value, layout), *others = given.items()
-        if others or not event.args or event.args[0] is not value or layout.outer != 1:
+        if others or not event.args or event.args[0] is not value:
             return False
         origins = self._origins_of(event)
         reduced: set[object] = set()
@@ -284,19 +349,25 @@ class _Walk:
         )
 
     def _without(self, fqns: frozenset[str]) -> Stream | None:
-        kept = {fqn: None for fqn in self.stream.scattered if fqn not in fqns}
+        kept = {fqn: dim for fqn, dim in self.stream.scattered.items() if fqn not in fqns}
         return Stream(kept, self.stream.entries, self.stream.exits) if len(kept) < len(self.stream.scattered) else None
 
     def gather(self) -> Stream | None:
         """Return the stream with a whole tensor at the event at hand; None if no module can gather it."""
+        assert self._event is not None
+        if self._event.is_module and self._event.fqn in self.stream.scattered:
+            return self._without(frozenset({self._event.fqn}))
         boundary = self._taken_whole()
         if boundary is not None:
             return self._with(boundary, is_entry=True) or self._give_up()
-        for value, layout in self._values_at_hand().items():
+        pending = list(self._values_at_hand().items())
+        for value, layout in pending:  # and the chunks that functions make them of
             maker = self._calls.maker.get(value)
             if maker is not None and maker.is_module and maker.fqn in self.stream.scattered:
                 return self._without(frozenset({maker.fqn}))
-            for module, position in self._returners(value):
+            before = values_in((maker.args, maker.kwargs)) if maker is not None and not maker.is_module else ()
+            pending += [(each, chunk) for each in before if (chunk := self._layout(each)) is not None]
+            for module, position in self._returners(value) if layout.outer == 1 else ():
                 found = self._with(Boundary(module.fqn, position, layout, True), is_entry=False)
                 if found is not None:
                     return found
@@ -309,9 +380,6 @@ class _Walk:
         """
         found = None
         for module, begin, end in self._around():
-            layer = self._layers.get(module.fqn)
-            if layer is not None and layer.role != "local":
-                break
             given = [*enumerate(module.args), *module.kwargs.items()]
             for position, value in given:
                 layout = self.stream.layout_at(value, begin) if isinstance(value, Value) else None
@@ -337,7 +405,8 @@ class _Walk:
 
     def _give_up(self) -> Stream | None:
         """Return the stream without the layers from which the tensors at hand come."""
-        return self._without(frozenset().union(*(self._origins.get(each, ()) for each in self._values_at_hand())))
+        origins = frozenset().union(*(self._origins.get(value, ()) for value in self._values_at_hand()))
+        return self._without(origins)
 
     def cut(self, needs: Needs, *, cuts_inputs: bool) -> Stream | None:
         """Return the stream with a chunk of a whole tensor at the event at hand; None if no module can cut it."""

@@ -47,13 +47,20 @@ class Shared:
         return not event.is_module and set(values_in(event.result)) <= self.values and not event.is_decision
 
 
-def find_shared(calls: Calls, value: Value) -> Shared | None:
-    """Return the shared tensor behind a value that meets sharded heads; None if it is something else."""
+def find_shared(calls: Calls, value: Value, pieces: Collection[Value] = ()) -> Shared | None:
+    """Return the shared tensor behind a value that meets sharded heads; None if it is something else.
+
+    Args:
+        pieces: results of functions that take pieces which are whole on each rank; their layer sums the gradients.
+    """
     found = Shared()
     pending = [value]
     while pending:
         each = pending.pop()
         if each in found.values or each in found.expanded or not each.requires_grad:
+            continue
+        if each in pieces:
+            found.values.add(each)
             continue
         event = calls.maker.get(each)
         layer = calls.norm_of.get(each, event)
@@ -88,7 +95,8 @@ def find_shared(calls: Calls, value: Value) -> Shared | None:
         if after & set(values_in((event.args, event.kwargs))):
             after.update(values_in(event.result))
     found.values -= after
-    return found if found.parts and (found.expanded or value in found.values) else None
+    has_source = found.parts or not found.values.isdisjoint(pieces)
+    return found if has_source and (found.expanded or value in found.values) else None
 
 
 def add_part(parts: dict[str, list[tuple[int, int]]], fqn: str, start: int, stop: int) -> None:

@@ -64,16 +64,25 @@ class SizesOfRank(TorchFunctionMode):
             sizes[call["at"]] = call["local"]
         return (tensor, sizes)
 
+    def of_copies(self, call: Any, args: Any, _kwargs: Any) -> Any:
+        """Change the number of copies of the dimension ``at``, counted from the end, that has one element."""
+        tensor, *others = args
+        if call["n_sizes"] == 1:
+            is_whole = others[0] == call["whole"] and tensor.shape[call["at"]] == 1
+            return (tensor, others[0] // self.n_ranks, *others[1:]) if is_whole else args
+        sizes = list(others[0] if isinstance(others[0], (tuple, list)) else others)
+        if len(sizes) == call["n_sizes"] and sizes[call["at"]] == call["whole"]:
+            sizes[call["at"]] //= self.n_ranks
+        return (tensor, sizes)
+
     def of_split(self, call: Any, args: Any, kwargs: Any) -> Any:
         """Change the sizes of the parts of the dimension ``at``, counted from the end."""
         tensor, sizes, *others = args
         dim = others[0] if others else kwargs.get("dim", 0)
         if dim not in (call["at"], tensor.dim() + call["at"]) or tensor.shape[dim] != call["local"]:
             return args
-        if isinstance(sizes, (tuple, list)):
-            is_whole = sum(sizes) == call["local"] * self.n_ranks
-            return (tensor, [size // self.n_ranks for size in sizes], *others) if is_whole else args
-        return (tensor, sizes // self.n_ranks, *others) if sizes == call["whole"] else args
+        is_whole = (tuple(sizes) if isinstance(sizes, (tuple, list)) else sizes) == call["whole"]
+        return (tensor, list(call["sizes"]), *others) if is_whole else args
 
     def of_slice(self, call: Any, args: Any, _kwargs: Any) -> Any:
         """Change the slice that takes a part of the dimension ``at``, counted from the end."""
@@ -83,8 +92,7 @@ class SizesOfRank(TorchFunctionMode):
             return args
         part = parts[call["part"]]
         if isinstance(part, slice) and [part.start, part.stop] == list(call["whole"]):
-            bounds = [each if each is None else each // self.n_ranks for each in call["whole"]]
-            parts[call["part"]] = slice(*bounds)
+            parts[call["part"]] = slice(*call["bounds"])
         return (tensor, tuple(parts))
 
 

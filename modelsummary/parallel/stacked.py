@@ -16,7 +16,7 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded
 from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.rules import layout_after, terms_of
+from modelsummary.parallel.rules import FACTORIES, layout_after, terms_of
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["PARTIAL", "follow_partial", "grow_stacked", "is_stack"]
@@ -30,6 +30,7 @@ contiguous clone to type type_as float half bfloat16 double neg negative sum mea
 gather take_along_dim chunk split split_with_sizes unbind cat stack concat repeat_interleave flip
 """.split()
 )
+_JOINS = frozenset("cat stack concat concatenate vstack hstack".split())
 _PRODUCTS = frozenset("linear grouped_mm grouped_mm_fallback matmul bmm mm addmm baddbmm einsum".split())
 
 
@@ -53,16 +54,27 @@ def grow_stacked(calls: Calls, fqn: str) -> Region:
     used = dict.fromkeys(
         each.fqn for inner in calls.events[begin:end] for each in attributes_in((inner.args, inner.kwargs))
     )
+    factors = {
+        each.fqn
+        for inner in calls.events[begin:end]
+        if inner.function is not None and inner.function.short_name in _PRODUCTS
+        for each in attributes_in((inner.args, inner.kwargs))
+    }
     stacked = [name for name in used if name in calls.parameters and calls.parameters[name].dim() >= 3]
+    stacked = stacked or [name for name in used if name in factors]
     if not stacked or calls.users.get(fqn) != {fqn} or calls.n_calls[fqn] != 1 or calls.holders[fqn] != {fqn}:
         return Region([], blocked="its parameters are used elsewhere, too")
     search = _Search(calls, event, begin, end)
     first = calls.parameters[stacked[0]]
-    for dim in range(1, first.dim()):
-        for outer in (1, 2):
-            found = search.run({stacked[0]: Sharded(dim, outer)}) if first.shape[dim] % outer == 0 else None
-            if found is not None:
-                return found
+    for dim in (*range(1, first.dim()), 0):  # the first dimension of stacked experts is their number
+        for outer in (1, 2, 3):
+            region = search.run({stacked[0]: Sharded(dim, outer)}) if first.shape[dim] % outer == 0 else None
+            if region is None:
+                continue
+            others = [name for name in (*region.parameters, *region.once) if name.rpartition(".")[0] != fqn]
+            if not others:
+                return region
+            search.reason = f"{others[0]} is a parameter of another module; parameters of {fqn} itself work"
     return Region([], blocked=search.reason)
 
 
@@ -145,14 +157,18 @@ class _Walk:
             return
         if event.is_decision:
             raise Blocked(f"{event.fqn} decides by values that are sharded; values of whole tensors work")
+        if call.name in FACTORIES and layouts == [PARTIAL]:  # zeros of the same shape
+            return
         layout: Sharded | None
-        if PARTIAL in layouts:
+        if PARTIAL in layouts and not _adds_partial(call):
             layout = self._partial(call)
         else:
             try:
                 layout = _product(call) if call.name in _PRODUCTS else layout_after(call)
             except Needs as needs:
                 raise self._wants(needs.value, needs.layout) from None
+        if PARTIAL in layouts and layout != PARTIAL:
+            raise Blocked(f"{call.at} adds a sum over the ranks to a sharded tensor; one kind works")
         self.region.sizes |= call.sizes
         self.region.functions.append(event)
         assert layout is not None
@@ -170,6 +186,10 @@ class _Walk:
 
     def _partial(self, call: FunctionCall) -> Sharded:
         """Follow a function that takes a partial tensor; it must be linear in it."""
+        if call.name in _JOINS and all(
+            operand.layout == PARTIAL or self._calls.is_zeros(operand.leaf) for operand in call.operands
+        ):
+            return PARTIAL
         follow_partial(call)
         for each in call.operands if call.name in ("add", "iadd", "sub", "isub") else ():
             if each.layout is None and not self._calls.is_zeros(each.leaf):
@@ -208,6 +228,15 @@ class _Walk:
         *terms, result = terms_of(call)
         factors = [each.leaf for term, each in zip(terms, call.operands, strict=True) if result[dim] in term]
         return factors[0] if len(factors) == 1 else leaf
+
+
+def _adds_partial(call: FunctionCall) -> bool:
+    """Return True for a product to which a bias is added that one rank holds, and whose factors are whole or chunks."""
+    names = {"linear": (2, "bias"), "addmm": (0, "input"), "baddbmm": (0, "input")}
+    if call.name not in names or call.argument(*names[call.name]) is None:
+        return False
+    bias = call.operand(*names[call.name])
+    return bias.layout == PARTIAL and all(each.layout != PARTIAL for each in call.operands if each.leaf != bias.leaf)
 
 
 def follow_partial(call: FunctionCall) -> None:

@@ -33,20 +33,20 @@ class Stream:
     """What is sharded along the sequence.
 
     Attributes:
-        scattered: FQNs of row-parallel layers, attentions and embeddings whose result is scattered.
+        scattered: FQN of a row-parallel layer, attention or embedding -> dimension along which its result is scattered.
         entries, exits: tensors that are gathered or cut where they enter or leave a module.
         norms: FQN of a norm -> dimension of its input that is sharded.
-        gathered: FQNs of column-parallel layers that take a chunk.
+        gathered: FQN of a column-parallel layer that takes a chunk -> dimension along which it is gathered.
         attended: FQN of an ``nn.MultiheadAttention`` -> layouts of its query, key and value; None: whole.
         made: value -> its layout where it is made.
         results: position of an event -> layouts of its results, after the boundaries of that module.
     """
 
-    scattered: dict[str, None]
+    scattered: dict[str, int]
     entries: dict[Boundary, None] = field(default_factory=dict)
     exits: dict[Boundary, None] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
-    gathered: dict[str, None] = field(default_factory=dict)
+    gathered: dict[str, int] = field(default_factory=dict)
     attended: dict[str, tuple[Sharded | None, ...]] = field(default_factory=dict)
     made: dict[Value, Sharded] = field(default_factory=dict)
     results: dict[int, list[Sharded | None]] = field(default_factory=dict)

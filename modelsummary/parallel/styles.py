@@ -5,20 +5,24 @@
 
 from __future__ import annotations
 
+import math
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from modelsummary._torch import running_backward
 from modelsummary.parallel.attention_style import AttentionParallel
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.sizes_style import LocalSizes, SizesOfRank
 
 __all__ = [
     "AttentionParallel",
+    "AverageParallel",
     "CopyOutput",
     "ExpertListParallel",
     "ExpertParallel",
@@ -129,6 +133,8 @@ class LinearParallel(LocalParallel):
     Args:
         shards: name of a parameter -> its placement.
         by_rows: it is split by rows, and its results are summed; else it is split by columns.
+        pieces: size of each piece of its columns, and True if it is whole on each rank, where the pieces are not equal.
+            Each rank has a chunk of each parameter, and in the forward it gets the rows of the others that it needs.
         bias: name of a parameter that is added to the sum; empty if there is none.
         input_layouts: of the input. Default: sharded along the features for rows, whole for columns.
         output_layouts: of the result. Default: whole for rows, sharded along the features for columns.
@@ -139,12 +145,13 @@ class LinearParallel(LocalParallel):
         *,
         shards: dict[str, Any],
         by_rows: bool = False,
+        pieces: Any = (),
         bias: str = "",
         input_layouts: Any = None,
         output_layouts: Any = None,
     ) -> None:
         super().__init__(shards=shards, sums_result=by_rows)
-        self.bias = bias
+        self.bias, self.pieces = bias, pieces
         self.wanted = Shard(-1) if by_rows else Replicate()
         self.input_layouts, self.output_layouts = input_layouts or self.wanted, output_layouts
 
@@ -153,7 +160,31 @@ class LinearParallel(LocalParallel):
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         found = super()._local(whole, device_mesh)
+        if self.pieces:
+            found = {name: self._exchanged(each, self.shards[name].dim, device_mesh) for name, each in found.items()}
         return {**found, self.bias: torch.zeros_like(whole[self.bias].to_local())} if self.bias else found
+
+    def _exchanged(self, chunk: Any, dim: int, device_mesh: Any) -> Any:
+        """Return what this rank needs of each piece, from the chunks of all ranks; gradients go back the same way."""
+        ranks, rank = range(device_mesh.size()), device_mesh.get_local_rank()
+        length = -(-sum(size for size, _ in self.pieces) // len(ranks))
+
+        def rows(needs: int, has: int) -> Any:
+            """Return the start and number of the rows in the chunk of one rank that another one needs."""
+            start, found = -has * length, []
+            for size, is_whole in self.pieces:
+                part = size if is_whole else size // len(ranks)
+                begin = start if is_whole else start + needs * part
+                found.append((max(begin, 0), min(begin + part, length)))
+                start += size
+            return [(begin, end - begin) for begin, end in found if begin < end]
+
+        whole = chunk.movedim(dim, 0)
+        sent = torch.cat([whole.narrow(0, *part) for other in ranks for part in rows(other, rank)])
+        arrives = [sum(count for _, count in rows(rank, other)) for other in ranks]
+        leaves = [sum(count for _, count in rows(other, rank)) for other in ranks]
+        # What arrives is in the order of the whole parameter, as the ranks and the pieces are.
+        return all_to_all_single_autograd(sent, arrives, leaves, device_mesh.get_group()).movedim(0, dim)
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         given, *others = args
@@ -324,10 +355,11 @@ class ReplicateParallel(ParallelStyle):
         readers: dict[Any, dict[str, Any]] = {}
         for part in module.modules():
             for name, parameter in part._parameters.items():
-                if parameter is None or isinstance(parameter, DTensor) or isinstance(part, torch.jit.ScriptModule):
+                if parameter is None or not self._takes(parameter) or isinstance(part, torch.jit.ScriptModule):
                     continue
                 if id(parameter) not in made:
-                    whole = distribute_tensor(parameter, device_mesh, [Replicate()], **source)
+                    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                    whole = distribute_tensor(local.detach(), device_mesh, [Replicate()] * device_mesh.ndim, **source)
                     made[id(parameter)] = parameter, nn.Parameter(whole, requires_grad=parameter.requires_grad)
                 part._parameters[name] = made[id(parameter)][1]
                 readers.setdefault(part, {})[name] = self._reader(name, running)
@@ -337,13 +369,18 @@ class ReplicateParallel(ParallelStyle):
                 part.__class__ = self._class_of(part, readers.get(part, {}), running)
         return module
 
+    def _takes(self, parameter: Any) -> bool:
+        """Return True for a parameter that becomes a ``DTensor``."""
+        return not isinstance(parameter, DTensor)
+
     def _reader(self, name: str, running: dict[str, int]) -> Any:
         """Return a property that gives a parameter: as a local tensor in a forward, unless FSDP has not gathered it."""
 
         def read(module: Any) -> Any:
             value = module._parameters[name]
             is_whole = isinstance(value, DTensor) and value.device_mesh.ndim == 1
-            return value.to_local() if running["calls"] and is_whole else value
+            # A checkpoint of the model's own repeats any function of a forward in the backward.
+            return value.to_local() if is_whole and (running["calls"] or running_backward() != -1) else value
 
         return property(read)
 
@@ -370,3 +407,33 @@ class ReplicateParallel(ParallelStyle):
         # A checkpoint repeats the forward alone.
         methods = {method: counted(method) for method in ("__call__", "forward")}
         return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods, **readers})
+
+
+class AverageParallel(ReplicateParallel):
+    """A model whose parameters without dimensions, which FSDP cannot shard, are whole on each rank.
+
+    Their gradients are averaged where they are next read, by an optimizer or a norm.
+
+    Args:
+        n_dims: number of dimensions of the mesh, of the first ones, over which FSDP averages gradients.
+    """
+
+    def __init__(self, *, n_dims: int) -> None:
+        self.n_dims = n_dims
+
+    def _takes(self, parameter: Any) -> bool:
+        return not parameter.dim()
+
+    def _reader(self, name: str, running: dict[str, int]) -> Any:
+        def read(module: Any) -> Any:
+            value = module._parameters[name]
+            if not running["calls"]:
+                return value
+            sizes = value.device_mesh.shape[: self.n_dims]
+            parts = [Partial()] * self.n_dims + [Replicate()] * (value.device_mesh.ndim - self.n_dims)
+            local = value.to_local(grad_placements=parts)
+            if local.requires_grad:
+                local.register_hook(lambda grad: grad / math.prod(sizes))
+            return local
+
+        return property(read)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from modelsummary.parallel.index_rules import part_at
-from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.layouts import Sharded, local_position
 from modelsummary.parallel.regions import Region
-from modelsummary.record.events import Event, Value
+from modelsummary.record.events import Event, Value, values_in
 
 __all__ = ["Sizes", "whole_sizes"]
 
@@ -33,20 +34,30 @@ def _runs_once(event: Event) -> bool:
 
 def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, Any]]:
     tensor, *others = event.args or (None,)
-    if not isinstance(tensor, Value) or tensor not in region.layouts or not others:
+    if not isinstance(tensor, Value) or not others:
+        return
+    if tensor not in region.layouts:
+        yield from _copies(event, others[0], region)
         return
     layout = region.layouts[tensor]
-    at, local = layout.dim - len(tensor.shape), tensor.shape[layout.dim] // n_ranks
+    whole = tensor.shape[layout.dim]
+    at, local = layout.dim - len(tensor.shape), local_position(whole, layout, n_ranks)
     name = event.name
     if name in ("split", "split_with_sizes"):
-        yield {"name": name, "kind": "split", "at": at, "whole": others[0], "local": local}
+        ends = accumulate(value.shape[layout.dim] for value in values_in(event.result))
+        borders = [local_position(border, layout, n_ranks) for border in (0, *ends)]
+        local_sizes = tuple(after - before for before, after in pairwise(borders))
+        given = others[0] if type(others[0]) is int else tuple(others[0])
+        if sum(local_sizes) == local:
+            yield {"name": name, "kind": "split", "at": at, "whole": given, "local": local, "sizes": local_sizes}
     elif name == "getitem" and (part := part_at(others[0], len(tensor.shape), layout.dim)) is not None:
         parts = others[0] if isinstance(others[0], tuple) else (others[0],)
         bounds = (parts[part].start, parts[part].stop)
         if parts[part].step is None and bounds != (None, None):
+            local_bounds = tuple(b if b is None else _local_bound(b, whole, layout, n_ranks) for b in bounds)
             yield {
                 "name": name, "kind": "slice", "at": at, "n_parts": len(parts), "part": part, "whole": bounds,
-                "local": local,
+                "local": local, "bounds": local_bounds,
             }  # fmt: skip
     sizes = others[0] if isinstance(others[0], (tuple, list)) else others
     result = event.result
@@ -57,10 +68,29 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
         return
     if sizes[after.dim] == -1:
         return
-    if name == "expand" and layout.outer == 1:
+    if name == "expand" and layout.is_plain:
         yield {"name": name, "kind": "expand", "at": after.dim - len(sizes), "n_sizes": len(sizes), "local": local}
-    elif name in ("view", "reshape"):
+    elif name in ("view", "reshape") and not layout.pieces:
         yield from _view(name, tensor.shape, result.shape, layout, after, region, n_ranks)
+
+
+def _copies(event: Event, sizes: Any, region: Region) -> Iterator[Mapping[str, Any]]:
+    """Yield a call that copies a tensor which all heads share, once for each head."""
+    result = event.result
+    if not isinstance(result, Value) or result not in region.layouts:
+        return
+    at, n_sizes = region.layouts[result].dim - len(result.shape), len(result.shape)
+    whole = result.shape[at]
+    if event.name == "repeat_interleave" and sizes == whole:
+        yield {"name": event.name, "kind": "copies", "at": at, "n_sizes": 1, "whole": whole}
+    elif event.name in ("expand", "repeat"):
+        yield {"name": event.name, "kind": "copies", "at": at, "n_sizes": n_sizes, "whole": whole}
+
+
+def _local_bound(bound: int, whole: int, layout: Sharded, n_ranks: int) -> int:
+    """Return a bound of a slice on one rank; one that counts from the end still does."""
+    position = local_position(bound % (whole + 1) if bound >= 0 else bound + whole, layout, n_ranks)
+    return position if bound >= 0 else position - local_position(whole, layout, n_ranks)
 
 
 def _view(

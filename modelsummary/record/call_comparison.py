@@ -25,8 +25,7 @@ from modelsummary.capture.templates import (
     same_constant,
     same_structure,
 )
-from modelsummary.record.equal_calls import EqualCalls
-from modelsummary.record.events import Event
+from modelsummary.record.events import EqualCalls, Event
 from modelsummary.record.tensors import CONSTANTS, Foreign, TensorsOfRun, Token
 
 __all__ = ["check_effects", "equal_calls", "is_constant", "same_but_folded"]
@@ -54,7 +53,7 @@ def equal_calls(model: nn.Module, root: Event, tensors: TensorsOfRun) -> EqualCa
         root: the trace of one run.
         tensors: the tensors of the run.
     """
-    found, times = EqualCalls(), _Times(root, tensors)
+    equal, times = EqualCalls(), _Times(root, tensors)
     modules = dict(named_modules(model))
     pending, n_calls = [root], 0
     while pending:
@@ -64,15 +63,15 @@ def equal_calls(model: nn.Module, root: Event, tensors: TensorsOfRun) -> EqualCa
             if not (call.is_module and call.children and times.is_closed(call)):
                 continue
             alike = kinds[type(modules[call.fqn]), len(call.children), call.macs]
-            first = next((each for each in alike if _are_equal(each, call, modules, found)), None)
+            first = next((earlier for earlier in alike if _are_equal(earlier, call, modules, equal)), None)
             if first is not None:
-                found.first_of[call.fqn] = first.fqn
+                equal.first_of[call.fqn] = first.fqn
                 n_calls += sum(1 for _ in call.walk())
                 repeated.add(first)
             elif len(alike) < _MOST_KINDS:
                 alike.append(call)
         pending += [call for alike in kinds.values() for call in alike if call not in repeated]
-    return found if n_calls >= _FEWEST_CALLS else EqualCalls()
+    return equal if n_calls >= _FEWEST_CALLS else EqualCalls()
 
 
 def check_effects(equal: EqualCalls, root: Event, tensors: TensorsOfRun) -> None:
@@ -118,25 +117,25 @@ class _Times:
         if any(event.is_module and self._calls[event.fqn] > 1 for event in call.walk()):
             return False
         result = [leaf for leaf in leaves_of(call.result) if isinstance(leaf, Token)]
-        given = {leaf for leaf in leaves_of((call.args, call.kwargs)) if isinstance(leaf, Token)}
+        taken = {leaf for leaf in leaves_of((call.args, call.kwargs)) if isinstance(leaf, Token)}
         inside: set[Token] = set()
         for event in call.walk():
             if event.obstacle or event.assigned or event.regions:
                 return False
             for leaf in leaves_of(event.result):
-                if isinstance(leaf, Token) and leaf not in given:
+                if isinstance(leaf, Token) and leaf not in taken:
                     if self._first[leaf] <= begin:
                         return False  # a tensor that it was not given
                     inside.add(leaf)
         if any(self._last[token] > end for token in inside.difference(result)):
             return False
-        own = [token.storage for token in dict.fromkeys(result) if token not in given]
-        changed = own + [storage for event in call.walk() for storage in event.writes[0]]
+        storages = [token.storage for token in dict.fromkeys(result) if token not in taken]
+        changed = storages + [storage for event in call.walk() for storage in event.writes[0]]
         is_foreign = any(
             isinstance(leaf, Foreign) for event in call.walk() if event.writes[0] for leaf in _inputs(event)
         )
-        is_new = all(self._made_at.get(each, begin + 1) > begin for each in changed)
-        return is_new and not is_foreign and self._of_model.isdisjoint(changed) and len(set(own)) == len(own)
+        is_new = all(self._made_at.get(storage, begin + 1) > begin for storage in changed)
+        return is_new and not is_foreign and self._of_model.isdisjoint(changed) and len(set(storages)) == len(storages)
 
 
 def _inputs(event: Event) -> list[Any]:
@@ -229,8 +228,8 @@ class _Renaming:
         if one is other:  # a tensor from outside
             return other not in self._taken
         facts = [
-            (each.shape, each.dtype, each.nbytes, each.requires_grad, each.is_tainted, each.is_dynamic)
-            for each in (one, other)
+            (token.shape, token.dtype, token.nbytes, token.requires_grad, token.is_tainted, token.is_dynamic)
+            for token in (one, other)
         ]
         if not is_new or other in self._taken or facts[0] != facts[1] or one.is_dynamic:
             return False
@@ -253,7 +252,7 @@ def _differing(one: nn.Module, other: nn.Module) -> list[str] | None:
     kind, mine, others = type(one), vars(one), vars(other)
     if kind is not type(other) or kind.__getattribute__ is not object.__getattribute__:
         return None
-    if any(vars(each).get("__slots__") for each in kind.__mro__):  # attributes that ``vars`` does not show
+    if any(vars(base).get("__slots__") for base in kind.__mro__):  # attributes that ``vars`` does not show
         return None
     if mine.keys() != others.keys() or _children(one) != _children(other):
         return None
@@ -276,7 +275,8 @@ def _same_tensor(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one is other:
         return one is other
     facts = [
-        (type(each), each.shape, each.layout, each.dtype, each.device, each.requires_grad) for each in (one, other)
+        (type(tensor), tensor.shape, tensor.layout, tensor.dtype, tensor.device, tensor.requires_grad)
+        for tensor in (one, other)
     ]
     if facts[0] != facts[1] or one.layout is not torch.strided or vars(one) or vars(other):
         return False

@@ -6,7 +6,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -20,7 +20,9 @@ from modelsummary.capture.values import is_array
 
 __all__ = [
     "Generators",
+    "Unreadable",
     "autograd_functions_wrapped",
+    "check_kept",
     "first_difference",
     "noticed",
     "numbers_in",
@@ -78,7 +80,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
-            state.update((own, _Identity(tensor)) for own, tensor in value.items())
+            state.update((tensor_name, _Identity(tensor)) for tensor_name, tensor in value.items())
         elif type(value) in _PLAIN:
             state[name] = value
         elif name != "_modules" and (name not in _OF_EVERY_MODULE or value):  # skips a dozen empty dicts of hooks
@@ -109,9 +111,9 @@ def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
 def numbers_in(snapshot: Any) -> list[Any]:
     """Return the plain values in a snapshot, on which code may branch."""
     if isinstance(snapshot, dict):
-        return [each for inner in snapshot.values() for each in numbers_in(inner)]
+        return [value for inner in snapshot.values() for value in numbers_in(inner)]
     if isinstance(snapshot, (list, tuple)):
-        return [each for inner in snapshot for each in numbers_in(inner)]
+        return [value for inner in snapshot for value in numbers_in(inner)]
     return [] if isinstance(snapshot, _Identity) or snapshot is None else [snapshot]
 
 
@@ -164,7 +166,6 @@ _OWN_ENDS = ("torch.nn.", "torch.utils.checkpoint", __name__)
 def noticed(note: Callable[[str], None]) -> Iterator[None]:
     """Return a context in which ``note`` is called with the reason when code calls a function in ``_QUESTIONS``."""
     get_overridable_functions()  # torch caches its functions; fill the cache before they are replaced here
-    originals = [getattr(owner, name) for owner, name, _ in _QUESTIONS]
 
     def noticing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
         def ask(*args: Any, **kwargs: Any) -> Any:
@@ -174,13 +175,10 @@ def noticed(note: Callable[[str], None]) -> Iterator[None]:
 
         return ask
 
-    try:
-        for (owner, name, reason), original in zip(_QUESTIONS, originals, strict=True):
-            setattr(owner, name, noticing(original, reason))
+    with ExitStack() as stack:
+        for owner, name, reason in _QUESTIONS:
+            stack.enter_context(_torch.swapped(owner, name, noticing(getattr(owner, name), reason)))
         yield
-    finally:
-        for (owner, name, _), original in zip(_QUESTIONS, originals, strict=True):
-            setattr(owner, name, original)
 
 
 @contextmanager
@@ -191,8 +189,34 @@ def autograd_functions_wrapped(call: Callable[[Any, Callable[..., Any], Any, Any
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return call(cls, original.__get__(None, cls), args, kwargs)
 
-    try:
-        torch.autograd.Function.apply = classmethod(apply)
+    with _torch.swapped(torch.autograd.Function, "apply", classmethod(apply)):
         yield
-    finally:
-        torch.autograd.Function.apply = original
+
+
+class Unreadable:
+    """A replacement for an attribute that a forward must not depend on: any use of it raises."""
+
+    def _fail(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("the forward reads an attribute that it must not depend on")
+
+    __bool__ = __len__ = __iter__ = __call__ = __getitem__ = __contains__ = __getattr__ = _fail
+    __eq__ = _fail
+    __torch_function__: Any = classmethod(_fail)  # type: ignore[arg-type]
+    __hash__ = object.__hash__
+
+
+def check_kept(model: nn.Module, unreadable: frozenset[str]) -> None:
+    """Raise ``RuntimeError`` if an unreadable value was moved to another attribute, where a forward may read it."""
+    for owner, module in model.named_modules() if unreadable else ():
+        for name, value in vars(module).items():
+            if f"{owner}.{name}".lstrip(".") not in unreadable and _has_unreadable(value, steps=3):
+                raise RuntimeError(f"the forward moves the value of another attribute to {name!r}")
+
+
+def _has_unreadable(value: Any, steps: int) -> bool:
+    if isinstance(value, Unreadable):
+        return True
+    if not steps or isinstance(value, (nn.Module, Tensor)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+    return any(_has_unreadable(part, steps - 1) for part in (*inner, *getattr(value, "__dict__", {}).values()))

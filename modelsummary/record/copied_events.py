@@ -44,11 +44,11 @@ class CopiedEvents:
         self._storages_of, self._add, self._new_storage = storages_of, add, new_storage
         self._values: dict[Value, Value] = {}
         self._storages: dict[tuple[int, int], int] = {}  # run, memory of a value of ``like`` -> of its copy
-        pairs = [(leaves_of((each.args, each.kwargs)), leaves_of(each.result)) for each in (like, event)]
-        for own, others in zip(*pairs, strict=True):
-            if len(own) != len(others):
+        pairs = [(leaves_of((call.args, call.kwargs)), leaves_of(call.result)) for call in (like, event)]
+        for pair, others in zip(*pairs, strict=True):
+            if len(pair) != len(others):
                 raise NotEqual
-            for one, other in zip(own, others, strict=True):
+            for one, other in zip(pair, others, strict=True):
                 if isinstance(one, Value) is not isinstance(other, Value):
                     raise NotEqual
                 if isinstance(one, Value) and self._values.setdefault(one, other) is not other:
@@ -64,7 +64,7 @@ class CopiedEvents:
         """
         if not like.children:  # they differ between the runs: the merged call has none
             return []
-        return [self._copy(*each, event) for each in zip(like.children, own.children, strict=True)]
+        return [self._copy(*children, event) for children in zip(like.children, own.children, strict=True)]
 
     def _copy(self, like: Event, own: Event, parent: Event) -> Event:
         event = replace(like, fqn=own.fqn, parent=parent, children=[])
@@ -88,14 +88,14 @@ class CopiedEvents:
             return self._values.get(leaf, leaf)
         if not isinstance(leaf, Attribute):
             return leaf
-        own = self._named(leaf.fqn)
-        self._correspond(*([each[fqn] for each in self._storages_of] for fqn in (leaf.fqn, own)))
-        return Attribute(own)
+        renamed = self._named(leaf.fqn)
+        self._correspond(*([storages[fqn] for storages in self._storages_of] for fqn in (leaf.fqn, renamed)))
+        return Attribute(renamed)
 
     def _correspond(self, one: Sequence[int], other: Sequence[int]) -> None:
         """Note that memory of ``like`` is memory of the copy, in each run."""
-        for run, (storage, own) in enumerate(zip(one, other, strict=True)):
-            if self._storages.setdefault((run, storage), own) != own:
+        for run, (storage, theirs) in enumerate(zip(one, other, strict=True)):
+            if self._storages.setdefault((run, storage), theirs) != theirs:
                 raise NotEqual
 
     def _named(self, fqn: str) -> str:
@@ -107,9 +107,9 @@ class CopiedEvents:
             raise NotEqual
         if token.storage == value.storages[0]:  # both are views of a tensor from outside
             self._correspond(value.storages, value.storages)
-        made = self._add(value, token)
-        made.storages = tuple(self._storage(*each) for each in enumerate(value.storages))
-        return made
+        copied = self._add(value, token)
+        copied.storages = tuple(self._storage(*numbered) for numbered in enumerate(value.storages))
+        return copied
 
     def _storage(self, run: int, storage: int) -> int:
         if (run, storage) not in self._storages:

@@ -7,7 +7,8 @@ A ``Record`` is a tree of ``Event``; the arguments and the result of an event ar
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any
@@ -17,9 +18,10 @@ from torch.overrides import resolve_name
 
 from modelsummary._torch import OpOverload, OpOverloadPacket
 from modelsummary.capture.templates import Attribute, BatchSize, Marker, leaves_of
-from modelsummary.record.equal_calls import EqualCalls
+from modelsummary.layer_info import CallKey
 
 __all__ = [
+    "EqualCalls",
     "Event",
     "Record",
     "TorchFunction",
@@ -145,14 +147,14 @@ def _by_name(name: str) -> Any:
     """Return the object with a dotted name; None if it does not exist."""
     parts = name.split(".")
     try:
-        found: Any = importlib.import_module(parts[0])
+        function: Any = importlib.import_module(parts[0])
         for position, part in enumerate(parts[1:], 2):
-            if not hasattr(found, part):
+            if not hasattr(function, part):
                 importlib.import_module(".".join(parts[:position]))
-            found = getattr(found, part)
+            function = getattr(function, part)
     except (AttributeError, ImportError):
         return None
-    return found
+    return function
 
 
 # ---------------------------------------------------------------------------------------------- events
@@ -213,6 +215,11 @@ class Event:
         """The FQN of the module, or the name of the function."""
         return self.fqn if self.function is None else self.function.short_name
 
+    @property
+    def key(self) -> CallKey:
+        """FQN and call index; of a call of a module, the key of its row."""
+        return self.fqn, self.call_index
+
     def block(self, reason: str) -> None:
         """Note why the call cannot be replaced by its children. The first reason is kept; an empty one is ignored."""
         self.obstacle = self.obstacle or reason
@@ -224,6 +231,43 @@ class Event:
             event = pending.pop()
             yield event
             pending.extend(reversed(event.children))
+
+
+@dataclass
+class EqualCalls:
+    """Calls that are equal to an earlier one.
+
+    Attributes:
+        first_of: FQN of a module -> FQN of the module with the equal, earlier call. Both are called once.
+        differing: FQN of a module inside an earlier call -> attributes in which the equal modules differ from it.
+        problem: how the calls differ in a later run; empty if they are equal there, too.
+    """
+
+    first_of: dict[str, str] = field(default_factory=dict)
+    differing: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    problem: str = ""
+
+    def without(self, opened: Container[str]) -> EqualCalls:
+        """Return the equal calls without the calls of some modules; the first one left runs for the others.
+
+        >>> EqualCalls({"b": "a", "c": "a", "d": "a"}).without(["a", "c"]).first_of
+        {'d': 'b'}
+        """
+        groups: defaultdict[str, list[str]] = defaultdict(list)
+        for fqn, first in self.first_of.items():
+            groups[first] += [fqn] if groups[first] else [first, fqn]
+        kept = EqualCalls()
+        for first, members in groups.items():
+            left = [member for member in members if member not in opened]
+            kept.first_of |= dict.fromkeys(left[1:], left[0]) if left else {}
+            for fqn, names in self.differing.items():
+                if left and f"{fqn}.".startswith(f"{first}."):
+                    kept.differing[left[0] + fqn[len(first) :]] = names
+        return kept
+
+    def block(self, reason: str) -> None:
+        """Note how the calls differ in a later run. The first reason is kept."""
+        self.problem = self.problem or reason
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
-from modelsummary.record.equal_calls import EqualCalls
+from modelsummary.record.events import EqualCalls
 from modelsummary.record.folded_calls import FoldedCalls
 
 __all__ = ["Fingerprint", "difference", "fingerprint"]
@@ -43,9 +43,9 @@ class Fingerprint:
         >>> Fingerprint([], [2, 3], []).differs_from(Fingerprint([], [2, 4], []))
         'a result of the sizes [2, 3] instead of [2, 4]'
         """
-        for number, (own, theirs) in enumerate(zip(self.operators, other.operators, strict=False)):
-            if own != theirs:
-                return f"operator {number} is {own[0]} instead of {theirs[0]}, or has other arguments"
+        for index, (operator, theirs) in enumerate(zip(self.operators, other.operators, strict=False)):
+            if operator != theirs:
+                return f"operator {index} is {operator[0]} instead of {theirs[0]}, or has other arguments"
         if len(self.operators) != len(other.operators):
             return f"{len(self.operators)} operators instead of {len(other.operators)}"
         if self.sizes != other.sizes:
@@ -108,9 +108,9 @@ def difference(
         grad, other_mode: see ``fingerprint``. A forward that computes gradients does not run without them.
         equal: calls that both make. Both run only the first of equal ones, unless this shows a difference.
     """
-    every = list({id(each): each for root in (model, *modules) for each in modules_of(root)}.values())
+    every = list({id(module): module for root in (model, *modules) for module in modules_of(root)}.values())
 
-    def found(equal: EqualCalls | None) -> str:
+    def difference_of(equal: EqualCalls | None) -> str:
         options: dict[str, Any] = {"grad": grad, "other_mode": other_mode, "model": model, "equal": equal}
         try:
             of_model = fingerprint(model, every, call, execution, **options)
@@ -123,6 +123,6 @@ def difference(
 
     if equal is not None and equal.first_of:
         with suppress(Exception):  # a call that was left out may be the reason
-            if not found(equal) and not equal.problem:
+            if not difference_of(equal) and not equal.problem:
                 return ""
-    return found(None)
+    return difference_of(None)

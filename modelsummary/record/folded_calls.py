@@ -22,10 +22,10 @@ from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.state.held import Held
 from modelsummary.capture.templates import leaves_of, map_template, same_constant, same_structure
-from modelsummary.costs.tensor_bytes import storage_of
 from modelsummary.errors import in_short
+from modelsummary.operators.tensor_bytes import storage_of
 from modelsummary.record.call_comparison import is_constant
-from modelsummary.record.equal_calls import EqualCalls
+from modelsummary.record.events import EqualCalls
 
 __all__ = ["FoldedCalls"]
 
@@ -71,13 +71,13 @@ class FoldedCalls:
 
     def outer_modules(self) -> list[tuple[str, nn.Module]]:
         """Return the FQN and the module of each module that is not inside one whose call is left out."""
-        found: list[tuple[str, nn.Module]] = []
+        blocks: list[tuple[str, nn.Module]] = []
         left_out = ""
         for fqn, module in self._modules:  # each parent is before its children
             if not left_out or not fqn.startswith(left_out):
-                found.append((fqn, module))
+                blocks.append((fqn, module))
                 left_out = f"{fqn}." if fqn in self._first_of else ""
-        return found
+        return blocks
 
     def around(self, fqn: str, run: Run) -> Run:
         """Return the function that makes the result of a module, called with the module and its arguments."""
@@ -115,12 +115,8 @@ class FoldedCalls:
                     self._equal.block(f"reads {name!r}, in which equal modules differ")
             return object.__getattribute__(module, name)
 
-        try:
-            nn.Module.__getattribute__ = read  # type: ignore[method-assign]
+        with _torch.swapped(nn.Module, "__getattribute__", read):
             yield
-        finally:
-            if "__getattribute__" in vars(nn.Module):
-                del nn.Module.__getattribute__
 
     @contextmanager
     def checked(self) -> Iterator[None]:
@@ -134,7 +130,7 @@ class FoldedCalls:
     def _first(self, fqn: str, run: Run, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         log = self._execution.log
         begin = len(log or ())
-        given, versions = _copied((args, kwargs)), _versions((args, kwargs))
+        arguments, versions = _copied((args, kwargs)), _versions((args, kwargs))
         held = _held(module)
         self._running += 1
         try:
@@ -143,27 +139,27 @@ class FoldedCalls:
             self._running -= 1
         if held.has_changed():  # the modules that do not run would have changed it, too
             self._equal.block(f"calls {fqn!r}, which changes attributes or globals")
-        self._kept[fqn] = _Kept(given, _copied(out), [] if log is None else log[begin:], versions)
+        self._kept[fqn] = _Kept(arguments, _copied(out), [] if log is None else log[begin:], versions)
         return out
 
     def _like_first(self, fqn: str, run: Run, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Return a result like the result of the first call. If the calls differ in this run, run the module."""
         first = self._kept.get(self._first_of[fqn])
         with _torch.DisableTorchFunction():  # the trace would otherwise record questions as calls of the model
-            given = None if first is None else self._corresponding(first, (args, kwargs))
-            made = None if first is None or given is None else self._made(first.given, first.out, given)
-        if first is None or made is None:
+            tensors = None if first is None else self._corresponding(first, (args, kwargs))
+            results = None if first is None or tensors is None else self._made(first.given, first.out, tensors)
+        if first is None or results is None:
             self._equal.block(f"calls {fqn!r} in another way than the module that it equals")
             return run(module, *args, **kwargs)
         if self._execution.log is not None:
             self._execution.log += first.log
-        return map_template(lambda leaf: made[id(leaf)] if isinstance(leaf, Tensor) else leaf, first.out)
+        return map_template(lambda leaf: results[id(leaf)] if isinstance(leaf, Tensor) else leaf, first.out)
 
     def _corresponding(self, first: _Kept, own: Any) -> dict[int, Tensor] | None:
         """Return the id of each tensor that the first call got -> the tensor of this call; None if they differ."""
         if not same_structure(first.given, own):
             return None
-        given: dict[int, Tensor] = {}
+        tensors: dict[int, Tensor] = {}
         leaves = zip(leaves_of(first.given), leaves_of(own), first.versions, _versions(own), strict=True)
         for one, other, version, latest in leaves:
             if one is other and version != latest:  # a forward may decide by the values, which have changed
@@ -171,9 +167,9 @@ class FoldedCalls:
             if not isinstance(one, Tensor) or not isinstance(other, Tensor):
                 if not (is_constant(one) and same_constant(one, other)):
                     return None
-            elif given.setdefault(id(one), other) is not other or not self._are_alike(one, other):
+            elif tensors.setdefault(id(one), other) is not other or not self._are_alike(one, other):
                 return None
-        return given if len({id(each) for each in given.values()}) == len(given) else None
+        return tensors if len({id(tensor) for tensor in tensors.values()}) == len(tensors) else None
 
     def _are_alike(self, one: Tensor, other: Tensor) -> bool:
         if one is other:
@@ -189,20 +185,20 @@ class FoldedCalls:
 
     def _made(self, args: Any, result: Any, given: dict[int, Tensor]) -> dict[int, Tensor] | None:
         """Return the id of each tensor in the first result -> the tensor of this one; None if it cannot be made."""
-        made: dict[int, Tensor] = {}
-        storages = {storage_of(each) for each in leaves_of(args) if isinstance(each, Tensor)}
+        results: dict[int, Tensor] = {}
+        storages = {storage_of(argument) for argument in leaves_of(args) if isinstance(argument, Tensor)}
         for leaf in leaves_of(result):
             if not isinstance(leaf, Tensor):
                 if not is_constant(leaf):
                     return None
             elif id(leaf) in given:
-                made[id(leaf)] = given[id(leaf)]
-            elif id(leaf) not in made:
+                results[id(leaf)] = given[id(leaf)]
+            elif id(leaf) not in results:
                 if not self._is_plain(leaf) or storage_of(leaf) in storages:
                     return None
                 storages.add(storage_of(leaf))
-                made[id(leaf)] = _new_like(leaf)
-        return made
+                results[id(leaf)] = _new_like(leaf)
+        return results
 
 
 # In these functions, the trace would otherwise record what they do as calls of the model.
@@ -226,17 +222,17 @@ def _versions(value: Any) -> list[int]:
     """Return the number of writes to each tensor in ``value`` until now; 0 for other leaves."""
     with _torch.DisableTorchFunction():
         tensors = (leaf if isinstance(leaf, Tensor) else None for leaf in leaves_of(value))
-        return [0 if each is None or each.is_inference() else each._version for each in tensors]
+        return [0 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _new_like(tensor: Tensor) -> Tensor:
     """Return a new tensor of the same spec, with a ``grad_fn`` if ``tensor`` has one."""
-    made = new_tensor(spec_of(tensor), tensor.device)
+    like = new_tensor(spec_of(tensor), tensor.device)
     if not tensor.requires_grad:
-        return made
-    made.requires_grad_()
+        return like
+    like.requires_grad_()
     with torch.enable_grad():
-        return made if tensor.grad_fn is None else _Made.apply(made, spec_of(tensor))
+        return like if tensor.grad_fn is None else _Made.apply(like, spec_of(tensor))
 
 
 class _Made(torch.autograd.Function):

@@ -18,8 +18,7 @@ from modelsummary.capture.templates import (
     with_leaves,
 )
 from modelsummary.record.copied_events import CopiedEvents
-from modelsummary.record.equal_calls import EqualCalls
-from modelsummary.record.events import Event, Record, Value
+from modelsummary.record.events import EqualCalls, Event, Record, Value
 from modelsummary.record.tensors import Foreign, Token
 from modelsummary.record.tracer import Tracer
 
@@ -70,7 +69,7 @@ def merged(
         no_other_mode=no_other_mode,
         smallest_batch=smallest_batch,
         unread=runs[0].unread,
-        storages_of={fqn: tuple(each.get(fqn, 0) for each in storages) for fqn in storages[0]},
+        storages_of={fqn: tuple(storage.get(fqn, 0) for storage in storages) for fqn in storages[0]},
         equal=equal or EqualCalls(),
     )
 
@@ -94,19 +93,19 @@ class _Merge:
     def event(self, events: Sequence[Event], parent: Event | None) -> Event:
         first = events[0]
         if parent is None:
-            self._define([(each.args, each.kwargs) for each in events])
+            self._define([(call.args, call.kwargs) for call in events])
         event = Event(first.fqn, first.function, None, None, parent, first.call_index)
         event.training, event.regions, event.is_decision = first.training, first.regions, first.is_decision
-        event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
-        event.checkpointed = self._constant([each.checkpointed for each in events], first.training)
+        event.args, event.kwargs = self._template([(call.args, call.kwargs) for call in events], first.training)
+        event.checkpointed = self._constant([call.checkpointed for call in events], first.training)
         if isinstance(event.checkpointed, Unknown):
             event.args = (*event.args, event.checkpointed)
-        event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(each.reads_sizes for each in events)
-        event.dtype_bound = any(each.dtype_bound for each in events)
-        event.writes = tuple(each.writes[0] for each in events)
+        event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(call.reads_sizes for call in events)
+        event.dtype_bound = any(call.dtype_bound for call in events)
+        event.writes = tuple(call.writes[0] for call in events)
         equal_to = events[-1].equal_to
-        event.assigned = frozenset().union(*(each.assigned for each in events))
-        event.obstacle = next((each.obstacle for each in events if each.obstacle), "")
+        event.assigned = frozenset().union(*(call.assigned for call in events))
+        event.obstacle = next((call.obstacle for call in events if call.obstacle), "")
         read = sorted(event.assigned - self._unread)
         if read:
             event.block(f"assigns its attribute {read[0].removeprefix(f'{event.fqn}.')!r}")
@@ -114,9 +113,9 @@ class _Merge:
         if difference:
             event.block(difference)
         elif not equal_to:
-            for children in zip(*(each.children for each in events), strict=True):
+            for children in zip(*(call.children for call in events), strict=True):
                 event.children.append(self.event(children, event))
-        results = [each.result for each in events]
+        results = [call.result for call in events]
         if not self._define(results):
             event.block("returns a result whose structure differs between runs")
         event.result = self._template(results, first.training)
@@ -132,23 +131,23 @@ class _Merge:
 
     def _add(self, value: Value, token: Token) -> Value:
         """Return a new value like ``value``, which is ``token`` in the first run."""
-        made = replace(value, index=len(self._values), requires_grad=token.requires_grad, is_view=token.is_view)
+        merged_value = replace(value, index=len(self._values), requires_grad=token.requires_grad, is_view=token.is_view)
         # Several values may be one tensor in the first run: in evaluation, a dropout returns what it takes.
-        self._values[token.index, -len(self._values)] = made
-        return made
+        self._values[token.index, -len(self._values)] = merged_value
+        return merged_value
 
     def _difference(self, events: Sequence[Event]) -> str:
         """Return how the calls inside an event differ between the runs; empty if they do not."""
-        calls = [[(child.fqn, child.function) for child in each.children] for each in events]
+        calls = [[(child.fqn, child.function) for child in event.children] for event in events]
         n_batches = len(self._batches)
-        if any(each != calls[0] for each in calls[:n_batches]):
+        if any(call != calls[0] for call in calls[:n_batches]):
             return "makes other calls at another batch size"
         if self._mode_twin is not None and calls[-1] != calls[0]:
             return "makes different calls in train and in eval mode"
         if any(
             child.grad != other.grad
-            for each in events[1:]
-            for child, other in zip(events[0].children, each.children, strict=True)
+            for call in events[1:]
+            for child, other in zip(events[0].children, call.children, strict=True)
         ):
             return "switches gradients on or off by batch size or mode"
         return ""
@@ -157,7 +156,7 @@ class _Merge:
 
     def _define(self, templates: Sequence[Any]) -> bool:
         """Make a value for every tensor in ``templates``; return False if their numbers of leaves differ."""
-        every = [leaves_of(each) for each in templates]
+        every = [leaves_of(template) for template in templates]
         if len({len(leaves) for leaves in every}) != 1:
             return False
         for leaves in zip(*every, strict=True):
@@ -184,14 +183,14 @@ class _Merge:
     def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int | BatchSize | None, ...]:
         if len({len(shape) for shape in shapes}) != 1:
             return (None,) * len(shapes[0])
-        every = [own[0] if len(set(own)) == 1 else self._by_batch(own) for own in zip(*shapes, strict=True)]
+        every = [sizes[0] if len(set(sizes)) == 1 else self._by_batch(sizes) for sizes in zip(*shapes, strict=True)]
         return tuple(None if isinstance(size, Unknown) else size for size in every)
 
     def _template(self, templates: Sequence[Any], training: bool) -> Any:
         """Return the template that holds in every run."""
-        every = [leaves_of(each) for each in templates]
+        every = [leaves_of(template) for template in templates]
         if len({len(leaves) for leaves in every}) != 1 or any(
-            not same_structure(each, templates[0]) for each in templates[1:]
+            not same_structure(template, templates[0]) for template in templates[1:]
         ):
             return with_leaves(templates[0], [Unknown("arguments with varying structure")] * len(every[0]))
         return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
@@ -214,8 +213,8 @@ class _Merge:
         return self._constant(leaves, training)
 
     def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
-        own = leaves[: len(self._batches)]
-        constant = own[0] if all(same_constant(each, own[0]) for each in own) else self._by_batch(own)
+        of_mode = leaves[: len(self._batches)]
+        constant = of_mode[0] if all(same_constant(leaf, of_mode[0]) for leaf in of_mode) else self._by_batch(of_mode)
         if (
             self._mode_twin is None
             or same_constant(leaves[-1], leaves[self._mode_twin])
@@ -223,15 +222,15 @@ class _Merge:
         ):
             return constant
         if isinstance(constant, BatchSize):
-            return Unknown(f"{own[0]!r}, which depends on the batch size and the mode,")
+            return Unknown(f"{of_mode[0]!r}, which depends on the batch size and the mode,")
         return ModeChoice(constant, leaves[-1]) if training else ModeChoice(leaves[-1], constant)
 
     def _by_batch(self, constants: Sequence[Any]) -> BatchSize | Unknown:
-        if all(type(each) is int for each in constants) and len(constants) > 2:
+        if all(type(constant) is int for constant in constants) and len(constants) > 2:
             batches = [batch or 0 for batch in self._batches]
-            for found in _linear(batches, constants):
-                if all(found.at(batch) == each for batch, each in zip(batches, constants, strict=True)):
-                    return found
+            for size in _linear(batches, constants):
+                if all(size.at(batch) == constant for batch, constant in zip(batches, constants, strict=True)):
+                    return size
         return Unknown(f"{constants[0]!r}, which becomes {constants[-1]!r} at another batch size,")
 
 

@@ -42,7 +42,7 @@ def obstacle_of_module(module: nn.Module, kwargs: dict[str, Any]) -> str:
 def obstacle_of_function(function: TorchFunction, inputs: list[Any]) -> str:
     """Return why a function that made tensors cannot be in a list of calls; empty if it can."""
     name = function.short_name
-    unknown = next((each.reason for each in inputs if isinstance(each, Unknown)), None)
+    unknown = next((leaf.reason for leaf in inputs if isinstance(leaf, Unknown)), None)
     if unknown is not None:
         return f"passes {unknown} to {name}()"
     if name in TAKES_APART and _any_is_dynamic(inputs):
@@ -68,12 +68,12 @@ def obstacle_of_objects(objects: Sequence[tuple[Any, Any]], out: Any, template: 
         objects: the objects, each with its template before the call.
         template: function that makes a template.
     """
-    returned = {id(each) for each in objects_in(out)} if objects else set()
-    for each, before in objects:
-        leaves = leaves_of(before), leaves_of(template(taken_apart(each)))
+    returned = {id(result) for result in objects_in(out)} if objects else set()
+    for owner, before in objects:
+        leaves = leaves_of(before), leaves_of(template(taken_apart(owner)))
         is_changed = len(leaves[0]) != len(leaves[1]) or not all(map(same_constant, *leaves))
-        if is_changed and id(each) not in returned:
-            return f"changes a {type(each).__name__} that it does not return"
+        if is_changed and id(owner) not in returned:
+            return f"changes a {type(owner).__name__} that it does not return"
     return ""
 
 
@@ -85,8 +85,8 @@ def is_decision(name: str, inputs: list[Any], out: Any) -> bool:
 
 def reads_size(name: str, inputs: list[Any]) -> bool:
     """Return True if a function read the size of a tensor of the run."""
-    return name in READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs)
+    return name in READS_SIZE and any(isinstance(leaf, (Token, Unknown)) for leaf in inputs)
 
 
 def _any_is_dynamic(inputs: list[Any]) -> bool:
-    return any(isinstance(each, Token) and each.is_dynamic for each in inputs)
+    return any(isinstance(leaf, Token) and leaf.is_dynamic for leaf in inputs)

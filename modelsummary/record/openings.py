@@ -23,7 +23,7 @@ class Openings:
         self._closed: dict[Event, str] = {}
         self._blocked_by: dict[Event, Event] = {}  # closed event -> the inner call that cannot be whole or opened
         self._root = root
-        self._order = {event: number for number, event in enumerate(root.walk())}
+        self._order = {event: index for index, event in enumerate(root.walk())}
         self._last: dict[Event, int] = {}
         self._made_by: dict[Value, int] = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
         self._given = {event: values_in((event.args, event.kwargs)) for event in self._order}
@@ -45,7 +45,7 @@ class Openings:
         for value in self._returned[self._root]:
             self._uses[value].append(len(events))
         # A result comes after the calls of its module.
-        for event in sorted(events, key=lambda each: (self._last[each], -self._order[each])):
+        for event in sorted(events, key=lambda call: (self._last[call], -self._order[call])):
             for value in self._returned[event]:
                 self._made_by.setdefault(value, self._order[event])
 
@@ -53,12 +53,12 @@ class Openings:
         first, last = self._order[event], self._last[event]
         inside = range(first, last + 1)
         problem = _unknown_in(event)
-        given, returned = set(self._given[event]), set(self._returned[event])
-        for each in event.walk():
-            for value in self._given[each] if each is not event else ():
-                if value not in given and self._made_by.get(value, -1) not in inside:
+        taken, returned = set(self._given[event]), set(self._returned[event])
+        for inner in event.walk():
+            for value in self._given[inner] if inner is not event else ():
+                if value not in taken and self._made_by.get(value, -1) not in inside:
                     problem = problem or "uses a tensor that it is not given"
-            for value in self._returned[each]:
+            for value in self._returned[inner]:
                 is_made_here = value not in returned and self._made_by.get(value, -1) in inside
                 if is_made_here and any(use not in inside for use in self._uses[value]):
                     problem = problem or "makes a tensor that is used outside, and does not return it"

@@ -20,23 +20,23 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import Unknown, leaves_of
 from modelsummary.errors import in_short
-from modelsummary.record.assignments import Unreadable, check_kept
 from modelsummary.record.call_comparison import check_effects, equal_calls, same_but_folded
+from modelsummary.record.changes import Unreadable, check_kept
 from modelsummary.record.copied_events import NotEqual
-from modelsummary.record.equal_calls import EqualCalls
-from modelsummary.record.events import Event, Record
+from modelsummary.record.events import EqualCalls, Event, Record
 from modelsummary.record.folded_calls import FoldedCalls
 from modelsummary.record.merging import Run, merged
 from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tracer import Tracer
 
-__all__ = ["record", "record_once"]
+__all__ = ["kept_records", "record", "record_of", "record_once"]
 
 Trace = Callable[..., Tracer]
 _NO_MODE = "it runs other calls in the other mode"
@@ -150,9 +150,9 @@ def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
     with suppress(Exception):  # it has one mode only
         plain.append(Run(trace(call, other_mode=True), None, is_other_mode=False))
     for run, other_mode in zip(plain, (False, True), strict=False):
-        for given in ({"is_second": True}, {"unreadable": assigned}):
+        for options in ({"is_second": True}, {"unreadable": assigned}):
             try:
-                again = Run(trace(call, other_mode=other_mode, **given), None, is_other_mode=False)
+                again = Run(trace(call, other_mode=other_mode, **options), None, is_other_mode=False)
                 both = merged([run, again], 0, "", _NO_MODE)
                 pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
             except Exception:  # it reads the attributes, or runs other calls
@@ -164,8 +164,8 @@ def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
 
 def _holds_for_both(one: Event, merged: Event) -> bool:
     """Return True if merging a second run left everything known that was known from one."""
-    leaves = zip(*(leaves_of((each.args, each.kwargs, each.result)) for each in (one, merged)), strict=True)
-    return all(isinstance(own, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for own, leaf in leaves)
+    leaves = zip(*(leaves_of((event.args, event.kwargs, event.result)) for event in (one, merged)), strict=True)
+    return all(isinstance(traced, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for traced, leaf in leaves)
 
 
 def record_once(
@@ -176,9 +176,26 @@ def record_once(
     return merged([run], 0, "it was run at one batch size", _NO_MODE)
 
 
+def record_of(live: LiveModel, rules: TraceRules = WHOLE_LAYERS) -> Record:
+    """Return the record of one run of a live model: the one that it keeps, if the model is unchanged since."""
+    kept = live.kept(("record", id(rules)))
+    if not kept:
+        made = record_once(live.model, live.call, live.execution, rules=rules)
+        kept["record"] = rules, made  # rules that are held have an id of their own
+    record: Record = kept["record"][1]
+    return record
+
+
+def kept_records(live: LiveModel, execution: str) -> Iterator[Record]:
+    """Yield what ``record`` yields; the live model keeps the first, which ``record_of`` then returns."""
+    for made in record(live.model, live.call, execution, live.batch_dim):
+        live.kept(("record", id(WHOLE_LAYERS))).setdefault("record", (WHOLE_LAYERS, made))
+        yield made
+
+
 def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> Trace:
     modules = modules_of(model)
-    own = device or device_of(tensors_of_modules(modules))
+    home = device or device_of(tensors_of_modules(modules))
 
     def trace(
         call: CallArguments,
@@ -196,7 +213,9 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
                 owner, _, name = fqn.rpartition(".")
                 vars(model.get_submodule(owner))[name] = Unreadable()
             folded = None if equal is None or isinstance(runner, RealExecution) else FoldedCalls(model, equal, runner)
-            devices = {own, runner.device} if isinstance(runner, ShapeOnly) else {own}  # a run on meta reports the CPU
+            devices = (
+                {home, runner.device} if isinstance(runner, ShapeOnly) else {home}
+            )  # a run on meta reports the CPU
             tracer = Tracer(model, runner, devices, rules, folded)
             with nullcontext() if folded is None else folded.checked():
                 tracer.run(args, kwargs, other_mode=other_mode)
@@ -217,17 +236,17 @@ def _other_batches(
         size = call.size_along(dim)
         if size is None or size == 0:
             continue
-        found: list[tuple[Run, CallArguments]] = []
+        accepted: list[tuple[Run, CallArguments]] = []
         try:
             # On shapes, which need no memory, the sizes of ``_far_batches`` show more than a second size nearby.
             for batch in (size + 1,) if execution == "shape" and size > 1 else (size + 1, 2 * size + 3):
                 larger = call.with_batch(dim, size, batch)
-                found.append((Run(trace(larger), batch, is_other_mode=False), larger))
+                accepted.append((Run(trace(larger), batch, is_other_mode=False), larger))
         except Exception as error:
             reason = f"batch size {batch} failed with {in_short(error)[:200]}"
             continue
         first.batch = size
-        return found + _far_batches(size, dim, call, trace, execution), dim, ""
+        return accepted + _far_batches(size, dim, call, trace, execution), dim, ""
     return [], 0, reason
 
 
@@ -238,12 +257,12 @@ def _far_batches(
 
     A batch of 1 may fail (batch normalisation in training); such a run is left out.
     """
-    found = []
+    far_runs = []
     for batch in sorted({1, size + 257} - {size}) if execution == "shape" else ():
         with suppress(Exception):
             far = call.with_batch(dim, size, batch)
-            found.append((Run(trace(far), batch, is_other_mode=False), far))
-    return found
+            far_runs.append((Run(trace(far), batch, is_other_mode=False), far))
+    return far_runs
 
 
 def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[Run], str]:

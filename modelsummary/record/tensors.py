@@ -17,7 +17,7 @@ from modelsummary import _torch
 from modelsummary.capture.modules import named_modules, own_tensors
 from modelsummary.capture.templates import Attribute, Marker, OwnDevice, Unknown, map_template
 from modelsummary.capture.values import sizes_of
-from modelsummary.costs.tensor_bytes import nbytes_of, storage_of
+from modelsummary.operators.tensor_bytes import nbytes_of, storage_of
 
 __all__ = ["CONSTANTS", "Foreign", "TensorsOfRun", "Token", "is_tainted"]
 
@@ -150,6 +150,6 @@ def is_tainted(leaf: Any) -> bool:
 
 def _holds_tensors(value: Any) -> bool:
     """Return True if a tensor can be reached from an object, which then is not a constant."""
-    found: dict[int, Any] = {}
-    sizes_of(value, found)
-    return bool(found)
+    tensors: dict[int, Any] = {}
+    sizes_of(value, tensors)
+    return bool(tensors)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.utils.checkpoint
 from torch import nn
+
+from modelsummary._torch import swapped
 
 __all__ = ["WHOLE_LAYERS", "TraceRules", "checkpoints_opened", "is_layer", "is_of_checkpointing"]
 
@@ -58,7 +60,9 @@ class TraceRules:
 
     def without(self, function: Any) -> TraceRules:
         """Return these rules without the substitute of ``function``."""
-        return replace(self, substitutes={key: each for key, each in self.substitutes.items() if key != function})
+        return replace(
+            self, substitutes={key: substitute for key, substitute in self.substitutes.items() if key != function}
+        )
 
 
 WHOLE_LAYERS = TraceRules()
@@ -85,7 +89,6 @@ def is_of_checkpointing(function: Any) -> bool:
 def checkpoints_opened(region: Callable[[], AbstractContextManager[None]] = nullcontext) -> Iterator[None]:
     """Return a context in which ``torch.utils.checkpoint`` runs its function without checkpointing, in ``region()``."""
     library = torch.utils.checkpoint
-    originals = {name: getattr(library, name) for name in _GENERATORS if hasattr(library, name)}
 
     def plainly(*_args: Any, **_kwargs: Any) -> Iterator[None]:
         with region():
@@ -95,12 +98,9 @@ def checkpoints_opened(region: Callable[[], AbstractContextManager[None]] = null
         with region():
             return function(*args)
 
-    for name in originals:
-        setattr(library, name, plainly)
-    library.CheckpointFunction.apply = apply  # overrides the ``apply`` inherited from ``torch.autograd.Function``
-    try:
+    with ExitStack() as stack:
+        for name in _GENERATORS:
+            if hasattr(library, name):
+                stack.enter_context(swapped(library, name, plainly))
+        stack.enter_context(swapped(library.CheckpointFunction, "apply", apply))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(library, name, original)
-        del library.CheckpointFunction.apply

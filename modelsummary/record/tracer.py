@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.execution.shape_only import ShapeOnly, selects_by_mask
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import modules_of, named_modules
-from modelsummary.capture.operator_mode import Execution, Operators
+from modelsummary.capture.operator_mode import Costs, Execution, Operators
 from modelsummary.capture.templates import (
     Unknown,
     leaves_of,
@@ -29,6 +29,9 @@ from modelsummary.capture.templates import (
     tells_dtype,
 )
 from modelsummary.capture.values import tensors_of
+from modelsummary.layer_info import CallKeys
+from modelsummary.operators.operator_facts import OpCost, OpRule, tensors_in
+from modelsummary.operators.tensor_bytes import storage_of
 from modelsummary.record.changes import (
     Generators,
     autograd_functions_wrapped,
@@ -39,7 +42,6 @@ from modelsummary.record.changes import (
     state_of,
     surroundings,
 )
-from modelsummary.record.effects import Effects, Noted
 from modelsummary.record.events import Event, TorchFunction, torch_function
 from modelsummary.record.folded_calls import FoldedCalls
 from modelsummary.record.obstacles import (
@@ -54,7 +56,7 @@ from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
 from modelsummary.record.torch_functions import TAKES_SHAPE, keeps_first
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened, is_of_checkpointing
 
-__all__ = ["Tracer"]
+__all__ = ["Effects", "Noted", "Tracer"]
 
 
 class Tracer(TorchFunctionMode):
@@ -88,7 +90,7 @@ class Tracer(TorchFunctionMode):
         self._next_region: Counter[tuple[int, ...]] = Counter()  # regions -> number of the next one inside them
         self._names = {id(module): fqn for fqn, module in named_modules(model)}
         self.tensors = TensorsOfRun(model, devices)
-        self._calls: Counter[str] = Counter()
+        self._keys = CallKeys()
         self._dtypes: defaultdict[Event, set[torch.dtype]] = defaultdict(set)  # read by a module's forward
         self._on_shapes = isinstance(execution, ShapeOnly)
         self._operators = Operators(self, Noted(execution, self))
@@ -173,9 +175,9 @@ class Tracer(TorchFunctionMode):
         is_whole = bool(equal_to) or self._rules.is_whole(module)
         if not is_whole:
             self._at_boundary()
-        given = objects_in((args, kwargs)) if begins else ()
+        objects_given = objects_in((args, kwargs)) if begins else ()
         event, before = self._event_of_call(module, fqn, args, kwargs)
-        objects = [(each, self.tensors.template(taken_apart(each))) for each in given]
+        objects = [(held, self.tensors.template(taken_apart(held))) for held in objects_given]
         self._hooks.append(saved_tensor_hooks())
         around, self.running = self.running, Effects()
         self._stack.append(event)
@@ -189,13 +191,13 @@ class Tracer(TorchFunctionMode):
         finally:
             self._stack.pop()
             self._hooks.pop()
-            own, self.running = self.running, around
+            effects, self.running = self.running, around
             self.is_open = not begins
         self.is_open = False
         self._states[id(module)] = state_of(module)
         self._note_state(event, module, before)
-        event.macs = own.macs + sum(child.macs for child in event.children)
-        event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
+        event.macs = effects.macs + sum(child.macs for child in event.children)
+        event.writes = (frozenset(effects.writes.union(*(child.writes[0] for child in event.children))),)
         event.equal_to = equal_to
         event.result = self._result_of_module(event, out, is_whole=is_whole)
         event.block(obstacle_of_objects(objects, out, self.tensors.template))
@@ -207,8 +209,7 @@ class Tracer(TorchFunctionMode):
     ) -> tuple[Event, dict[str, Any]]:
         """Return the event of a call that begins, and the module's state before it."""
         parent = self._stack[-1] if self._stack else None
-        event = Event(fqn, None, None, None, parent, self._calls[fqn], training=module.training)
-        self._calls[fqn] += 1
+        event = Event(fqn, None, None, None, parent, self._keys.next_of(fqn)[1], training=module.training)
         if parent is None:
             self.root = event
             for tensor in tensors_of((args, kwargs)):
@@ -235,14 +236,14 @@ class Tracer(TorchFunctionMode):
         inputs = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Token)]
         is_dynamic = any(token.is_dynamic for token in inputs)
 
-        def known(leaf: Any) -> Any:
+        def value_of(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or self.tensors.knows(leaf):
                 return self.tensors.leaf(leaf)
             if not is_whole:
                 event.block("makes its result outside of torch functions")
             return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
 
-        return map_template(known, taken_apart(out))
+        return map_template(value_of, taken_apart(out))
 
     def _note_state(self, event: Event, module: nn.Module, before: dict[str, Any]) -> None:
         after = self._states[id(module)]
@@ -250,7 +251,9 @@ class Tracer(TorchFunctionMode):
             return
         name = first_difference(before, after)
         prefix = f"{event.fqn}." if event.fqn else ""
-        event.assigned = frozenset(prefix + each for each in after if before.get(each, before) != after[each])
+        event.assigned = frozenset(
+            prefix + attribute for attribute in after if before.get(attribute, before) != after[attribute]
+        )
         is_number = numbers_in(before) != numbers_in(after)
         if is_number:
             for around in self._stack:  # another module may have read the number, which became a constant
@@ -263,7 +266,9 @@ class Tracer(TorchFunctionMode):
         """Note whether an argument is a dtype (or a limit of it) that the caller read from a tensor or was given."""
         read = self._dtypes[parent]
         if read:
-            told = {each for each in read for leaf in leaves_of((event.args, event.kwargs)) if tells_dtype(leaf, each)}
+            told = {
+                dtype for dtype in read for leaf in leaves_of((event.args, event.kwargs)) if tells_dtype(leaf, dtype)
+            }
             event.dtype_bound = bool(told)
             self._dtypes[event].update(told)
 
@@ -325,14 +330,14 @@ class Tracer(TorchFunctionMode):
         try:
             out = func(*args, **kwargs)
         finally:
-            own, self.running = self.running, around
+            effects, self.running = self.running, around
         if isinstance(out, Iterator):
             out, function = list(out), TorchFunction("list", function.name)
-        made = list(tensors_of(out))
-        if not made and not own.writes:
+        tensors = list(tensors_of(out))
+        if not tensors and not effects.writes:
             if isinstance(out, torch.dtype) and out.is_floating_point:
                 self._dtypes[parent].add(out)
-            self.running.macs += own.macs
+            self.running.macs += effects.macs
             name = function.name if function.kind == "get" else name
             if self._on_shapes and is_decision(name, inputs, out):
                 self.decides = True
@@ -342,19 +347,19 @@ class Tracer(TorchFunctionMode):
             parent.reads_sizes = parent.reads_sizes or reads_size(name, inputs)
             parent.block(obstacle_of_reading(name, inputs))
             return out
-        event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=own.macs)
+        event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=effects.macs)
         event.training, event.regions = parent.training, tuple(self._regions)
-        event.writes = (frozenset(own.writes),)
+        event.writes = (frozenset(effects.writes),)
         parent.children.append(event)
         self._note_function(event, inputs, parent)
         self._note_dtypes(event, parent)
-        tainted = own.is_random or (function.short_name not in TAKES_SHAPE and any(map(is_tainted, inputs)))
+        tainted = effects.is_random or (function.short_name not in TAKES_SHAPE and any(map(is_tainted, inputs)))
         shaping = inputs[:1] if keeps_first(name) else inputs
-        dynamic = any(isinstance(each, Token) and each.is_dynamic for each in shaping)
-        self.tensors.taint(own.writes, tainted)
-        event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
+        dynamic = any(isinstance(leaf, Token) and leaf.is_dynamic for leaf in shaping)
+        self.tensors.taint(effects.writes, tainted)
+        event.result = self._result_of_function(out, tainted, dynamic or (tainted and effects.is_dynamic))
         if self._on_shapes:
-            self._note_sizes(made)
+            self._note_sizes(tensors)
         return out
 
     def _note_sizes(self, made: list[Tensor]) -> None:
@@ -387,14 +392,50 @@ class Tracer(TorchFunctionMode):
             parent.block("switches autocast, inference mode or the attention backend")
 
     def _result_of_function(self, out: Any, tainted: bool, dynamic: bool) -> Any:
-        def known(leaf: Any) -> Any:
+        def value_of(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return None
             if not self.tensors.knows(leaf):
                 return self.tensors.new(leaf, tainted=tainted, dynamic=dynamic and leaf.dim() > 0)
-            found = self.tensors.leaf(leaf)
-            if isinstance(found, Token):
-                found.is_tainted = found.is_tainted or tainted
-            return found
+            marker = self.tensors.leaf(leaf)
+            if isinstance(marker, Token):
+                marker.is_tainted = marker.is_tainted or tainted
+            return marker
 
-        return map_template(known, out)
+        return map_template(value_of, out)
+
+
+class Effects(Costs):
+    """The effects of the operators of one call, without the calls inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: set[int] = set()
+        self.is_random = self.is_dynamic = False
+
+
+class Noted:
+    """An execution that notes the effects of each operator for the running call."""
+
+    def __init__(self, execution: Execution, tracer: Tracer) -> None:
+        self._execution = execution
+        self._tracer = tracer
+
+    def input(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that the wrapped execution passes to the forward."""
+        return self._execution.input(tensor)
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Run one operator and note its effects."""
+        was_open, self._tracer.is_open = self._tracer.is_open, False  # not the model's code
+        try:
+            out, cost = self._execution.run(func, rule, args, kwargs)
+        finally:
+            self._tracer.is_open = was_open
+        counters = self._tracer.running
+        if rule.may_write:
+            counters.writes.update(map(storage_of, tensors_in(rule.written(args, kwargs))))
+        counters.is_random = counters.is_random or rule.is_random
+        if rule.needs_values or selects_by_mask(rule, args):
+            counters.is_dynamic = True
+        return out, cost

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
 from modelsummary.capture.values import tensors_of
-from modelsummary.costs.tensor_bytes import inner_tensors, nbytes_of
 from modelsummary.errors import InputError, MissingExtraError, close_to
+from modelsummary.operators.tensor_bytes import inner_tensors, nbytes_of
 
 __all__ = ["CACHES", "CacheBytes", "MakeCache", "bytes_of_cache", "cache_in", "cache_maker", "parameters_of"]
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.costs.device_spec import DeviceSpec
-from modelsummary.costs.kernel_table import device_here, table_of
-from modelsummary.costs.kernels import MODES
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.kernel_table import device_here, table_of
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import calibrate_calls
 from modelsummary.latency.predict import TABLE_ERROR, Target, target_of, weights_are_cold
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.predict import check_initialized
+from modelsummary.operators.kernels import MODES
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.memory import model_of_rank
 from modelsummary.serving.cache import MakeCache, cache_maker

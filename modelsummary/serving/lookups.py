@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.costs.operators import OpCost, OpRule
+from modelsummary.operators.operator_facts import OpCost, OpRule
+from modelsummary.operators.table import Arguments
 
 __all__ = ["CheckedLookups"]
 
@@ -37,10 +38,11 @@ class CheckedLookups:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator. Raises ``IndexError`` for an index out of range."""
-        for dim, index in _lookups(rule.name, args) if self._checks else ():
-            values = self._shapes.known_value(index)
-            if values is not None and values.numel():
-                self._check(args[0], dim, int(values.max()))
+        if self._checks and rule.gathers:
+            for table, dim, index in _lookups(rule.signature.bind(args, kwargs)):
+                values = self._shapes.known_value(index)
+                if values is not None and values.numel():
+                    self._check(table, dim, int(values.max()))
         return self._shapes.run(func, rule, args, kwargs)
 
     def _check(self, table: Tensor, dim: int, largest: int) -> None:
@@ -50,13 +52,13 @@ class CheckedLookups:
             raise IndexError(f"index {largest} is out of range for {name} of shape {list(table.shape)}")
 
 
-def _lookups(operator: str, args: tuple[Any, ...]) -> Iterator[tuple[int, Tensor]]:
-    """Yield the dimension of the first argument in which an operator looks up, with the indices."""
-    if operator == "aten.embedding":
-        yield 0, args[1]
-    elif operator in ("aten.index_select", "aten.gather"):
-        yield args[1], args[2]
-    elif operator == "aten.index":
-        for dim, index in enumerate(args[1]):
+def _lookups(call: Arguments) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """Yield the table in which an operator looks up, the dimension, and the indices."""
+    if "weight" in call:  # of an embedding
+        yield call["weight"], 0, call["indices"]
+    elif "dim" in call:
+        yield call["self"], call["dim"], call["index"]
+    elif "indices" in call:
+        for dim, index in enumerate(call["indices"]):
             if index is not None and not index.dtype.is_floating_point and index.element_size() > 1:  # no mask
-                yield dim, index
+                yield call["self"], dim, index

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.calls import Watch
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
+from modelsummary.capture.observer import Observer
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
-from modelsummary.capture.timer import Timer
+from modelsummary.capture.trace import bytes_alive
 from modelsummary.capture.values import tensors_of
-from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError
-from modelsummary.memory.allocations import Allocations
+from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.cache import CacheBytes, MakeCache, bytes_of_cache, cache_in
 from modelsummary.serving.lookups import CheckedLookups
 from modelsummary.serving.request import Request
@@ -117,7 +118,7 @@ def run_request(
         last = shapes.input(torch.empty((batch, 1), dtype=torch.int64, device="meta"))
         lookups = CheckedLookups(shapes, model)
         run = _Run(model, request, lookups)
-        with Operators(Uncounted(), lookups):
+        with Operators(Uncounted(), run.follow.around(lookups)):
             try:
                 made = run.run(kwargs, last, make_cache, context)
             except InputError:
@@ -132,34 +133,16 @@ def run_request(
         return made
 
 
-class _Clock:
-    """A clock for a timer that only records the calls."""
-
-    waits = False
-
-    @staticmethod
-    def now() -> int:
-        return 0
-
-    @staticmethod
-    def milliseconds(marks: Any) -> list[float]:
-        raise NotImplementedError  # operators take no time here
-
-    @staticmethod
-    def release(marks: Any) -> None:
-        """Do nothing: numbers need no release."""
-
-
 class _Run:
     """The state of one run."""
 
     def __init__(self, model: nn.Module, request: Request, lookups: CheckedLookups) -> None:
         self._model, self._request, self._lookups = model, request, lookups
-        self._follow = Allocations()
+        self.follow = Observer()
         self._before: frozenset[int] = frozenset()
 
     def run(self, kwargs: dict[str, Any], last: Tensor, make_cache: MakeCache | None, context: int) -> RequestRun:
-        model, follow = self._model, self._follow
+        model, follow = self._model, self.follow
         follow.hold(model.parameters(), "params")
         follow.hold(model.buffers(), "buffers")
         held = list(tensors_in_attributes(modules_of(model)))
@@ -168,7 +151,6 @@ class _Run:
         weights = follow.held()
         follow.hold(tensors_of(kwargs), "inputs")
         with follow:
-            follow.note_operators()
             if make_cache is not None:
                 kwargs = {**kwargs, self._cache_name(): self._made(make_cache, context)}
             name, cache, further, prefill = self._forward(kwargs)
@@ -193,10 +175,9 @@ class _Run:
 
     def _forward(self, kwargs: dict[str, Any]) -> tuple[str, Any, dict[str, Any], Phase]:
         """Run the model; return the name of its cache, the cache, further arguments of the next call, and the facts."""
-        follow, first = self._follow, len(self._follow.operators)
-        timer = Timer(self._model, _Clock())
-        with timer.running():
-            output = self._model(**kwargs)
+        follow, first = self.follow, len(self.follow.operators)
+        watch = Watch(self._model)
+        output = watch.call((), kwargs)
         found = cache_in(output, self._request.parameters)
         if found is None:
             raise InputError(
@@ -212,14 +193,13 @@ class _Run:
         if _ENCODER in self._request.parameters:
             encoded = getattr(output, _ENCODED, None)
             further = {} if encoded is None else {_ENCODER: Encoded((encoded,))}
-        assert follow.log is not None
         operators = [StepOperator(run, "forward", None) for run in follow.log.runs[first:]]
-        n_calls = sum(1 for _ in timer.steps.pop().root().walk())
-        peak = max(follow.bytes_over_time()[first:], default=0)
+        alive = bytes_alive(follow.every, len(follow.operators))
+        peak = max(alive[first:], default=0)
         cache = bytes_of_cache(found[1], self._model, self._before, self._storage_bytes)
-        storages = frozenset(id(self._follow.of(each)) for each in tensors_of(found[1]))
-        return *found, further, Phase(operators, n_calls, peak, cache, storages)
+        storages = frozenset(id(self.follow.of(each)) for each in tensors_of(found[1]))
+        return *found, further, Phase(operators, len(watch.calls), peak, cache, storages)
 
     def _storage_bytes(self, tensor: Tensor) -> int:
-        found = self._follow.of(tensor)
+        found = self.follow.of(tensor)
         return found.nbytes if found is not None else tensor.untyped_storage().nbytes()

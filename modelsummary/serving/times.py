@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.costs.kernel_table import KernelTable
-from modelsummary.costs.kernels import StepOperator
-from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.devices.kernel_table import KernelTable
 from modelsummary.latency.predict import Target, time_operators, view_seconds
+from modelsummary.operators.kernels import StepOperator
+from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.serving.run import Phase
 
 __all__ = ["PhaseTime", "collectives_of", "distinct_calls", "phase_time"]

@@ -17,7 +17,7 @@ from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
 from modelsummary.split.legal_cuts import CallSequence, analyse
 from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stage_facts import Crossing, StageFacts, facts_of_parts
-from modelsummary.split.stage_parts import parts_of
+from modelsummary.split.stage_parts import parts_of, written_before
 from modelsummary.split.stages import Stages
 
 __all__ = [
@@ -130,7 +130,10 @@ class Splitter:
             inputs,
             by=choice.costs.name,
             limits=choice.limits(),
-            crossing=[[Crossing.of(value) for value in values] for values in crossing],
+            crossing=[
+                [Crossing.of(value, written) for value in values]
+                for values, written in zip(crossing, written_before(parts), strict=True)
+            ],
             record=sequence.record,
             calls=[part.events for part in parts],
         )

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelsummary.costs.tensor_bytes import nbytes_of, numel_of
 from modelsummary.errors import InputError, close_to
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import CallKey, LayerInfo
+from modelsummary.operators.tensor_bytes import nbytes_of, numel_of
 from modelsummary.record.events import Event, attributes_in
 from modelsummary.split.legal_cuts import CallSequence
 
@@ -66,7 +66,7 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
     elif isinstance(by, Mapping):
         costs = _scaled(_of_rows(_checked(by, rows), sequence))
     else:
-        by_row = {(row.fqn, row.call_index): _told(by, row) for row in rows if row.executed and row.is_leaf}
+        by_row = {row.key: _told(by, row) for row in rows if row.executed and row.is_leaf}
         costs = _scaled(_of_rows(by_row, sequence))
     if not any(costs.costs):
         others = "'activation_bytes'" if by != "activation_bytes" else "'macs'"
@@ -110,26 +110,24 @@ def held_by_calls(sequence: CallSequence, model: nn.Module) -> list[list[Tensor]
 
 # ------------------------------------------------------------------------------------------ costs of rows
 
-Key = tuple[str, int]
 
-
-def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[Key, float]:
+def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[CallKey, float]:
     """Return costs by call from costs by FQN: the calls of a module share its cost evenly."""
-    calls: dict[str, list[Key]] = {}
+    calls: dict[str, list[CallKey]] = {}
     for row in rows:
         if row.executed:
-            calls.setdefault(row.fqn, []).append((row.fqn, row.call_index))
+            calls.setdefault(row.fqn, []).append(row.key)
     unknown = [fqn for fqn in by if fqn not in calls]
     if unknown:
         raise InputError(f"by gives a cost to {unknown[0]!r}, but no layer of this name was called")
     return {key: _number(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
 
 
-def _seconds(rows: Sequence[LayerInfo]) -> dict[Key, float]:
+def _seconds(rows: Sequence[LayerInfo]) -> dict[CallKey, float]:
     """Return the measured latency of each call in seconds; the estimated one if nothing was measured."""
     measured = any(row.latency_ms is not None for row in rows)
     found = {
-        (row.fqn, row.call_index): milliseconds / 1e3
+        row.key: milliseconds / 1e3
         for row in rows
         if row.executed and (milliseconds := row.latency_ms if measured else row.estimated_latency_ms) is not None
     }
@@ -147,7 +145,7 @@ def measured_seconds(sequence: CallSequence, rows: Sequence[LayerInfo]) -> tuple
     names = f"{prefix}latency_ms", f"{prefix}backward_latency_ms"
     found = []
     for name in names:
-        values = {(row.fqn, row.call_index): getattr(row, name) for row in rows if row.executed}
+        values = {row.key: getattr(row, name) for row in rows if row.executed}
         seconds = {key: value / 1e3 for key, value in values.items() if value is not None}
         found.append(_of_rows(seconds, sequence) if any(seconds.values()) else [])
     return found[0], found[1]
@@ -167,7 +165,7 @@ def _number(fqn: str, cost: Any) -> float:
     return float(cost)
 
 
-def _of_rows(costs: Mapping[Key, float], sequence: CallSequence) -> list[float]:
+def _of_rows(costs: Mapping[CallKey, float], sequence: CallSequence) -> list[float]:
     """Return the cost of each call from costs by row.
 
     The cost of a module call includes its inner calls. The part that no inner row has is spread over the remaining
@@ -179,7 +177,7 @@ def _of_rows(costs: Mapping[Key, float], sequence: CallSequence) -> list[float]:
         """Set the costs of the calls within ``event``. Return their sum."""
         inner = [child for child in event.children if child in sequence.span] if event not in index else []
         total = sum(map(spread, inner))
-        own = costs.get((event.fqn, event.call_index)) if event.is_module else None
+        own = costs.get(event.key) if event.is_module else None
         if own is not None and event in sequence.span and own > total:
             rest = [number for number in range(*sequence.span[event]) if not calls[number]]
             rest = rest or list(range(*sequence.span[event]))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.errors import InputError, SplitError
+from modelsummary.operators.tensor_bytes import nbytes_of
 from modelsummary.split.call_costs import CallCosts, held_by_calls
 from modelsummary.split.legal_cuts import CallSequence, Cut
 from modelsummary.split.partition import Chain, fewest_parts, partitions

@@ -57,8 +57,17 @@ class RankGradients:
         return list({id(each): each for stage in self.stages for _, each in _named(stage.submod)}.values())
 
     def begin(self, stage: int) -> None:
-        """Put gradients of earlier steps aside, which this step neither scales nor sums."""
-        self._finished.discard(stage)  # of a step that raised
+        """Put gradients of earlier steps aside, which this step neither scales nor sums.
+
+        After a step that raised, drop its gradients first, and take those before it.
+        """
+        self._finished.discard(stage)
+        if any(part.open_chunks for part in self.stages):
+            for parameter in self.parameters():
+                _, parameter.grad = (self._before or {}).get(id(parameter), (parameter, None))
+            self._before = None
+            for part in self.stages:
+                part.open_chunks = 0
         if self._before is None:
             self._before = {}
             for parameter in self.parameters():
@@ -143,9 +152,11 @@ class EngineStage(PipelineStage):
     Attributes:
         gradients: of all stages of this rank.
         keeps_results: the schedule can join results of any class. Else ``step`` returns the tensors in them.
+        open_chunks: micro-batches whose backward has not ended; not 0 after a step that raised.
     """
 
     keeps_results = False
+    open_chunks = 0
 
     def __init__(self, module: nn.Module, *args: Any, gradients: RankGradients, **kwargs: Any) -> None:
         super().__init__(module, *args, **kwargs)
@@ -181,6 +192,7 @@ class EngineStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, kwargs: Any = None, *others: Any, **options: Any) -> Any:
         """Run a micro-batch. Only the first stage takes the model's keyword arguments."""
+        self.open_chunks += self.has_backward
         out = super().forward_one_chunk(fwd_chunk_id, args, kwargs if self.is_first else {}, *others, **options)
         if not self.is_last:
             return out
@@ -195,6 +207,7 @@ class EngineStage(PipelineStage):
         """Run a backward, or a half of it. The first half does all of it where the halves would lose gradients."""
         if backward_type == "weight":
             backward_of_weights(bwd_kwargs["param_groups"])
+            self.open_chunks -= 1
             return (), None
         later: list[Later] = []
         if backward_type == "input":
@@ -210,6 +223,7 @@ class EngineStage(PipelineStage):
                 gradients, _ = super().backward_maybe_with_nosync("full", whole, last_backward)
         else:
             gradients, _ = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+            self.open_chunks -= 1
         return tuple(each.contiguous() if isinstance(each, Tensor) else each for each in gradients), later
 
     def scale_grads(self, grad_scale_factor: int) -> None:

@@ -48,7 +48,8 @@ class Holdings:
             for fqn, _ in tensors:
                 if _is_within(fqn, placed):
                     stage_of.setdefault(fqn, set()).add(number)
-        self._attach_unused([fqn for fqn, _ in _in_order(model)], stage_of)
+        self._attach_unused([fqn for fqn, tensor in _in_order(model) if tensor is not None], stage_of)
+        self._position = {fqn: position for position, (fqn, _) in enumerate(_in_order(model))}
 
     def _attach_unused(self, names: list[str], stage_of: Mapping[str, set[int]]) -> None:
         last = 0
@@ -59,8 +60,9 @@ class Holdings:
                 self._extra[last].append(fqn)
 
     def of(self, number: int) -> list[str]:
-        """Return the paths that a stage holds, unused tensors last."""
-        return [*dict.fromkeys([*self._placed[number], *self._extra[number]])]
+        """Return the paths that a stage holds, in the order of the model: a tied parameter keeps its first name."""
+        paths = dict.fromkeys([*self._placed[number], *self._extra[number]])
+        return sorted(paths, key=lambda path: self._position.get(path, len(self._position)))
 
 
 def _is_within(fqn: str, paths: set[str]) -> bool:
@@ -70,9 +72,10 @@ def _is_within(fqn: str, paths: set[str]) -> bool:
     return bool(fqn)
 
 
-def _in_order(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and buffers in the order of the modules."""
+def _in_order(model: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+    """Yield each module, with None, and then its parameters and buffers."""
     for fqn, module in model.named_modules(remove_duplicate=False):
+        yield fqn, None
         prefix = f"{fqn}." if fqn else ""
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:

@@ -14,7 +14,7 @@ from modelsummary.capture.state.process_state import surroundings
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.fingerprint import difference
-from modelsummary.record.runs import record
+from modelsummary.record.runs import kept_records
 from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized
 from modelsummary.split.stage_facts import StageFacts
 
@@ -43,8 +43,7 @@ class ModelSplitter:
         under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._execution = "real" if under_autocast else live.execution
         self._surroundings = surroundings()
-        make_records = partial(record, live.model, live.call, self._execution, live.batch_dim)
-        self._splitter = Splitter(live.model, make_records, rows)
+        self._splitter = Splitter(live.model, partial(kept_records, live, self._execution), rows)
         self.n_samples = live.call.size_along(live.batch_dim or 0) or 1
 
     def is_current(self) -> bool:

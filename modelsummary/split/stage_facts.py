@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.templates import BatchSize
-from modelsummary.costs.tensor_bytes import nbytes_of, numel_of
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.operators.tensor_bytes import nbytes_of, numel_of
 from modelsummary.record.events import Event, Value
 from modelsummary.split.call_costs import measured_seconds
 from modelsummary.split.choose import Choice
@@ -79,9 +79,14 @@ class Crossing:
     requires_grad: bool
 
     @classmethod
-    def of(cls, value: Value) -> Crossing:
-        """Return the crossing of a recorded value."""
-        return cls(value.shape, value.sizes, value.dtype, value.requires_grad)
+    def of(cls, value: Value, written: Collection[int] = ()) -> Crossing:
+        """Return the crossing of a recorded value.
+
+        Args:
+            written: ids of memory into which a tensor with a gradient was written before.
+        """
+        requires_grad = value.requires_grad or any(storage in written for storage in value.storages[:1])
+        return cls(value.shape, value.sizes, value.dtype, requires_grad)
 
     def at(self, batch_size: int | None) -> torch.Tensor:
         """Return a meta tensor like it for a batch size; None: the recorded one.

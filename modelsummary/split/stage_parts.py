@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
+from typing import Any
 
+from modelsummary.capture.templates import Attribute, leaves_of
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.split.legal_cuts import CallSequence
 
-__all__ = ["StagePart", "parts_of"]
+__all__ = ["StagePart", "parts_of", "written_before"]
 
 
 @dataclass(eq=False)
@@ -40,13 +43,52 @@ def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[StagePart]:
             for value in values_in(event.result):
                 made_in.setdefault(value, number)
     last_use.update(dict.fromkeys(values_in(root.result), len(every)))
-    in_order = sorted(made_in, key=lambda value: value.index)
+    digests = _digests(sequence, every)
+    in_order = sorted(made_in, key=lambda value: (digests.get(value, ""), value.index))
 
     def crossing(number: int) -> list[Value]:
         return [value for value in in_order if made_in[value] < number <= last_use.get(value, -1)]
 
     takes = [values_in((root.args, root.kwargs)), *map(crossing, range(1, len(every)))]
     return [StagePart(*each) for each in zip(every, takes, [*takes[1:], values_in(root.result)], strict=True)]
+
+
+def written_before(parts: Sequence[StagePart]) -> list[frozenset[int]]:
+    """Return ids of the memory into which tensors with a gradient were written: before each part, and after the last.
+
+    The first run notes whether a tensor takes a gradient when it is made: zeros do, once a result is copied into them.
+    """
+    written: set[int] = set()
+    before = [frozenset(written)]
+    for part in parts:
+        for event in part.events:
+            takes = values_in((event.args, event.kwargs))
+            if event.grad and any(value.requires_grad or not written.isdisjoint(value.storages[:1]) for value in takes):
+                written.update(*event.writes[:1])
+        before.append(frozenset(written))
+    return before
+
+
+def _digests(sequence: CallSequence, parts: Sequence[Sequence[Event]]) -> dict[Value, str]:
+    """Return a digest of the calls that make each value, by which every process sends them in one order.
+
+    Numbers of values do not serve: a forward that runs over a set of names makes them in another order in each process.
+    """
+    root = sequence.record.root
+    digests = {value: str(place) for place, value in enumerate(values_in((root.args, root.kwargs)))}
+    for event in (event for events in parts for event in events):
+        leaves = leaves_of((event.args, event.kwargs))
+        takes = [digests.get(leaf) if isinstance(leaf, Value) else _constant(leaf) for leaf in leaves]
+        text = repr((event.fqn, event.is_module or event.name, takes))
+        digest = blake2b(text.encode(), digest_size=8).hexdigest()
+        for place, value in enumerate(values_in(event.result)):
+            digests.setdefault(value, f"{digest} {place}")
+    return digests
+
+
+def _constant(leaf: Any) -> Any:
+    """Return a constant that prints alike in every process; a tensor of the model by its name."""
+    return leaf.fqn if isinstance(leaf, Attribute) else leaf if type(leaf) in (bool, int, float, str) else None
 
 
 def _events(sequence: CallSequence, begin: int, end: int) -> Iterator[Event]:

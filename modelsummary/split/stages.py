@@ -161,7 +161,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
             that crosses into several stages is summed in another order.
 
         Raises:
-            SplitError: values differ by more than rounding, or are missing on one side.
+            SplitError: values differ by more than rounding, are missing on one side, or a tensor is on meta.
         """
         return verify(self.model, self, self.inputs, args, kwargs)
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import nan
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.templates import leaves_of, map_template, structure_of, taken_apart
+from modelsummary.capture.values import tensors_of
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage
 
@@ -44,6 +46,7 @@ def verify(
 ) -> StageVerification:
     """Run and compare a model and its stages, as ``Stages.verify`` does."""
     inputs.bind(args, kwargs)
+    _check_values(model, (args, kwargs))
 
     def run(
         forward: Callable[..., tuple[Any, Callable[[list[Tensor]], None]]], *, differentiates: bool
@@ -80,6 +83,19 @@ def verify(
     compared = sum(map(len, expected.values())) - 1
     gradients = differences["gradients"] if differentiates else nan
     return StageVerification(differences["outputs"], gradients, differences["buffers"], compared)
+
+
+def _check_values(model: nn.Module, inputs: Any) -> None:
+    """Raise ``SplitError`` if a tensor of the model or an input has no values."""
+    tensors = chain(
+        model.named_parameters(), model.named_buffers(), (("an input", each) for each in tensors_of(inputs))
+    )
+    name = next((name for name, tensor in tensors if tensor.is_meta), "")
+    if name or torch.get_default_device().type == "meta":
+        where = f"{name} is on meta" if name else 'torch.device("meta") is the default device'
+        raise SplitError(
+            f"verify compares values, and {where}, which has none; run it on a model and inputs with values"
+        )
 
 
 def run_detached(

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelsummary.costs.roofline import dtype_of
+from modelsummary.devices.roofline import dtype_of
 from modelsummary.errors import InputError
 from modelsummary.statistics.layer_tree import LayerTree
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.parallel.plan import ParallelPlan
     from modelsummary.split import Stages
     from modelsummary.views.diff import ModelDiff
-    from modelsummary.views.explorer.flow import Dataflow
     from modelsummary.views.explorer.page import Page
+    from modelsummary.views.flow import Dataflow
     from modelsummary.views.plot import Pictures
 
 __all__ = ["ExplorableTree"]
@@ -128,7 +128,7 @@ class ExplorableTree(LayerTree):
 
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:
         """Return what is known of the dataflow."""
-        from modelsummary.views.explorer.flow import Dataflow
+        from modelsummary.views.flow import Dataflow
 
         if stages is not None:
             raise InputError("stages need the live model that was split; pass them to the explore of its Statistics")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imported on first use
     from torch.fx import GraphModule, Node
 
     from modelsummary.split import Stages
-    from modelsummary.views.explorer.flow import Dataflow
+    from modelsummary.views.flow import Dataflow
     from modelsummary.views.graph import Graph
 
 __all__ = ["GraphStatistics"]

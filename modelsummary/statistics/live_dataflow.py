@@ -9,9 +9,9 @@ from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
 from modelsummary.record.recording_error import as_forward_error
-from modelsummary.record.runs import record_once
+from modelsummary.record.runs import record_of
 from modelsummary.split import Stages, check_initialized
-from modelsummary.views.explorer.flow import Dataflow, steps_of_record
+from modelsummary.views.flow import Dataflow, steps_of_record
 from modelsummary.views.graph import Graph
 from modelsummary.views.graph_building import dataflow_graph
 from modelsummary.views.labels import check_depth
@@ -58,7 +58,7 @@ def explored_dataflow(live: LiveModel, root: LayerInfo, stages: Stages | None) -
 
 def _recorded(live: LiveModel) -> Record:
     with as_forward_error(live.model):
-        return record_once(live.model, live.call, live.execution)
+        return record_of(live)
 
 
 def _check_stages(stages: Stages | None, live: LiveModel) -> None:

@@ -22,7 +22,7 @@ from modelsummary.statistics.model_statistics import ModelStatistics
 if TYPE_CHECKING:  # imported on first use
     from typing_extensions import Self, Unpack
 
-    from modelsummary.costs.device_spec import DeviceSpec
+    from modelsummary.devices.device_spec import DeviceSpec
     from modelsummary.latency import Calibration, Kernels, TimeOptions
     from modelsummary.serving import ServingEstimate
     from modelsummary.serving.cache import MakeCache

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
 
-from modelsummary.costs.device_spec import DeviceSpec, Precision
-from modelsummary.costs.roofline import Roofline, dtype_of, estimate, roofline
+from modelsummary.devices.device_spec import DeviceSpec, Precision
+from modelsummary.devices.roofline import Roofline, dtype_of, estimate, roofline
 from modelsummary.errors import InputError, NotLiveError
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.layer_info import LayerInfo

@@ -60,10 +60,10 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
     result = import_onnx().ModelProto()
     result.CopyFrom(original)
     graph = result.graph
-    opset = next((each.version for each in result.opset_import if each.domain in ("", "ai.onnx")), 0)
+    opset = next((opset_id.version for opset_id in result.opset_import if opset_id.domain in ("", "ai.onnx")), 0)
     if opset < _OLDEST:
         raise InputError(f"the opset must be >= {_OLDEST}, got {opset}; export the model again with a newer opset")
-    weights = {each.name: each for each in graph.initializer}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
     names = Counter(node.name for node in graph.node)
     wanted = _wanted(nodes, names)
     tiled: list[Any] = []
@@ -98,7 +98,7 @@ def not_tiled(model: ModelLike) -> dict[str, str]:
     {'matmul': 'its second operand is not a weight with two dimensions'}
     """
     graph = proto_of(model).graph
-    weights = {each.name: each for each in graph.initializer}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]
     return {node.name or node.output[0]: why for node in products if (why := _obstacle(node, weights))}
 
@@ -152,7 +152,7 @@ def _obstacle(node: Any, weights: dict[str, Any]) -> str:
     weight = weights.get(node.input[1])
     if weight is None or len(weight.dims) != 2:
         return "its second operand is not a weight with two dimensions"
-    facts = {each.name: value_of(each) for each in node.attribute}
+    facts = {attribute.name: value_of(attribute) for attribute in node.attribute}
     if facts.get("transA"):
         return "its first operand is transposed"
     if node.input[0] == node.input[1]:
@@ -166,7 +166,7 @@ def _obstacle(node: Any, weights: dict[str, Any]) -> str:
 
 def _tiles(node: Any, weights: dict[str, Any], tile: int, tiles: Tiles) -> Tiles:
     """Add the nodes that replace one node to ``tiles``; none if the node fits in a tile."""
-    facts = {each.name: value_of(each) for each in node.attribute}
+    facts = {field.name: value_of(field) for field in node.attribute}
     weight = weights[node.input[1]]
     axis = 0 if facts.get("transB") else 1  # axis of the weight's columns
     columns, inner = parts_of(weight.dims[axis], tile), parts_of(weight.dims[1 - axis], tile)
@@ -187,7 +187,7 @@ def _tiles(node: Any, weights: dict[str, Any], tile: int, tiles: Tiles) -> Tiles
         sums.append(tiles.join("Sum", products, f"sum_{j}"))
     tiles.rename(tiles.join("Concat", sums, "all", axis=-1), node.output[0])
     tiles.nodes[-1].name = f"{tiles.prefix}{'all' if len(columns) > 1 else 'sum_0'}"
-    kept = [each for each in node.metadata_props if each.key in _KEPT]
-    for each in tiles.nodes:
-        each.metadata_props.extend(kept)
+    kept = [prop for prop in node.metadata_props if prop.key in _KEPT]
+    for tiled in tiles.nodes:
+        tiled.metadata_props.extend(kept)
     return tiles

@@ -59,19 +59,23 @@ def verify(
     models = [proto_of(a), proto_of(b)]
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(f"inputs must be a dict of names and arrays, got {inputs!r:.80}")
-    feeds = _random_inputs(models[0].graph) if inputs is None else {name: _array(each) for name, each in inputs.items()}
-    names, others = ([each.name for each in model.graph.output] for model in models)
+    feeds = (
+        _random_inputs(models[0].graph) if inputs is None else {name: _array(array) for name, array in inputs.items()}
+    )
+    names, others = ([output.name for output in model.graph.output] for model in models)
     if names != others:
         raise InputError(f"both models must have the same outputs, got {names!r:.200} and {others!r:.200}")
     # run a path from its file: serialized models are limited to 2 GiB
-    sources = [each if isinstance(each, (str, PathLike)) else proto for each, proto in zip((a, b), models, strict=True)]
+    sources = [
+        source if isinstance(source, (str, PathLike)) else proto for source, proto in zip((a, b), models, strict=True)
+    ]
     first, second = (_run(source, feeds, names) for source in sources)
     errors = [_error(x, y) for x, y in zip(first, second, strict=True)]
     equal = all(_close(x, y, rtol, atol) for x, y in zip(first, second, strict=True))
-    count = sum(each.size for each in errors)
+    count = sum(error.size for error in errors)
     return Verification(
-        max((float(each.max()) for each in errors if each.size), default=0.0),
-        float(sum((each**2).sum() for each in errors)) / max(count, 1),
+        max((float(error.max()) for error in errors if error.size), default=0.0),
+        float(sum((error**2).sum() for error in errors)) / max(count, 1),
         equal,
         None if equal else _first_diverging(models, feeds, rtol, atol),
     )
@@ -108,17 +112,17 @@ def _random_inputs(graph: Any) -> dict[str, Any]:
 
     onnx = import_onnx()
     generator = np.random.default_rng(0)
-    weights = {each.name for each in graph.initializer}
+    weights = {initializer.name for initializer in graph.initializer}
     feeds = {}
-    for each in graph.input:
-        if each.name in weights:
+    for tensor in graph.input:
+        if tensor.name in weights:
             continue
-        if each.type.tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-            raise InputError(f"cannot make random values for the input {each.name!r}; pass inputs={{...}}")
-        kind = onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
-        size = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in each.type.tensor_type.shape.dim]
+        if tensor.type.tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            raise InputError(f"cannot make random values for the input {tensor.name!r}; pass inputs={{...}}")
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.type.tensor_type.elem_type)
+        size = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.type.tensor_type.shape.dim]
         is_float = np.issubdtype(kind, np.floating)
-        feeds[each.name] = (generator.standard_normal(size) if is_float else generator.integers(0, 2, size)).astype(
+        feeds[tensor.name] = (generator.standard_normal(size) if is_float else generator.integers(0, 2, size)).astype(
             kind
         )
     return feeds
@@ -139,7 +143,7 @@ def _run(model: Any, feeds: Mapping[str, Any], outputs: list[str]) -> list[Any]:
         results: list[Any] = session.run(outputs, dict(feeds))
     except Exception as error:  # onnxruntime's own exceptions have no common base
         raise InputError(f"onnxruntime rejects the model: {' '.join(str(error).split())[:300]}") from error
-    others = [name for name, each in zip(outputs, results, strict=True) if not hasattr(each, "dtype")]
+    others = [name for name, result in zip(outputs, results, strict=True) if not hasattr(result, "dtype")]
     if others:
         raise InputError(f"only tensors can be compared, but the output {others[0]!r} is something else")
     return results
@@ -159,6 +163,6 @@ def _first_diverging(models: list[Any], feeds: Mapping[str, Any], rtol: float, a
 def _with_outputs(model: Any, names: list[str]) -> Any:
     copy = import_onnx().ModelProto()
     copy.CopyFrom(model)
-    there = {each.name for each in copy.graph.output}
+    there = {output.name for output in copy.graph.output}
     copy.graph.output.extend(import_onnx().ValueInfoProto(name=name) for name in names if name not in there)
     return copy

@@ -115,12 +115,12 @@ def summary(
     run = Mode.EVAL if mode is None else _member(Mode, mode, "mode")
     if input_size is not None:
         sizes = _sizes(input_size)
-        given: Any = sizes
+        data: Any = sizes
         call = _call(model, sizes, kwargs, batch_dim=batch_dim, dtypes=dtypes)
     else:
-        given = _sizes_in(input_data) if with_input else []
+        data = _sizes_in(input_data) if with_input else []
         call = _call(model, *_arguments(input_data, kwargs)) if with_input else None
-    stats = SummaryStatistics(model, call, run, given, formatting, batch_dim=batch_dim)
+    stats = SummaryStatistics(model, call, run, data, formatting, batch_dim=batch_dim)
     if verbose > Verbosity.QUIET:
         print(stats)
     return stats
@@ -218,8 +218,8 @@ def _member(kind: type[_Settings], name: str, argument: str) -> _Settings:
     try:
         return kind(name)
     except ValueError:
-        known = ", ".join(repr(each.value) for each in kind)
-        raise InputError(f"unknown {argument} {name!r}; expected some of: {known}") from None
+        names = ", ".join(repr(member.value) for member in kind)
+        raise InputError(f"unknown {argument} {name!r}; expected some of: {names}") from None
 
 
 def _listed(names: Iterable[str], argument: str) -> Iterable[str]:
@@ -253,10 +253,10 @@ def _sizes(input_size: Any) -> list[Any]:
     """Return one or several sizes as a list of sizes."""
     if not isinstance(input_size, (list, tuple)):
         raise InputError(f"input_size must be a size such as (1, 3, 224, 224), or a list of sizes, got {input_size!r}")
-    sizes = [input_size] if all(isinstance(each, int) for each in input_size) else input_size
+    sizes = [input_size] if all(isinstance(dim, int) for dim in input_size) else input_size
     if not all(isinstance(size, (list, tuple)) for size in sizes):
         raise InputError(f"input_size must be one size or hold only sizes, got {input_size!r}")
-    if not input_size or any(number <= 0 for size in sizes for number in size):
+    if not input_size or any(dim <= 0 for size in sizes for dim in size):
         raise InputError(f"input_size must not be empty, and its numbers must be >= 1, got {input_size!r}")
     return [tuple(size) if size is input_size else size for size in sizes]
 
@@ -284,11 +284,11 @@ def _arguments(input_data: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, 
 def _call(model: nn.Module, data: Any, kwargs: dict[str, Any], **options: Any) -> CallArguments | None:
     """Return the call of the model, with the inputs on the model's device."""
     devices = {tensor.device for tensor in tensors_of_modules(modules_of(model))}
-    place = next(iter(devices)) if len(devices) == 1 else None
+    device = next(iter(devices)) if len(devices) == 1 else None
     positional = isinstance(data, tuple) and not any(map(is_array, data))  # numbers in it are arguments, not sizes
     first, others = (None, data) if positional else (data, ())
     facts = {"batch_dim": None, "dtypes": None, **options}
-    return call_arguments(unwrap(model), first, others, kwargs, device=place, **facts)
+    return call_arguments(unwrap(model), first, others, kwargs, device=device, **facts)
 
 
 # ------------------------------------------------------------------------------------------------ the run

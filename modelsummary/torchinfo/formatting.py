@@ -166,8 +166,8 @@ def render_summary(rows: Sequence[SummaryRow], totals: SummaryTotals, options: F
         "Non-trainable params": totals.params - totals.trainable_params,
     }
     counted = [
-        f"{title}{ReadableNumbers.format_output_num(number, options.params_count_units)}"
-        for title, number in numbers.items()
+        f"{title}{ReadableNumbers.format_output_num(count, options.params_count_units)}"
+        for title, count in numbers.items()
     ]
     lines = [rule, options.header_row() + rule, options.layers_to_str(rows, totals.params) + rule, *counted]
     if ran:
@@ -184,5 +184,5 @@ def _sizes(totals: SummaryTotals, units: Units) -> Iterator[str]:
         "Estimated Total Size": totals.input_bytes + totals.pass_bytes + totals.param_bytes,
     }
     for title, size in sizes.items():
-        used, number = ReadableNumbers.to_readable(size, units)
-        yield f"{title}{in_parentheses(used, is_bytes=True)}: {number:.2f}"
+        used, readable = ReadableNumbers.to_readable(size, units)
+        yield f"{title}{in_parentheses(used, is_bytes=True)}: {readable:.2f}"

@@ -125,8 +125,8 @@ class SummaryRow:
     def _parameters(self) -> Iterator[tuple[str, list[int], int]]:
         """Yield name, shape and number of elements of each parameter."""
         if self.module is None:  # unpickled: only its own parameters are known
-            known = ((name, shape) for name, shape in self.info.inner_layers.items() if shape is not None)
-            yield from ((name, shape, _product(shape)) for name, shape in known)
+            shapes = ((name, shape) for name, shape in self.info.inner_layers.items() if shape is not None)
+            yield from ((name, shape, _product(shape)) for name, shape in shapes)
             return
         for name, parameter in self.module.named_parameters(recurse=self.parent_info is not None):
             shape = self.info.inner_layers.get(name) if is_lazy(parameter) else list(parameter.shape)

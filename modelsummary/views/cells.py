@@ -104,9 +104,9 @@ class Table(NamedTuple):
 
     def without(self, header: str) -> Table:
         """Return the table without one column; the same if there is none of this name."""
-        kept = [place for place, each in enumerate(self.headers) if each != header]
-        headers, *cells = ([row[place] for place in kept] for row in (self.headers, *self.cells))
-        return Table(headers, cells, "".join(self.align[place] for place in kept))
+        kept = [index for index, title in enumerate(self.headers) if title != header]
+        headers, *cells = ([row[column] for column in kept] for row in (self.headers, *self.cells))
+        return Table(headers, cells, "".join(self.align[column] for column in kept))
 
 
 def lay_out(
@@ -148,7 +148,7 @@ def rows_shown(root: LayerInfo, options: TableOptions) -> list[Shown]:
     if options.sort is not None and options.fold:
         raise InputError(f"sort={options.sort!r} shows rows one by one; leave out fold=True")
     rows = (fold if options.fold else unfolded)(root, options.level)
-    shown = [each for each in rows if not (options.hide_recursive and _is_repetition(each.row))]
+    shown = [row for row in rows if not (options.hide_recursive and _is_repetition(row.row))]
     return shown if options.sort is None else _sorted(shown, root, options)
 
 
@@ -159,7 +159,7 @@ def _sorted(shown: list[Shown], root: LayerInfo, options: TableOptions) -> list[
     def amount(row: LayerInfo) -> float:
         return (amounts.total if row.depth == options.level else amounts.own)[row]
 
-    return sorted((each for each in shown if amount(each.row)), key=lambda each: -amount(each.row))[: options.most]
+    return sorted((entry for entry in shown if amount(entry.row)), key=lambda entry: -amount(entry.row))[: options.most]
 
 
 class _Cells:
@@ -224,7 +224,7 @@ class _Cells:
 
     def _sizes(self, sizes: Sizes) -> str:
         if isinstance(sizes, list):
-            shown = (-1 if place == self._batch else place[1] for place in enumerate(sizes))
+            shown = (-1 if numbered == self._batch else numbered[1] for numbered in enumerate(sizes))
             return f"[{', '.join(map(str, shown))}]"  # an open dimension of a file is a name
         if isinstance(sizes, tuple):
             return f"({', '.join(map(self._sizes, sizes))})"
@@ -254,7 +254,7 @@ class _Cells:
 
 def _is_repetition(row: LayerInfo) -> bool:
     """Return True if the modules of the row and of all rows below it are in earlier rows."""
-    return all(each.is_recursive for each in row.walk())
+    return all(inner.is_recursive for inner in row.walk())
 
 
 def _batch_size(root: LayerInfo, batch_dim: int | None) -> int | None:

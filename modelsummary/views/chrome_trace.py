@@ -42,8 +42,8 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
     """
     if memory is not None and not isinstance(memory, MemoryEstimate):
         raise InputError(f"memory must be a MemoryEstimate, as memory() returns it, got {memory!r:.80}")
-    known = {None, *(row.fqn for row in root.walk())}
-    strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in known]
+    fqns = {None, *(row.fqn for row in root.walk())}
+    strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in fqns]
     if strange:
         raise InputError(
             f"memory belongs to another model: this one has no module {strange[0]!r}; pass memory=stats.memory()"
@@ -139,7 +139,7 @@ def _counters(memory: MemoryEstimate, root: LayerInfo, spans_of: dict[str, Spans
                 span = waiting[fqn].pop()
                 time = max(time, span.start)
                 step = max(step, (span.start + span.duration - time) // len(held))
-            for each in held:
-                counts = dict(zip(CATEGORIES, each, strict=True))
+            for bytes_held in held:
+                counts = dict(zip(CATEGORIES, bytes_held, strict=True))
                 yield {"ph": "C", "name": "memory (bytes)", "pid": 1, "tid": 0, "ts": time / 1e3, "args": counts}
                 time += step

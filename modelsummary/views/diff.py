@@ -140,8 +140,8 @@ class ModelDiff(Printed):
     def to_dict(self) -> dict[str, Any]:
         """Return all facts as a dict that can be written as JSON."""
         totals = {
-            measure: dict(zip(("before", "after", "change"), each, strict=True))
-            for measure, each in self.totals.items()
+            measure: dict(zip(("before", "after", "change"), total, strict=True))
+            for measure, total in self.totals.items()
         }
         before, after = self.models
         return {"before": before, "after": after, "changed": self.changed, "totals": totals, "rows": self.to_records()}
@@ -200,8 +200,8 @@ class ModelDiff(Printed):
     def _verdict(self) -> str:
         before, after = self.models
         counts = {status: sum(row.status == status for row in self.rows) for status in _SIGNS}
-        found = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        text = f"{before} -> {after}: {found}"
+        counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        text = f"{before} -> {after}: {counted}"
         if not self.changed:
             text = f"Nothing differs: {before} and {after} have the same {number_of(counts['same'], 'module')}"
         if following := sum(row.follows for row in self.rows):
@@ -220,8 +220,8 @@ def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
     """
     one, other = _facts_of(before), _facts_of(after)
     pairs = {fqn: fqn for fqn in one if fqn in other and one[fqn].structure == other[fqn].structure}
-    left = [each for fqn, each in one.items() if fqn not in pairs]
-    right = [each for fqn, each in other.items() if fqn not in pairs]
+    left = [row for fqn, row in one.items() if fqn not in pairs]
+    right = [row for fqn, row in other.items() if fqn not in pairs]
     pairs |= _renamed(left, right)
     taken = set(pairs.values())
     pairs.update({fqn: fqn for fqn in one if fqn not in pairs and fqn in other and fqn not in taken})
@@ -275,18 +275,18 @@ def _with_change(before: Number, after: Number) -> Change:
 def _renamed(left: Sequence[ModuleSide], right: Sequence[ModuleSide]) -> dict[str, str]:
     """Pair modules of the same structure, those whose FQNs share the longest ending first."""
     pairs: dict[str, str] = {}
-    longest = max((each.fqn.count(".") + 1 for each in (*left, *right)), default=0)
+    longest = max((side.fqn.count(".") + 1 for side in (*left, *right)), default=0)
     for length in range(longest, -1, -1):
         waiting: defaultdict[Any, deque[str]] = defaultdict(deque)
-        for each in right:
-            waiting[each.structure, _last_names(each.fqn, length)].append(each.fqn)
-        for each in left:
-            same = waiting.get((each.structure, _last_names(each.fqn, length)))
+        for row in right:
+            waiting[row.structure, _last_names(row.fqn, length)].append(row.fqn)
+        for row in left:
+            same = waiting.get((row.structure, _last_names(row.fqn, length)))
             if same:
-                pairs[each.fqn] = same.popleft()
+                pairs[row.fqn] = same.popleft()
         taken = set(pairs.values())
-        left = [each for each in left if each.fqn not in pairs]
-        right = [each for each in right if each.fqn not in taken]
+        left = [unpaired for unpaired in left if unpaired.fqn not in pairs]
+        right = [unpaired for unpaired in right if unpaired.fqn not in taken]
     return pairs
 
 
@@ -296,11 +296,11 @@ def _last_names(fqn: str, length: int) -> tuple[str, ...]:
 
 def _rows(one: dict[str, ModuleSide], other: dict[str, ModuleSide], pairs: dict[str, str]) -> Iterator[DiffRow]:
     source = {after: before for before, after in pairs.items()}
-    position = {fqn: number for number, fqn in enumerate(one)}
+    position = {fqn: index for index, fqn in enumerate(one)}
     in_order, done = list(one.values()), 0
 
     def removed(end: int) -> Iterator[DiffRow]:
-        return (DiffRow("removed", each, None) for each in in_order[done:end] if each.fqn not in pairs)
+        return (DiffRow("removed", row, None) for row in in_order[done:end] if row.fqn not in pairs)
 
     for fqn, after in other.items():
         if fqn not in source:
@@ -346,7 +346,7 @@ def _record(row: DiffRow) -> dict[str, Any]:
 
 def _names(row: DiffRow) -> str:
     names = [
-        f"{one_line(each.fqn) or '(model)'} ({each.class_name})" for each in (row.before, row.after) if each is not None
+        f"{one_line(side.fqn) or '(model)'} ({side.class_name})" for side in (row.before, row.after) if side is not None
     ]
     return " -> ".join(dict.fromkeys(names))
 

@@ -18,7 +18,7 @@ FORMAT = "modelsummary"
 VERSION = 1
 _SIZES = ("input_size", "output_size")
 _LINKS = ("module", "parent_info", "children")
-_FACTS = tuple(each.name for each in fields(LayerInfo) if each.name not in _LINKS)
+_FACTS = tuple(field.name for field in fields(LayerInfo) if field.name not in _LINKS)
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int": (int,),
@@ -30,9 +30,9 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "dict[str, int]": (dict,),
 }
 _KINDS = {
-    each.name: _PYTHON_TYPES[str(each.type)]
-    for each in fields(LayerInfo)
-    if each.name in _FACTS and str(each.type) in _PYTHON_TYPES
+    field.name: _PYTHON_TYPES[str(field.type)]
+    for field in fields(LayerInfo)
+    if field.name in _FACTS and str(field.type) in _PYTHON_TYPES
 }
 
 
@@ -49,7 +49,7 @@ def rows_of(root: LayerInfo) -> list[dict[str, Any]]:
     [(None, 'Sequential', [1, 3]), (0, 'Linear', [1, 3])]
     """
     rows = list(root.walk())
-    numbers = {id(row): number for number, row in enumerate(rows)}
+    numbers = {id(row): index for index, row in enumerate(rows)}
     layers: dict[int, int] = {}
     records = []
     for row in rows:
@@ -100,8 +100,8 @@ def read_document(source: str | PathLike[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source!r:.40} is not valid JSON: {error}") from None
     _check(facts)
-    found: dict[str, Any] = facts
-    return found
+    checked: dict[str, Any] = facts
+    return checked
 
 
 def _check(document: Any) -> None:

@@ -48,7 +48,7 @@ def to_records(root: LayerInfo, options: TableOptions) -> list[dict[str, Any]]:
     columns = find_columns(FACTS if names is None else names, root, executed=True)
     if names is None:
         columns = [
-            (name, column) for name, column in columns if any(column.value(each.row) is not None for each in rows)
+            (name, column) for name, column in columns if any(column.value(shown.row) is not None for shown in rows)
         ]
     keys = [_key(name, column, options.units) for name, column in columns]
     return [

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from modelsummary.layer_info import LayerInfo
+from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.labels import name_range
 
-__all__ = ["LARGE", "Folding", "Shown", "deepest_fitting", "fold", "is_folded", "kinds_of", "signature", "unfolded"]
+__all__ = [
+    "LARGE",
+    "Folding",
+    "Shown",
+    "deepest_fitting",
+    "fold",
+    "folded_tree",
+    "is_folded",
+    "kinds_of",
+    "looks_equal",
+    "signature",
+    "unfolded",
+]
 
 LARGE = 100  # rows: a tree with more is folded by default
 
@@ -36,10 +50,10 @@ class Shown(NamedTuple):
 
     def names(self, first: str, between: str = " .. ") -> str:
         """Return ``first``, a name or FQN of the first row, with what differs in the name of its last equal sibling."""
-        own, last = self.row.name, self.rows[self.times - 1].name
-        if own and first.endswith(own):
-            return first[: len(first) - len(own)] + name_range(own, last, between)
-        return first if last == own else f"{first}{between}{last}"
+        name, last = self.row.name, self.rows[self.times - 1].name
+        if name and first.endswith(name):
+            return first[: len(first) - len(name)] + name_range(name, last, between)
+        return first if last == name else f"{first}{between}{last}"
 
 
 class Folding:
@@ -66,8 +80,8 @@ class Folding:
     def below(self, shown: Shown) -> Iterator[Shown]:
         """Yield the rows below ``shown``, each with the corresponding children of all rows that it represents."""
         for _, group in groupby(enumerate(shown.row.children), key=self._kind):
-            numbers = [number for number, _ in group]
-            rows = [row.children[number] for row in shown.rows for number in numbers]
+            numbers = [index for index, _ in group]
+            rows = [row.children[index] for row in shown.rows for index in numbers]
             yield Shown(shown.row.children[numbers[0]], len(numbers), rows)
 
     def _kind(self, numbered: tuple[int, LayerInfo]) -> int:
@@ -113,12 +127,24 @@ def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
 
 
 def kinds_of(root: LayerInfo) -> dict[int, int]:
-    """Return a number for the id of each row; rows with equal numbers are equal, and so are the rows below them."""
-    numbers: dict[Any, int] = {}
+    """Return a number for the id of each row; rows with equal numbers look equal, and so do the rows below them."""
+    return looks_equal(list(root.walk()), signature)
+
+
+def looks_equal(nodes: Sequence[Any], facts: Callable[[Any], Hashable]) -> dict[int, int]:
+    """Return a number for the id of each node of a tree: equal ones have equal facts, and equal ``children``.
+
+    It is a guess for display. ``record/call_comparison.py`` proves that two calls are equal.
+
+    Args:
+        nodes: all nodes, each after the nodes around it.
+        facts: returns what two nodes must have in common.
+    """
+    numbers: dict[Hashable, int] = {}
     kinds: dict[int, int] = {}
-    for row in reversed(list(root.walk())):
-        key = (signature(row), tuple(kinds[id(child)] for child in row.children))
-        kinds[id(row)] = numbers.setdefault(key, len(numbers))
+    for node in reversed(nodes):
+        key = (facts(node), tuple(kinds[id(child)] for child in node.children))
+        kinds[id(node)] = numbers.setdefault(key, len(numbers))
     return kinds
 
 
@@ -137,3 +163,55 @@ def _frozen(value: Any, *, is_inside: bool = False) -> Any:
     if isinstance(value, tuple):
         return "tuple", tuple(_frozen(inner, is_inside=True) for inner in value)
     return ("list", *value) if isinstance(value, list) else value
+
+
+_OWN = sorted({attribute for _, _, attribute in ADDITIVE.values()} - {"self_flops"})  # twice the multiply-adds
+
+
+def folded_tree(root: LayerInfo) -> LayerInfo:
+    """Return a copy of the tree in which equal consecutive siblings are one row, with the own figures of all of them.
+
+    Names give the number of calls that a row represents: ``12 x h.0…11.mlp``. Figures that do not add up are copied
+    from the first of these calls.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> tree = folded_tree(Statistics(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()), (1, 2)).root)
+    >>> [(row.fqn, row.self_params) for row in tree.walk()]
+    [('', 0), ('2 x 0…1', 12), ('2', 0)]
+    """
+    folding = Folding(root)
+    whole = replace(root, children=[], parent_info=None)
+    pending = [(folding.top, whole, "")]
+    while pending:
+        shown, above, path = pending.pop()
+        for inner_row in folding.below(shown):
+            inner = _path(inner_row, shown.row, path)
+            row = _merged(inner_row, inner)
+            row.parent_info = above
+            above.children.append(row)
+            pending.append((inner_row, row, inner))
+    return whole
+
+
+def _path(shown: Shown, above: LayerInfo, path: str) -> str:
+    """Return the FQN with the names of all siblings that a row represents, and of the rows above it."""
+    row = shown.row
+    start = f"{above.fqn}." if above.fqn else ""
+    is_inside = bool(path) and row.fqn.startswith(start)
+    return shown.names(f"{path}.{row.fqn.removeprefix(start)}" if is_inside else row.fqn, "…")
+
+
+def _merged(shown: Shown, path: str) -> LayerInfo:
+    count = len(shown.rows)
+    sums: dict[str, Any] = {}
+    for name in _OWN:
+        values = [value for value in (getattr(row, name) for row in shown.rows) if value is not None]
+        sums[name] = sum(values) if values else None
+    return replace(
+        shown.row,
+        fqn=f"{count} x {path}" if count > 1 else path,
+        name=f"{shown.times} x {shown.names(shown.row.name, '…')}" if shown.times > 1 else shown.row.name,
+        children=[],
+        **sums,
+    )

@@ -136,15 +136,15 @@ class Graph:
         Raises:
             InputError: the ending is another one.
         """
-        place = Path(path)
+        target = Path(path)
         writers = {".svg": self.to_svg, ".dot": self.to_dot, ".gv": self.to_dot, ".mmd": self.to_mermaid}
-        if place.suffix.lower() not in writers:
+        if target.suffix.lower() not in writers:
             raise InputError(
-                f"path must end in {', '.join(writers)}, got {str(place)!r}; for other formats, run Graphviz: "
+                f"path must end in {', '.join(writers)}, got {str(target)!r}; for other formats, run Graphviz: "
                 "dot -Tpdf graph.dot"
             )
-        place.write_text(writers[place.suffix.lower()]() + "\n", encoding="utf-8")
-        return place
+        target.write_text(writers[target.suffix.lower()]() + "\n", encoding="utf-8")
+        return target
 
     __str__ = to_mermaid
 
@@ -160,7 +160,7 @@ class Graph:
 
 def _for_mermaid(text: str) -> str:
     """Return ``text`` with each character that Mermaid or HTML may interpret as its character code."""
-    return re.sub(r"[^\w .,:()\[\]-]", lambda found: f"#{ord(found[0])};", one_line(text))
+    return re.sub(r"[^\w .,:()\[\]-]", lambda match: f"#{ord(match[0])};", one_line(text))
 
 
 def _for_dot(*lines: str) -> str:

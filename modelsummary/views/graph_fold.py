@@ -58,9 +58,9 @@ class _GraphFolding:
         for edge in graph.edges:
             if not self._is_between_equals(edge):
                 ends = self._first[edge.source], self._first[edge.target]
-                known = shapes.get(ends, ())
-                shapes[ends] = known + tuple(shape for shape in edge.shapes if shape not in known)
-        return Graph(model, [Edge(*ends, found) for ends, found in shapes.items()])
+                before = shapes.get(ends, ())
+                shapes[ends] = before + tuple(shape for shape in edge.shapes if shape not in before)
+        return Graph(model, [Edge(*ends, all_shapes) for ends, all_shapes in shapes.items()])
 
     def _items(self, items: Sequence[_Item]) -> list[_Item]:
         shown: list[_Item] = []
@@ -98,13 +98,13 @@ class _GraphFolding:
             for node, same in zip(_nodes(other), _nodes(first), strict=True):
                 self._first[node.key] = self._first[same.key]
                 self._place[node.key] = dict(self._place[same.key])
-        for position, each in enumerate((first, *others) if others else ()):
-            for node in _nodes(each):
+        for position, item in enumerate((first, *others) if others else ()):
+            for node in _nodes(item):
                 self._place[node.key][first.key] = position
 
     def _is_between_equals(self, edge: Edge) -> bool:
         places = self._place[edge.target]
-        return any(places.get(run, place) != place for run, place in self._place[edge.source].items())
+        return any(places.get(run, position) != position for run, position in self._place[edge.source].items())
 
 
 def _nodes(item: _Item) -> Iterator[Node]:

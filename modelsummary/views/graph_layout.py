@@ -65,7 +65,7 @@ def arrange(boxes: Sequence[Box], edges: Iterable[Pair]) -> tuple[dict[Pair, lis
         layers[box.layer].append(box)
     last = max(layers)
     lanes = {pair: _lanes(pair, layers, last) for pair in pairs}
-    ordered = [layers[number] for number in sorted(layers)]
+    ordered = [layers[index] for index in sorted(layers)]
     for sweep in range(_SWEEPS):
         _order(ordered, downwards=sweep % 2 == 0)
     for sweep in range(_SWEEPS + 1):
@@ -92,16 +92,16 @@ def _assign_layers(boxes: Sequence[Box], pairs: Sequence[Pair]) -> None:
             sources[target].append(source)
             targets[source].append(target)
     for box in boxes:
-        box.layer = max((each.layer + 1 for each in sources[box]), default=0)
+        box.layer = max((source_box.layer + 1 for source_box in sources[box]), default=0)
     for box in reversed(boxes):  # a box without sources stands right above the first that needs it
         if not sources[box] and targets[box]:
-            box.layer = min(each.layer for each in targets[box]) - 1
+            box.layer = min(target_box.layer for target_box in targets[box]) - 1
 
 
 def _lanes(pair: Pair, layers: dict[int, list[Box]], last: int) -> list[Box]:
     source, target = pair
     first, end = -1 if source is None else source.layer, last + 1 if target is None else target.layer
-    chain = [Box(_LANE, 0.0, layer=number, is_lane=True) for number in range(first + 1, end)]
+    chain = [Box(_LANE, 0.0, layer=layer, is_lane=True) for layer in range(first + 1, end)]
     ends = [*([] if source is None else [source]), *chain, *([] if target is None else [target])]
     for upper, lower in pairwise(ends):
         upper.below.append(lower)
@@ -114,9 +114,9 @@ def _lanes(pair: Pair, layers: dict[int, list[Box]], last: int) -> list[Box]:
 def _order(layers: Sequence[list[Box]], *, downwards: bool) -> None:
     """Sort each layer by the mean place of the neighbours in the layer before it."""
     for layer in layers if downwards else reversed(layers):
-        place = {box: number / max(len(each) - 1, 1) for each in layers for number, box in enumerate(each)}
+        position = {box: index / max(len(members) - 1, 1) for members in layers for index, box in enumerate(members)}
 
-        def mean(box: Box, place: dict[Box, float] = place) -> float:
+        def mean(box: Box, place: dict[Box, float] = position) -> float:
             near = box.above if downwards else box.below
             return sum(map(place.__getitem__, near)) / len(near) if near else place[box]
 
@@ -129,7 +129,7 @@ def _place(layers: Sequence[list[Box]], *, downwards: bool) -> None:
         wanted = []
         for box in layer:
             near = box.above if downwards else box.below
-            wanted.append(sum(each.x for each in near) / len(near) if near else box.x)
+            wanted.append(sum(neighbour.x for neighbour in near) / len(near) if near else box.x)
         for box, x in zip(layer, spread(wanted, [box.width for box in layer]), strict=True):
             box.x = x
 
@@ -149,8 +149,8 @@ def spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
     for want, offset in zip(wanted, offsets, strict=False):
         mean, count = want - offset, 1
         while blocks and blocks[-1][0] > mean:
-            before, number = blocks.pop()
-            mean, count = (mean * count + before * number) / (count + number), count + number
+            before, size = blocks.pop()
+            mean, count = (mean * count + before * size) / (count + size), count + size
         blocks.append((mean, count))
     means = [mean for mean, count in blocks for _ in range(count)]
     return [mean + offset for mean, offset in zip(means, offsets, strict=False)]

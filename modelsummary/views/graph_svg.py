@@ -83,7 +83,7 @@ def _legs(source: _Path, target: _Path) -> Iterator[tuple[str, str, str]]:
 
     An empty item is outside of the group: the edge leaves it downwards, or enters it from above.
     """
-    level = next(number for number, pair in enumerate(zip(source, target, strict=False)) if pair[0] != pair[1])
+    level = next(index for index, pair in enumerate(zip(source, target, strict=False)) if pair[0] != pair[1])
     for group, item in zip(source[-2 : level - 1 : -1], source[:level:-1], strict=True):
         yield group, item, ""
     yield source[level - 1], source[level], target[level]
@@ -151,8 +151,8 @@ def _nodes(group: Group, laid: Mapping[str, _Laid], corners: _Corners, colour_of
                 f'y="{top + shift:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
                 f'fill="{colour_of.get(item.key) or "#fff"}"/>'
             )
-        for number, line in enumerate(item.lines):
-            place = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * number:.1f}"'
+        for index, line in enumerate(item.lines):
+            place = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * index:.1f}"'
             yield f"<text {place}>{escape(one_line(line))}</text>"
 
 

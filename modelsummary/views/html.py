@@ -72,14 +72,14 @@ class _Rows:
 
     def __init__(self, root: LayerInfo, *, fold: bool) -> None:
         folding = Folding(root, fold=fold)
-        place_of = {id(row): place for place, row in enumerate(root.walk())}
+        place_of = {id(row): position for position, row in enumerate(root.walk())}
         self.shown: list[Shown] = [folding.top]
         self.below: list[list[int]] = []
         self.each: dict[int, list[int]] = {}
-        for number, shown in enumerate(self.shown):  # grows
+        for index, shown in enumerate(self.shown):  # grows
             self.below.append(self._added(folding.below(shown)))
             if len(shown.rows) == shown.times > 1:
-                self.each[number] = self._added(Shown(row, 1, [row]) for row in shown.rows)
+                self.each[index] = self._added(Shown(row, 1, [row]) for row in shown.rows)
         self.place = [place_of[id(shown.row)] for shown in self.shown]
 
     def _added(self, rows: Iterable[Shown]) -> list[int]:
@@ -99,14 +99,14 @@ class _Page:
         self._table = lay_out(root, layout, executed=executed, batch_dim=batch_dim, rows=shown)
         self._cells = [[harmless(cell) for cell in row] for row in self._table.cells]
         self._numeric = [column.is_number for _, column in self._columns]
-        self._shares = [self._shares_of(each) for each in shown]
-        self._values = [[self._value_of(column, each) for _, column in self._columns] for each in shown]
+        self._shares = [self._shares_of(row) for row in shown]
+        self._values = [[self._value_of(column, row) for _, column in self._columns] for row in shown]
         self._levels = options.level
         self._widths = f"{self._width_of_names()}ch {' '.join(f'{width}ch' for width in self._widths_of_cells())}"
 
     def _width_of_names(self) -> int:
         longest = max(
-            len(f"{_label(each)} {_type(each.row)} {_times(each)}") + 2 * each.row.depth for each in self._rows.shown
+            len(f"{_label(row)} {_type(row.row)} {_times(row)}") + 2 * row.row.depth for row in self._rows.shown
         )
         return min(longest + 4, _MAX_NAME)
 
@@ -155,7 +155,7 @@ class _Page:
         level = [0]
         visible, depth = 1, 0
         while level:
-            below = list(chain.from_iterable(self._rows.below[number] for number in level))
+            below = list(chain.from_iterable(self._rows.below[index] for index in level))
             if len(written) + len(below) > _MAX_STATIC:
                 break
             written.update(below)
@@ -221,13 +221,13 @@ class _Page:
             texts = [place(text) for text in self._cells[number][1:]]
             facts = [_label(shown), place(_type(shown.row)), place(_times(shown)), shown.row.depth]
             rows[number] = [*facts, self._rows.place[number], texts, shares, self._values[number]]
-        lazy = {number for number, below in enumerate(self._rows.below) if below and below[0] not in written}
+        lazy = {index for index, below in enumerate(self._rows.below) if below and below[0] not in written}
         data = {
             "numeric": self._numeric,
             "strings": list(strings),
             "rows": rows,
             "children": {
-                number: self._rows.below[number] for number in sorted(lazy.union(drawn)) if self._rows.below[number]
+                index: self._rows.below[index] for index in sorted(lazy.union(drawn)) if self._rows.below[index]
             },
             "each": self._rows.each,
         }
@@ -239,11 +239,11 @@ class _Page:
         again: set[int] = set()
         pending = list(self._rows.each)
         while pending:
-            number = pending.pop()
-            if number not in again:
-                again.add(number)
-                pending += self._rows.below[number]
-        return [number for number in range(len(self._rows.shown)) if number not in written or number in again]
+            index = pending.pop()
+            if index not in again:
+                again.add(index)
+                pending += self._rows.below[index]
+        return [row for row in range(len(self._rows.shown)) if row not in written or row in again]
 
 
 def _kind(numeric: bool) -> str:

@@ -31,9 +31,9 @@ def name_range(first: str, last: str, between: str = " .. ") -> str:
     """
     if first == last:  # calls of one module
         return first
-    around, dot, own = first.rpartition(".")
+    around, dot, name = first.rpartition(".")
     last = last.removeprefix(around + dot)
-    return f"{first}{between}{last.removeprefix(own.rstrip('0123456789')) or last}"
+    return f"{first}{between}{last.removeprefix(name.rstrip('0123456789')) or last}"
 
 
 def check_depth(depth: int | None, least: int = 0, name: str = "depth") -> int | None:

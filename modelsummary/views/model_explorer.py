@@ -31,8 +31,8 @@ def write_files(model: Explored, path: str | PathLike[str]) -> list[Path]:
         texts = {target: json.dumps(graph_of(model))}
         for name, data in node_data_of(model).items():
             texts[target.with_suffix(f".{name}.json")] = json.dumps(data)
-        for place, text in texts.items():
-            place.write_text(text, encoding="utf-8")
+        for file, text in texts.items():
+            file.write_text(text, encoding="utf-8")
     except (OSError, TypeError, ValueError) as error:
         raise InputError(f"path={path!r} cannot be written: {error}") from error
     return list(texts)
@@ -60,9 +60,9 @@ def node_data_of(model: Explored) -> dict[str, dict[str, Any]]:
             model.nodes[0].name: {
                 "name": figure["title"],
                 "results": {
-                    str(number): {"value": value}
-                    for number, value in enumerate(figure["own"])
-                    if value and number in shown
+                    str(index): {"value": value}
+                    for index, value in enumerate(figure["own"])
+                    if value and index in shown
                 },
                 "gradient": _GRADIENT,
             }
@@ -95,8 +95,10 @@ class _Graph:
         incoming: dict[int, list[dict[str, str]]] = {}
         edges = self._data["edges"]
         for source, target in zip(edges["source"], edges["target"], strict=True):
-            found = incoming.setdefault(target, [])
-            found.append({"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(len(found))})
+            arriving = incoming.setdefault(target, [])
+            arriving.append(
+                {"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(len(arriving))}
+            )
         return {
             "id": self._model.nodes[0].name,
             "nodes": [

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.costs.device_spec import DeviceSpec, Precision
+from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError, MissingExtraError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
 from modelsummary.views.columns import COLUMNS
-from modelsummary.views.folded_tree import folded_tree
-from modelsummary.views.folding import is_folded
+from modelsummary.views.folding import folded_tree, is_folded
 from modelsummary.views.labels import check_depth, one_line, row_label
 from modelsummary.views.treemap_layout import Piece, Rectangle, heads_of, icicle, pieces, treemap
 
@@ -139,9 +138,9 @@ class Pictures:
         leaves = [each for each in rectangles if not each.piece.inside]
         _draw(axes, leaves, root, amounts, (1.0, 1.0), lambda piece: (_in_two(piece.labels[0]), *piece.labels))
         heads = set(heads_of(root, amounts.total))
-        for each in rectangles:
-            if each.piece.row in heads and each.piece.kind == "module":
-                _outline(axes, each)
+        for rectangle in rectangles:
+            if rectangle.piece.row in heads and rectangle.piece.kind == "module":
+                _outline(axes, rectangle)
         return axes
 
     def icicle(
@@ -163,7 +162,7 @@ class Pictures:
         width, height = _size(axes)
         total = amounts.total[root]
         rectangles = list(icicle(pieces(root, amounts, depth, total * _SMALLEST_HEIGHT)))
-        levels = 1 + max(each.level for each in rectangles)
+        levels = 1 + max(rectangle.level for rectangle in rectangles)
         axes.set(xlim=(0, levels), ylim=(total, 0))
         _draw(axes, rectangles, root, amounts, (width / levels, height / total), lambda piece: piece.labels[-1:])
         return axes
@@ -210,7 +209,7 @@ class Pictures:
             amounts = find_amounts(root, by)
             latency = _shown(root, amounts, depth)
             points = {row: (intensity[row], flops[row] / latency[row] * 1e3) for row in latency if row in intensity}
-            y += [each for _, each in points.values()]
+            y += [height for _, height in points.values()]
             _scatter(axes, points, latency, _Colours(root, amounts.total), is_measured=by == "latency")
             _name_points(axes, sorted(points, key=lambda row: -latency[row]), points)
         knee = peak / device.bandwidth
@@ -231,8 +230,8 @@ def _shown_or_column(root: LayerInfo, by: str, depth: int | None) -> Amounts:
         shown = _shown(root, amounts, depth)
         return replace(amounts, own=shown, unit=Unit.of(amounts.unit.kind, max(shown.values())))
     column = COLUMNS[by]
-    found = {row: column.of(row, row.depth == depth and bool(row.children)) for row in root.walk(depth)}
-    values = {row: float(value) for row, value in found.items() if value}
+    figures = {row: column.of(row, row.depth == depth and bool(row.children)) for row in root.walk(depth)}
+    values = {row: float(value) for row, value in figures.items() if value}
     if not values:
         raise InputError(f"by={by!r} is unknown for all rows; call measure_latency() or memory() first")
     unit = Unit.of(column.kind, max(values.values()))
@@ -241,8 +240,8 @@ def _shown_or_column(root: LayerInfo, by: str, depth: int | None) -> Amounts:
 
 def _known_latencies(root: LayerInfo) -> list[str]:
     """Return the latencies that were measured and predicted; the measured one, which then fails, if none was."""
-    found = [by for by in ("latency", "estimated_latency") if getattr(root, f"{by}_ms") is not None]
-    return found or ["latency"]
+    measured = [by for by in ("latency", "estimated_latency") if getattr(root, f"{by}_ms") is not None]
+    return measured or ["latency"]
 
 
 def _scatter(
@@ -270,8 +269,8 @@ def _scatter(
 
 def _shown(root: LayerInfo, amounts: Amounts, depth: int | None) -> dict[LayerInfo, float]:
     """Return the amount of each row down to ``depth``, with hidden rows below it; zeros are left out."""
-    found = {row: (amounts.total if row.depth == depth else amounts.own)[row] for row in root.walk(depth)}
-    return {row: value for row, value in found.items() if value}
+    values = {row: (amounts.total if row.depth == depth else amounts.own)[row] for row in root.walk(depth)}
+    return {row: value for row, value in values.items() if value}
 
 
 # --------------------------------------------------------------------------------------------- drawing
@@ -306,16 +305,16 @@ class _Colours:
 
         full = {row: total.get(row, 0) for row in root.walk()}
         self._colours = {
-            head: tuple(colormaps["tab10"](_COLOURS[number % len(_COLOURS)])[:3])
-            for number, head in enumerate(heads_of(root, full))
+            head: tuple(colormaps["tab10"](_COLOURS[index % len(_COLOURS)])[:3])
+            for index, head in enumerate(heads_of(root, full))
         }
 
     def __call__(self, row: LayerInfo, strength: float = 0.6) -> tuple[float, ...]:
         """Return the colour of a row, mixed with white."""
-        found: LayerInfo | None = row
-        while found is not None and found not in self._colours:
-            found = found.parent_info
-        base = _GRAY if found is None else self._colours[found]
+        head: LayerInfo | None = row
+        while head is not None and head not in self._colours:
+            head = head.parent_info
+        base = _GRAY if head is None else self._colours[head]
         return tuple(1 - strength * (1 - part) for part in base)
 
 
@@ -336,11 +335,11 @@ def _draw(
 
     colour = _Colours(root, amounts.total)
     patches, fills = [], []
-    for each in rectangles:
-        patches.append(Patch((each.x, each.y), each.width, each.height))
-        fills.append(colour(each.piece.row, _STRENGTH[each.piece.kind]))
-        _write(axes, each, labels(each.piece), amounts.unit.text(each.piece.amount), scale)
-    lines = [min(0.6, min(each.get_width() * scale[0], each.get_height() * scale[1]) / 8) for each in patches]
+    for rectangle in rectangles:
+        patches.append(Patch((rectangle.x, rectangle.y), rectangle.width, rectangle.height))
+        fills.append(colour(rectangle.piece.row, _STRENGTH[rectangle.piece.kind]))
+        _write(axes, rectangle, labels(rectangle.piece), amounts.unit.text(rectangle.piece.amount), scale)
+    lines = [min(0.6, min(patch.get_width() * scale[0], patch.get_height() * scale[1]) / 8) for patch in patches]
     axes.add_collection(PatchCollection(patches, facecolors=fills, edgecolors="white", linewidths=lines))
 
 
@@ -354,18 +353,18 @@ def _write(axes: Axes, at: Rectangle, labels: Sequence[str], amount: str, scale:
             lines = text.split("\n")
             size = min(10.0, across / (0.58 * max(map(len, lines))), along / (1.25 * len(lines)))
             if size >= least:
-                place = (at.x + at.width / 2, at.y + at.height / 2)
+                middle = (at.x + at.width / 2, at.y + at.height / 2)
                 style: dict[str, Any] = {"fontsize": size, "rotation": rotation, "parse_math": False, "clip_on": True}
-                axes.text(*place, text, ha="center", va="center", **style)
+                axes.text(*middle, text, ha="center", va="center", **style)
                 return
 
 
 def _in_two(label: str) -> str:
     """Return a long FQN broken into two lines."""
-    dots = [place for place, char in enumerate(label) if char == "."]
+    dots = [index for index, char in enumerate(label) if char == "."]
     if len(label) < 20 or not dots:
         return label
-    middle = min(dots, key=lambda place: abs(2 * place - len(label))) + 1
+    middle = min(dots, key=lambda dot: abs(2 * dot - len(label))) + 1
     return f"{label[:middle]}\n{label[middle:]}"
 
 

@@ -91,7 +91,7 @@ def flops_with_elementwise(root: LayerInfo) -> int:
 
 
 def _elementwise_flops(row: LayerInfo) -> int:
-    weights = next((each for name, each in _WEIGHTS.items() if row.class_name.startswith(name)), None)
+    weights = next((attributes for name, attributes in _WEIGHTS.items() if row.class_name.startswith(name)), None)
     shape = first_shape(row.input_size)
     if weights is None or not isinstance(shape, list):
         return row.self_elementwise_ops
@@ -148,12 +148,12 @@ def _header(root: LayerInfo) -> Iterator[str]:
 
 def _top(classes: list[ClassTotals], count: int) -> Iterator[str]:
     def largest(key: str, text: object) -> str:
-        ranked = sorted(classes, key=lambda each: -getattr(each, key))[:count]
-        return ", ".join(f"{each.class_name} {text(getattr(each, key))}" for each in ranked)  # type: ignore[operator]
+        ranked = sorted(classes, key=lambda group: -getattr(group, key))[:count]
+        return ", ".join(f"{group.class_name} {text(getattr(group, key))}" for group in ranked)  # type: ignore[operator]
 
     yield f"    params           {largest('params', scaled)}"
     yield f"    MACs             {largest('macs', lambda value: scaled(value, 'MACs'))}"
-    if any(each.latency_ms for each in classes):
+    if any(kind.latency_ms for kind in classes):
         yield f"    forward latency  {largest('latency_ms', duration)}"
 
 

@@ -30,13 +30,13 @@ def shares(rows: Iterable[Shown], root: LayerInfo, level: int | None) -> list[tu
 
     A row stands for its own multiply-adds, and for the ones below it if ``level`` hides them.
     """
-    found = []
-    for each in rows:
-        hides = each.row.depth == level
-        total = sum(row.macs for row in each.rows)
-        own = total if hides else sum(row.self_macs for row in each.rows)
-        found.append((total / root.macs, own / root.macs) if root.macs else (0.0, 0.0))
-    return found
+    shares_of_rows = []
+    for shown in rows:
+        hides = shown.row.depth == level
+        total = sum(row.macs for row in shown.rows)
+        share = total if hides else sum(row.self_macs for row in shown.rows)
+        shares_of_rows.append((total / root.macs, share / root.macs) if root.macs else (0.0, 0.0))
+    return shares_of_rows
 
 
 def share_bars(values: Iterable[tuple[float, float]]) -> list[str]:

@@ -39,16 +39,16 @@ def render(
     """
     chosen = options.fitted_to(root)
     table = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim)
-    found = shares(rows_shown(root, chosen), root, chosen.level) if colours and root.macs else []
-    if found:
-        table = table.with_column("Share of MACs", share_bars(found), "l")
-    if (chosen.fold or found) and options.columns is None and table.width > _width():
+    shares_of_rows = shares(rows_shown(root, chosen), root, chosen.level) if colours and root.macs else []
+    if shares_of_rows:
+        table = table.with_column("Share of MACs", share_bars(shares_of_rows), "l")
+    if (chosen.fold or shares_of_rows) and options.columns is None and table.width > _width():
         table = table.without("Input Shape")
     remarks = [*remarks, *_unmeasured(root, chosen), *_left_out(root, chosen, len(table.cells))]
     sections = footer(root, execution=execution, fallback_reason=fallback_reason, remarks=remarks)
     lines = ruled_table(table.cells, table.headers, table.align, sections).split("\n")
-    for place, (_, own) in enumerate(found, _FIRST_ROW):
-        lines[place] = paint(lines[place], own)
+    for index, (_, share) in enumerate(shares_of_rows, _FIRST_ROW):
+        lines[index] = paint(lines[index], share)
     return "\n".join(lines)
 
 
@@ -89,8 +89,8 @@ def footer(
 
 
 def _totals(root: LayerInfo, execution: str) -> Iterator[str]:
-    known = f" (and {UNKNOWN}: not initialised yet)" if root.has_uninitialized else ""
-    yield f"Total params: {grouped(root.num_params)}{known}"
+    remark = f" (and {UNKNOWN}: not initialised yet)" if root.has_uninitialized else ""
+    yield f"Total params: {grouped(root.num_params)}{remark}"
     yield f"Trainable params: {grouped(root.trainable_params)}"
     yield f"Non-trainable params: {grouped(root.num_params - root.trainable_params)}"
     yield f"Buffers: {grouped(root.num_buffers)}"

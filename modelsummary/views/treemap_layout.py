@@ -59,10 +59,10 @@ def pieces(root: LayerInfo, amounts: Amounts, depth: int | None, smallest: float
             piece.inside.append(pieces(child, amounts, depth, smallest))
         elif amounts.total[child]:
             small.append(Piece(child, amounts.total[child], _labels(child)))
-    own = amounts.own[root]
-    if own and root.children:
+    amount = amounts.own[root]
+    if amount and root.children:
         labels = (*(f"{label} (own)" for label in _labels(root)), "(own)")
-        (piece.inside if own >= smallest else small).append(Piece(root, own, labels, "own"))
+        (piece.inside if amount >= smallest else small).append(Piece(root, amount, labels, "own"))
     rest = list(_together(small, smallest))
     if piece.inside or len(rest) > 1:
         piece.inside += rest
@@ -79,10 +79,10 @@ def _together(small: Sequence[Piece], smallest: float) -> Iterator[Piece]:
     """Join neighbours until they reach ``smallest``; the last piece may stay below it."""
     group: list[Piece] = []
     amount: float = 0
-    for number, each in enumerate(small):
-        group.append(each)
-        amount += each.amount
-        if amount < smallest and number < len(small) - 1:
+    for index, piece in enumerate(small):
+        group.append(piece)
+        amount += piece.amount
+        if amount < smallest and index < len(small) - 1:
             continue
         if len(group) == 1:
             yield group[0]
@@ -126,10 +126,10 @@ def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:
     while pending:
         outer = pending.pop()
         yield outer
-        parts = sorted(outer.piece.inside, key=lambda each: -each.amount)
+        parts = sorted(outer.piece.inside, key=lambda inner: -inner.amount)
         if parts and outer.width > 0 and outer.height > 0:
             least = 1e-9 * outer.piece.amount  # the layout divides by the amount left over
-            amounts = [max(each.amount, least) for each in parts]
+            amounts = [max(inner.amount, least) for inner in parts]
             sizes = squarify.normalize_sizes(amounts, outer.width, outer.height)
             places = squarify.squarify(sizes, outer.x, outer.y, outer.width, outer.height)
             for part, at in zip(parts, places, strict=True):

@@ -14,9 +14,9 @@ from tests.untouched import untouched
 
 
 def watched(model, *args, **kwargs):
-    watch = Watch(model, RealExecution(model.parameters()))
+    watch = Watch(model)
     with torch.no_grad():
-        watch.run(args, kwargs)
+        watch.run(args, kwargs, RealExecution(model.parameters()))
     return watch
 
 
@@ -53,9 +53,9 @@ def test_failed_calls_from_the_inside_out():
         raise ValueError
 
     model = nn.Sequential(nn.ReLU(), nn.Sequential(Call(fails)))
-    watch = Watch(model, RealExecution([]))
+    watch = Watch(model)
     with pytest.raises(ValueError, match=r"^$"):
-        watch.run((torch.rand(1),), {})
+        watch.run((torch.rand(1),), {}, RealExecution([]))
     assert [call.module for call in watch.failed] == [model[1][0], model[1], model]
     assert not any(call.finished for call in watch.failed)
     assert watch.running is watch.root
@@ -73,7 +73,7 @@ def test_only_what_is_written_is_copied():
     execution = RealExecution(model.parameters())
     before = model[1].linear.weight.detach().clone()
     with torch.no_grad():
-        Watch(model, execution).run((torch.rand(2, 4),), {})
+        Watch(model).run((torch.rand(2, 4),), {}, execution)
     assert [memory.numel() for memory, _ in execution._copies] == [4 * 4 * 4]
     assert not torch.equal(model[1].linear.weight, before)
     execution.put_back()

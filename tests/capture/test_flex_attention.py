@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics, symbolic_trace
-from modelsummary.capture.execution.shape_rules import SHAPE_RULES
+from modelsummary.operators.operator_facts import op_rule
 from tests.untouched import untouched
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -123,7 +123,7 @@ def test_shapes_are_those_of_the_operator(order, dtype):
     mask = flex._create_empty_block_mask(query, key).as_tuple()
     args = (query, key, value, lambda score, *_: score, mask, 1.0, {})
     real = operators.flex_attention(*args)
-    ours = SHAPE_RULES[operators.flex_attention](*args)
+    ours = op_rule(operators.flex_attention).facts.shape(*args)
     assert [(each.shape, each.stride(), each.dtype) for each in ours] == [
         (each.shape, each.stride(), each.dtype) for each in real
     ]

@@ -12,7 +12,7 @@ from torch import nn
 
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.costs.operators import op_rule
+from modelsummary.operators.operator_facts import op_rule
 from tests.models import Call
 from tests.untouched import untouched
 

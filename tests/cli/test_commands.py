@@ -176,6 +176,7 @@ def test_a_budget_of_a_file_needs_the_open_dimensions(capsys, tmp_path):
     assert "exceeded" in output(capsys, str(path), "--max-macs", "9215", "--input", "x=2,3,8,8", status=1).err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_the_budgets_of_the_example(tmp_path):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))

@@ -17,6 +17,7 @@ from modelsummary.cluster.step_model import Share
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 from tests.as_called.ways import group
 from tests.cluster.models import LAYERS, LENGTH, statistics, step_model
+from tests.parallel.models import Decoder
 from tests.untouched import untouched
 
 PER_DEVICE = {"interleaved1f1b": 2, "zbv": 2, "dualpipev": 2}
@@ -170,7 +171,8 @@ def test_fsdp_copies_and_waits_without_overlap(simulator):
     time_model = simulator.time_model
     stage, group = simulator.stages(plan)[0], time_model.groups(plan)["gradients"]
     nbytes = stage.weights.nbytes
-    gather = LAYERS * time_model.network.seconds("all_gather", nbytes / LAYERS, group)
+    assert stage.n_units == LAYERS + 1  # the blocks, and the root with the shared weight of both ends
+    gather = stage.n_units * time_model.network.seconds("all_gather", nbytes / stage.n_units, group)
     forward = stage.forward_seconds + time_model.moved("copies", 2 * nbytes)
     first = gather * stage.unit.nbytes / nbytes
     assert overlaps.forward == pytest.approx(time_model.overlapped(forward, gather, group) + first)
@@ -188,7 +190,7 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
     simulator = StepSimulator(model, cluster, 32, LENGTH)
     plan = Plan(data=16, zero=zero, shard=8)
     stage, ready = simulator.stages(plan)[0], simulator.prepare(plan)
-    n, units = stage.weights.elements, LAYERS if zero == 3 else 1
+    n, units = stage.weights.elements, LAYERS + 1 if zero == 3 else 1
     base = simulator.time_model.network._base
     gather = units * base + 7 / 8 * 2 * n / 100e9
     scatter = units * base + 7 / 8 * 4 * n / 100e9
@@ -198,7 +200,8 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
         out, into = (time_model.moved("copies", each * n) for each in (4, 6))
         assert ready.times[0].forward == pytest.approx(stage.forward_seconds + gather + out)
         adding = time_model.accumulation(stage.weights.over(8), model.recipe)
-        backward = stage.backward_seconds + adding + gather + scatter + between + out + into
+        again = stage.share_again * (gather + out)
+        backward = stage.backward_seconds + adding + again + scatter + between + into
         assert 2 * ready.times[0].backward_input == pytest.approx(backward)
         assert ready.once[0] == 0
     else:
@@ -207,6 +210,24 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
     share = -(-n // 8)  # two states and the float32 weights, which under FSDP are the shards
     assert memory.optimizer == (8 if zero == 3 else 12) * share
     assert memory.parameters == (4 * share if zero == 3 else 2 * n)
+
+
+def test_ends_of_the_model_are_units_unless_they_share_a_weight():
+    """Embedding and head of 1,000 x 32 weights; as torchtitan shards them, and tied in the root."""
+    plan, cluster = Plan(data=8, zero=3, micro_batch=4), Cluster("A100")
+    for ties, n_units, largest in ((False, 4, 1_000 * 32 + 32), (True, 3, 1_000 * 32 + 32)):
+        model = Decoder(1_000, 32, 2)
+        if ties:
+            model.head.weight = model.embed.weight
+        stats = Statistics(model, torch.zeros(4, 8, dtype=torch.long))
+        simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), cluster, 32, 8)
+        (stage,) = simulator.stages(plan)
+        assert (stage.n_units, stage.unit.elements) == (n_units, largest)
+        # Both units gather in bfloat16, and the gradient of one is whole.
+        assert simulator.simulate(plan).memory[0].gathered == 3 * 2 * largest
+        units = stats.parallel_plan(shard=8)
+        assert len(units.units) + (units.unit_bytes[-1] != (0, 0)) == n_units
+        assert max(gathered for gathered, _ in units.unit_bytes) == 4 * largest
 
 
 def test_sharding_over_all_copies_is_the_default(simulator):
@@ -277,6 +298,8 @@ def test_a_forward_that_needs_values_says_so_without_another_device(name):
     stats = Statistics(Chooses(8, 8), torch.ones(4, 8))
     with pytest.raises(InputError, match=r"^aten.* needs the values of a tensor, but plans are simulated on shapes"):
         stats.simulate(Plan(micro_batch=4), Cluster("A100"), 4)
+    with pytest.raises(InputError, match=r"^aten.* needs the values of a tensor, but plans are simulated on shapes"):
+        stats.simulate(Plan(tensor=2), Cluster("A100", devices_per_node=2), 4)
 
 
 def test_messages_between_nodes_take_the_network():

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a line for each file
 """TorchScript files whose code would write files, never end, or take all memory; benchmarks read them, too."""
 
 from __future__ import annotations
@@ -9,7 +10,17 @@ import zipfile
 import torch
 from torch import nn
 
-__all__ = ["ENDLESS", "OTHER_ARCHIVES", "PICKLES", "REACHES_OUT", "hostile_archive", "hostile_script"]
+__all__ = [
+    "DEFINITIONS",
+    "ENDLESS",
+    "LARGE",
+    "OTHER_ARCHIVES",
+    "OTHER_PICKLES",
+    "PICKLES",
+    "REACHES_OUT",
+    "hostile_archive",
+    "hostile_script",
+]
 
 _CODE = "code/__torch__/torch/nn/modules/linear.py"
 _CLASS = """class Linear(Module):
@@ -114,7 +125,7 @@ ENDLESS = {
     "a long range": "for i in range(1000000000000000000):\n      pass",
     "loops within loops": "for i in range(100000):\n      for j in range(100000):\n        pass",
     "recursion": "return (self).forward(input, )",
-    "a function that calls itself": "return __torch__.torch.nn.modules.linear.again(input, )",
+    "a function that calls itself": "return MODULE.again(input, )",
     "texts that double": 'a = "ab"\n    while True:\n      a = torch.add(a, a)',
     "lists that double": "a = [1]\n    while True:\n      a = torch.add(a, a)",
     "a list added to itself": "a = [1]\n    while True:\n      a = torch.add_(a, a)",
@@ -195,11 +206,165 @@ ENDLESS = {
     "backslashes": "a = \"" + "\\" * 1_000_000,
     "nothing but bytes": "\xff" * 100_000,
     "a byte of zero": "a = 1\0",
+    "a shift of a literal": "a = 1 << 10**9",
+    "a negative shift": "a = torch.__lshift__(1, -5)",
+    "a literal of 64 bits, negated": "a = torch.sub(-9223372036854775807, 9223372036854775807)",
+    "a list times a literal": "a = [0] * 10**10",
+    "a text times a literal": 'a = "a" * 10**10',
+    "a generator": "a = torch.sum(i for i in range(1000000000))",
+    "comprehensions within comprehensions": "a = [[[i for i in range(9)] for j in range(9)] for k in range(9)]",
+    "slices of slices": "a = torch.mul([1], 1000000)\n    while True:\n      b = torch.slice(a, 1, 999999, 1)",
+    "a slice without a step": "a = torch.slice([1, 2], -9223372036854775808, 9223372036854775807, 0)",
+    "texts of a text": f'a = "{"ab " * 300_000}"\n    b = [[1]]\n    while True:\n'
+    '      torch.append(b, torch.split(a, " "))',
+    "numbers of ranges": "b = [[1]]\n    while True:\n      torch.append(b, ops.prim.rangelist(1000000))",
+    "pairs of a dict": "a = {1: 1}\n    for i in range(20000):\n      torch._set_item(a, i, i)\n    b = [[(1, 1)]]\n"
+    "    while True:\n      torch.append(b, torch.items(a))",
+    "copies of a dict": "a = {1: 1}\n    for i in range(20000):\n      torch._set_item(a, i, i)\n    b = [a]\n"
+    "    while True:\n      torch.append(b, torch.dict(a))",
+    "a template of many braces": f'while True:\n      a = torch.format("{"{}" * 200_000}", 1)',
+    "a pop from the front": "a = torch.mul([1], 1000000)\n    while True:\n      b = torch.pop(a, 0)\n"
+    "      torch.append(a, 1)",
+    "a condition on a size": "while torch.lt(torch.size(input, 0), 3):\n      input = torch.relu(input)",
+    "a size that doubles": "while torch.gt(torch.size(input, 0), 1):\n      input = torch.cat([input, input])",
+    "a condition on values": "while bool(torch.all(torch.ge(input, 0))):\n      input = torch.abs(input)",
+    "a tensor of its outer products": "while True:\n      input = torch.kron(input, input)",
+    "products of all pairs": "a = torch.cartesian_prod([torch.arange(3000), torch.arange(3000), torch.arange(3000)])\n"
+    "    b = int(torch.sum(a))",
+    "grids of many dimensions": f"a = torch.meshgrid([{'input[0], ' * 60}])",
+    "enlarged by nothing": "a = torch.upsample_nearest2d(torch.ones([1, 1, 2, 2]), [-5, 9223372036854775807])",
+    "a convolution without a stride": "a = torch.conv2d(torch.ones([1, 1, 8, 8]), torch.ones([1, 1, 2, 2]), None, [0, 0],"
+    " [9223372036854775807, -1], [0, 0], 0)",
+    "a spectrum of many": "a = torch.fft_fft(torch.ones([4]), 1000000000000)\n    b = bool(torch.isfinite(torch.sum(torch.abs(a))))",
+    "steps of nothing": "a = torch.arange(0, 1, 0.0)",
+    "tiny steps": "a = torch.arange(0., 1., 5e-324)",
+    "rows that are not there": "a = torch.embedding(torch.ones([4, 4]), torch.tensor([4000000000000]))\n    b = int(torch.sum(a))",
+    "an index that is not there": "a = torch.index_put_(torch.ones([4]), [torch.tensor([-4000000000])], torch.ones([1]))\n"
+    "    b = int(torch.sum(a))",
+    "strides beyond a storage": "a = torch.as_strided(torch.ones([4]), [1000000000, 2], [4000000000, 1])\n    b = int(torch.sum(a))",
+    "strides below zero": "a = torch.as_strided(torch.ones([4]), [2, 2], [-4000000000, -1])\n    b = int(torch.sum(a))",
+    "an offset beyond a storage": "a = torch.as_strided(torch.ones([4]), [2], [1], 4000000000)\n    b = int(torch.sum(a))",
 }  # fmt: skip
+
+# Statements that compute the values of large tensors, or take long as a whole: a second or less.
+LARGE = {
+    "a template of many": f'a = torch.percentFormat("{"%d" * 90_000}", ({"1, " * 90_000}))',
+    "a sum over many operands": f'a = torch.einsum("{",".join(["ij"] * 3000)}", torch.mul([input], 3000))',
+    "many tensors again and again": "a = torch.mul([input], 20000)\n    while True:\n      b = torch.cat(a)",
+    "sorted values": "a = torch.sort(torch.neg(torch.arange(6000000)))\n    b = int(torch.select((a)[0], 0, 0))",
+    "the order of values": "a = torch.argsort(torch.remainder(torch.mul(torch.arange(6000000), 7919), 1000003))\n"
+    "    b = int(torch.select(a, 0, 0))",
+    "distinct values": "a = torch._unique2(torch.remainder(torch.mul(torch.arange(6000000), 7919), 1000003))\n"
+    "    b = int(torch.select((a)[0], 0, 0))",
+    "the largest values": "a = torch.topk(torch.remainder(torch.mul(torch.arange(6000000), 7919), 1000003), 5000000)\n"
+    "    b = int(torch.select((a)[0], 0, 0))",
+    "a product of integers": "a = torch.ones([1200, 1200], dtype=4)\n    b = torch.mm(a, a)\n    c = int(torch.sum(b))",
+    "a convolution of integers": "a = torch.ones([1, 16, 200, 200], dtype=4)\n    b = torch.ones([64, 16, 7, 7], dtype=4)\n"
+    "    c = int(torch.sum(torch.conv2d(a, b)))",
+    "a product of complex numbers": "a = torch.ones([1200, 1200], dtype=10)\n    b = torch.mm(a, a)\n"
+    "    c = bool(torch.isfinite(torch.sum(b)))",
+    "slow functions": "a = torch.ones([5000000])\n    b = torch.digamma(torch.lgamma(torch.erfinv(a)))\n"
+    "    c = int(torch.sum(b))",
+    "powers of many": "a = torch.ones([6000000], dtype=5)\n    b = torch.pow(a, a)\n    c = int(torch.sum(b))",
+    "a wide search": "a = torch.searchsorted(torch.arange(1000000), torch.expand(torch.tensor([5]), [60000000]), out_int32=True)\n"
+    "    c = int(torch.select(a, 0, 0))",
+    "members of a wide set": "a = torch.isin(torch.expand(torch.tensor([5]), [60000000]), torch.arange(1000))\n"
+    "    c = bool(torch.select(a, 0, 0))",
+    "distinct values of a wide tensor": "a = torch._unique2(torch.expand(torch.tensor([5]), [60000000]))\n"
+    "    b = int(torch.select((a)[0], 0, 0))",
+    "common divisors": "a = torch.expand(torch.tensor([7540113804746346429]), [30000000])\n"
+    "    b = torch.expand(torch.tensor([4660046610375530309]), [30000000])\n    c = int(torch.sum(torch.gcd(a, b)))",
+    "a wide reduction": "a = torch.expand(torch.ones([1]), [60000000])\n    while True:\n      c = int(torch.sum(a))\n"
+    "    c = int(torch.sum(a))",
+    "a wider reduction": "a = torch.expand(torch.ones([1]), [1900000000])\n    c = int(torch.sum(a))",
+    "a reduction along columns": "a = torch.expand(torch.ones([1, 1]), [900000000, 2])\n    c = int(torch.sum(torch.amax(a, [0])))",
+    "sums of sums": "a = torch.ones([6000000])\n    b = torch.cumsum(torch.cumprod(a, 0), 0)\n    c = int(torch.select(b, 0, 0))",
+    "sums along columns": "a = torch.ones([10000000, 2])\n    b = torch.cumsum(a, 0)\n    c = int(torch.select(torch.select(b, 0, 0), 0, 0))",
+    "rows far apart": "a = torch.remainder(torch.mul(torch.arange(5000000), 7919), 1000003)\n"
+    "    b = torch.index_select(a, 0, a)\n    c = int(torch.select(b, 0, 0))",
+    "an index of many": "a = torch.remainder(torch.mul(torch.arange(5000000), 7919), 1000003)\n"
+    "    b = torch.index_put(a, [a], a, True)\n    c = int(torch.select(b, 0, 0))",
+    "a cubic enlargement": "a = torch.upsample_bicubic2d(torch.ones([1, 1, 8, 8]), [7000, 7000], False)\n"
+    "    c = int(torch.sum(a))",
+    "samples of a grid": "a = torch.grid_sampler(torch.ones([1, 1, 8, 8]), torch.zeros([1, 5000, 5000, 2]), 2, 0, False)\n"
+    "    c = int(torch.sum(a))",
+    "unfolded windows": "a = torch.im2col(torch.ones([1, 1, 300, 300]), [200, 200], [1, 1], [0, 0], [1, 1])\n"
+    "    c = int(torch.sum(a))",
+    "windows of a mean": "a = torch.avg_pool2d(torch.ones([1, 1, 4000, 4000]), [1500, 1500], [1, 1])\n    c = int(torch.sum(a))",
+    "a search for many": "a = torch.searchsorted(torch.arange(5000000), torch.remainder("
+    "torch.mul(torch.arange(5000000), 7919), 1000003))\n    c = int(torch.select(a, 0, 0))",
+    "members of a set": "a = torch.isin(torch.arange(5000000), torch.arange(5000000))\n    c = bool(torch.select(a, 0, 0))",
+    "a roll": "a = torch.ones([10000000, 2])\n    for i in range(100):\n      a = torch.roll(a, [1], [0])\n    c = int(torch.select(torch.select(a, 0, 0), 0, 0))",
+    "a variance": "a = torch.var(torch.ones([6000000], dtype=5))\n    c = bool(torch.isfinite(a))",
+    "a soft maximum": "a = torch.softmax(torch.ones([10000000, 2]), 0)\n    c = int(torch.select(torch.select(a, 0, 0), 0, 0))",
+}  # fmt: skip
+
+# Definitions of a module of the file, and the statements that use them.
+DEFINITIONS = {
+    "methods that call each other": (
+        "a = (self).one(input, )",
+        "  def one(self: X, x: Tensor) -> Tensor:\n    return (self).two(x, )\n"
+        "  def two(self: X, x: Tensor) -> Tensor:\n    return (self).one(x, )\n",
+    ),
+    "functions that call each other twice": (
+        "a = MODULE.f0(input, )",
+        "".join(
+            f"def f{n}(x: Tensor) -> Tensor:\n  y = MODULE.f{n + 1}(x, )\n  return MODULE.f{n + 1}(y, )\n"
+            for n in range(50)
+        ),
+    ),
+    "a default that calls itself": ("a = MODULE.f()", "def f(x: int=MODULE.f()) -> int:\n  return x\n"),
+    "a length of itself": (
+        "a = MODULE.A.__new__(MODULE.A)\n    b = torch.len(a)",
+        "class A:\n  def __len__(self: MODULE.A) -> int:\n    return torch.len(self)\n",
+    ),
+    "a constant of itself": ("a = MODULE.A.x", "class A(Enum):\n  x = MODULE.A.x\n"),
+    "a constant of two constants": (
+        "a = MODULE.A.x0",
+        "class A:\n" + "".join(f"  x{n} : List[int] = [MODULE.A.x{n + 1}, MODULE.A.x{n + 1}]\n" for n in range(60)),
+    ),
+    "a manager that never ends": (
+        "with MODULE.A.__new__(MODULE.A):\n      pass",
+        "class A:\n  def __enter__(self: X) -> int:\n    while True:\n      pass\n    return 1\n",
+    ),
+    "a class named as a type": (
+        "a = MODULE.Tensor.__new__(MODULE.Tensor)\n    b = torch.add(a, 1)\n    (a).save(input, 'VICTIM')",
+        "class Tensor:\n  def save(self: X, x: Tensor, y: str) -> int:\n    return torch.save(x, y)\n",
+    ),
+    "a class with the methods of Python": (
+        "a = MODULE.A.__new__(MODULE.A)\n    b = (a).__class__()\n    c = (a).__reduce__()",
+        "class A:\n  def __class__(self: X) -> int:\n    return open('VICTIM', 'w')\n"
+        "  def __reduce__(self: X) -> int:\n    return (self).__dict__\n",
+    ),
+    "arguments named as modules": (
+        "a = MODULE.f(input, input, input, )",
+        "def f(torch: Tensor, ops: Tensor, CONSTANTS: Tensor) -> Tensor:\n  return torch.save(ops, 'VICTIM')\n",
+    ),
+    "a builtin that is a variable": (
+        "isinstance = torch\n    getattr = ops\n    a = (isinstance).save(input, 'VICTIM')",
+        "def f() -> int:\n  return 1\n",
+    ),
+    "many fields": (
+        "a = MODULE.A()\n    b = torch.len(a)",
+        "class A(NamedTuple):\n" + "".join(f"  x{n} : int\n" for n in range(20_000)),
+    ),
+    "digits": ("a = 1", "x = [" + ("1" * 399 + ",") * 2_000 + "]\n"),
+    "blanks between signs": ("a = 1", "def f() -> int:\n  return " + "- (" * 90 + " " * 900_000 + "1" + ")" * 90),
+    "comments, packed, and operators without end": (
+        "while True:\n      input = torch.add(input, 1)",
+        "# packed\n" + ("#" + "a" * 99 + "\n") * 100_000,
+    ),
+    "a million definitions": ("a = 1", "def f():\n  pass\n" * 300_000),
+    "functions within functions": (
+        "a = MODULE.f(1)",
+        "def f(x: int) -> int:\n" + "".join(f"{'  ' * n}  def g{n}():\n" for n in range(90)) + "  " * 92 + "pass\n",
+    ),
+}
 
 _PAIRS = b")q\x00" + b"h\x00h\x00\x86q\x00" * 60  # a tuple of two tuples of two tuples ...
 _STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
-_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + _STORAGE + b"K\x00"
+_OFFSET = b"ctorch._utils\n_rebuild_tensor_v2\n(" + _STORAGE
+_TENSOR = _OFFSET + b"K\x00"
 
 # Pickles that take all time, if their values are hashed, printed or multiplied.
 PICKLES = {
@@ -216,6 +381,27 @@ PICKLES = {
     + b"t\x89NtR.",
 }
 
+# Pickles with values of other kinds at the places where TorchScript has numbers, names and objects.
+OTHER_PICKLES = {
+    "an identity of a number": b"(K\x01tQ.",
+    "an identity of nothing": b"NQ.",
+    "an identity of a tensor": _TENSOR + b"K\x01\x85K\x01\x85\x89NtRQ.",
+    "a kind of storage that is a text": b"(X\x07\x00\x00\x00storageX\x01\x00\x00\x000X\x01\x00\x00\x000tQ.",
+    "a state of its own state": b"c__torch__\nNet\n)\x81q\x00h\x00bh\x00b.",
+    "states without an object": b"}" + b"}b" * 1000 + b".",
+    "a call of a call": b"ccollections\nOrderedDict\n)R" + b")R" * 1000 + b".",
+    "a call of a tensor": _TENSOR + b"K\x01\x85K\x01\x85\x89NtR)R.",
+    "a call of an attribute": b"c__torch__\n__reduce__\n(X\x02\x00\x00\x00lsX\x01\x00\x00\x00atR.",
+    "a tag without a value": b"ctorch.jit._pickle\nrestore_type_tag\n)R.",
+    "an offset beyond the storage": _OFFSET + b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7fK\x01\x85K\x01\x85\x89NtR.",
+    "strides below zero": _TENSOR + b"K\x01\x85J\xff\xff\xff\xff\x85\x89NtR.",
+    "strides beyond the storage": _TENSOR + b"K\x02K\x02\x86\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7fK\x01\x86\x89NtR.",
+    "a size that is a fraction": _TENSOR + b"G?\xf0\x00\x00\x00\x00\x00\x00\x85K\x01\x85\x89NtR.",
+    "a size of 2,000 bits": _TENSOR + b"\x8a\xfa" + b"\x7f" * 250 + b"\x85K\x01\x85\x89NtR.",
+    "lists that are each other's items": b"]q\x00]q\x01h\x00ah\x00h\x01a.",
+    "a list in itself, many times": b"]q\x00" + b"h\x00a" * 200_000 + b".",
+}
+
 OTHER_ARCHIVES = (
     "two roots",
     "two cases",
@@ -226,6 +412,15 @@ OTHER_ARCHIVES = (
     "a bomb",
     "a record listed twice",
     "a record elsewhere",
+    "other packing",
+    "two records in one place",
+    "a longer record",
+    "a directory in the directory",
+    "an encrypted record",
+    "a link",
+    "a name of slashes",
+    "a name that goes up",
+    "a comment of zeros",
 )
 
 
@@ -252,13 +447,49 @@ def _archive(entries: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes
     return target.getvalue()
 
 
-def hostile_script(body: str, victim: object = "victim", returned: str = "input") -> bytes:
-    """Return a file with a linear layer whose forward begins with these statements."""
-    code = f"{_CLASS}    {body}\n    return {returned}\ndef again(x: Tensor) -> Tensor:\n"
-    code += "  return __torch__.torch.nn.modules.linear.again(x, )\n"
+def hostile_script(body: str, victim: object = "victim", returned: str = "input", definitions: str = "") -> bytes:
+    """Return a file with a linear layer whose forward begins with these statements, and more definitions."""
+    code = f"{_CLASS}    {body}\n    return {returned}\n{definitions}def again(x: Tensor) -> Tensor:\n"
+    code += "  return MODULE.again(x, )\n"
     entries = _entries()
-    entries[_CODE] = code.replace("VICTIM", str(victim)).encode(errors="replace")
-    return _archive({f"net/{name}": content for name, content in entries.items()})
+    code = code.replace("VICTIM", str(victim)).replace("MODULE", "__torch__.torch.nn.modules.linear")
+    entries[_CODE] = code.encode(errors="replace")
+    kind = zipfile.ZIP_DEFLATED if "packed" in definitions or len(code) > 2**22 else zipfile.ZIP_STORED
+    return _archive({f"net/{name}": content for name, content in entries.items()}, kind)
+
+
+def _overlapping(data: bytearray) -> None:
+    first, second = (data.find(b"PK\x01\x02", start) for start in (0, data.find(b"PK\x01\x02") + 4))
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]  # where the record begins
+
+
+def _longer(data: bytearray) -> None:
+    start = data.find(b"PK\x01\x02")
+    data[start + 20 : start + 28] = b"\xff\xff\xff\x7f" * 2
+
+
+def _encrypted(data: bytearray) -> None:
+    for start in (data.find(b"PK\x01\x02") + 8, data.find(b"PK\x03\x04") + 6):
+        data[start] |= 1
+
+
+def _circular(data: bytearray) -> None:
+    end = data.rfind(b"PK\x05\x06")
+    data[end + 16 : end + 20] = end.to_bytes(4, "little")
+
+
+def _commented(data: bytearray) -> None:
+    data[-2:] = b"\xff\xff"
+    data += bytes(65535)
+
+
+_CHANGES = {
+    "two records in one place": _overlapping,
+    "a longer record": _longer,
+    "a directory in the directory": _circular,
+    "an encrypted record": _encrypted,
+    "a comment of zeros": _commented,
+}
 
 
 def hostile_archive(kind: str, victim: object = "victim") -> bytes:
@@ -266,6 +497,13 @@ def hostile_archive(kind: str, victim: object = "victim") -> bytes:
     good = {f"net/{name}": content for name, content in _entries().items()}
     code = f"net/{_CODE}"
     trap = (_CLASS + f'    torch.save(input, "{victim}")\n    return input\n').encode()
+    if kind in _CHANGES:
+        changed = bytearray(_archive(good))
+        _CHANGES[kind](changed)
+        return bytes(changed)
+    if kind == "other packing":  # declares a window of 4 GB
+        packed = _archive({**good, "net/x.py": bytes(10**6)}, zipfile.ZIP_LZMA)
+        return packed.replace(b"\x5d\x00\x00\x80\x00", b"\x5d\xff\xff\xff\xff")
     if kind == "a bomb":
         return _archive({**good, code: trap + bytes(7 * 10**7)}, zipfile.ZIP_DEFLATED)
     others = {
@@ -276,6 +514,9 @@ def hostile_archive(kind: str, victim: object = "victim") -> bytes:
         "upper case code": {**good, code.replace("code", "CODE"): trap},
         "an absolute name": {**good, f"/{code}": trap},
         "a record listed twice": {**good, f"{code}|": trap},
+        "a link": {**good, "net/link": b"/etc/passwd"},
+        "a name of slashes": {**good, "//": b"", "net//": b"", "net//data.pkl": trap, "\\net\\data.pkl": trap},
+        "a name that goes up": {f"net/../../{name}": content for name, content in good.items()},
         "a record elsewhere": {**good, code.replace("/torch/nn", "/./torch/nn"): trap},
     }
     return _archive(others[kind])

@@ -17,9 +17,19 @@ from torch import nn
 
 from benchmarks.fuzz_files import mutated_archive, outcome
 from modelsummary import InputError, ModelFileError, Statistics, load
-from modelsummary.files.torch import script_run
+from modelsummary.files.torch import torchscript as reader
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
-from tests.files.hostile_scripts import ENDLESS, OTHER_ARCHIVES, PICKLES, REACHES_OUT, hostile_archive, hostile_script
+from tests.files.hostile_scripts import (
+    DEFINITIONS,
+    ENDLESS,
+    LARGE,
+    OTHER_ARCHIVES,
+    OTHER_PICKLES,
+    PICKLES,
+    REACHES_OUT,
+    hostile_archive,
+    hostile_script,
+)
 from tests.files.torchscript import Loops, run_here, scripted
 
 
@@ -149,6 +159,13 @@ def test_pickles_that_take_all_time(kind):
         read_pickle(PICKLES[kind])
 
 
+@pytest.mark.parametrize("kind", OTHER_PICKLES)
+def test_pickles_with_values_of_other_kinds(tmp_path, kind):
+    source = scripted(nn.Linear(2, 2), tmp_path / "net.pt")
+    with pytest.raises(ModelFileError, match=r"a pickle|must hold a module|bytes by its size|63 bits|not an operator"):
+        load(rewritten(source, tmp_path / "other.pt", {"data.pkl": OTHER_PICKLES[kind]}), (2, 2), run=True)
+
+
 def rewritten(source, target, changes):
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for each in old.infolist():
@@ -250,16 +267,19 @@ def test_nothing_but_operators_is_called(victim, kind):
     assert {each.name for each in victim.parent.iterdir()} == {"victim", "net.pt"}
 
 
-@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize(
+    "kind", [*ENDLESS, *DEFINITIONS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in LARGE)]
+)
 def test_nothing_is_endless(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(script_run, "_STEPS", 20_000)
+    monkeypatch.setattr(reader, "_STEPS", 20_000)
     path = tmp_path / "net.pt"
-    path.write_bytes(hostile_script(ENDLESS[kind]))
+    body, definitions = DEFINITIONS.get(kind) or ((ENDLESS | LARGE)[kind], "")
+    path.write_bytes(hostile_script(body, definitions=definitions))
     with contextlib.nullcontext() if kind in HARMLESS else pytest.raises((ModelFileError, InputError)):
         load(path, (2, 2), run=True)
 
 
-# They print or return lists that share their parts, round, or hold bytes that are no statement: nothing grows.
+# They print or return lists that share their parts, round, compute within the budget, or hold what is not run.
 HARMLESS = {
     "printing lists of themselves",
     "returning lists of themselves",
@@ -267,6 +287,19 @@ HARMLESS = {
     "nothing but bytes",
     "identity of tuples",
     "digits",
+    "many fields",
+    "blanks between signs",
+    "functions within functions",
+    "a template of many",
+    "a product of integers",
+    "a convolution of integers",
+    "a product of complex numbers",
+    "sums of sums",
+    "sums along columns",
+    "rows far apart",
+    "a cubic enlargement",
+    "a variance",
+    "a soft maximum",
 }
 
 
@@ -281,7 +314,7 @@ def test_only_one_reading_of_an_archive(victim, kind):
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
 def test_mutants_end_cleanly(tmp_path, monkeypatch, seed):
-    monkeypatch.setattr(script_run, "_STEPS", 20_000)
+    monkeypatch.setattr(reader, "_STEPS", 20_000)
     rng = random.Random(seed)
     data = scripted(Loops(), tmp_path / "net.pt").read_bytes()
     outcomes = set()

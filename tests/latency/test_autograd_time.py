@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.costs.kernel_table import Entry, KernelTable, machine_of
+from modelsummary.devices.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.latency import autograd_time
 from modelsummary.latency.autograd_time import _Chain, autograd_seconds
 

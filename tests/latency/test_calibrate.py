@@ -6,7 +6,7 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.cli import run
-from modelsummary.costs.kernel_table import KernelTable, machine_of, table_of
+from modelsummary.devices.kernel_table import KernelTable, machine_of, table_of
 from modelsummary.latency.host_time import host_seconds, other_operators
 from modelsummary.latency.predict import TABLE_ERROR
 from tests.untouched import untouched

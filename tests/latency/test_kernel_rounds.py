@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, TensorSpec
 from modelsummary.latency import kernel_rounds
 from modelsummary.latency.kernel_rounds import seconds_of
+from modelsummary.operators.operator_calls import OperatorCall, OperatorLog, TensorSpec
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import DeviceSpec, InputError, Statistics
-from modelsummary.costs.kernel_table import Entry, KernelTable, machine_of
+from modelsummary.devices.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.errors import NotLiveError
 from modelsummary.latency.grid import standard_grid
 from tests.untouched import untouched
@@ -253,7 +253,7 @@ def test_the_standard_grid_runs_here():
 
 
 def _works(call):
-    from modelsummary.costs.operator_work import work_of
+    from modelsummary.operators.operator_work import work_of
 
     return work_of(call)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from modelsummary import DeviceSpec
-from modelsummary.costs.kernel_time import device_model
+from modelsummary.devices.kernel_time import device_model
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("MODELSUMMARY_MEASUREMENTS", "nowhere"))

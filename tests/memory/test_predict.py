@@ -16,8 +16,8 @@ from torch import nn
 
 import modelsummary
 from modelsummary import InputError, MissingExtraError, Statistics, StepError
-from modelsummary.costs.tensor_bytes import inner_tensors
 from modelsummary.memory.fit import largest
+from modelsummary.operators.tensor_bytes import inner_tensors
 from tests.capture.test_wrapped import int8
 from tests.models import Call
 from tests.real_memory import persistent, real_memory, sgd

@@ -42,6 +42,7 @@ class Collectives(TorchDispatchMode):
         name = getattr(func, "_schema", None) and func._schema.name
         if name in WHOLE:
             operation, place = WHOLE[name]
+            place = None if operation == "all_to_all" and self.phase == "forward" else place  # what a rank gets
             tensor = result if place is None else args[place]
             tensor = tensor[0] if isinstance(tensor, (list, tuple)) else tensor
             count, nbytes = self.ran.get((self.phase, operation), (0, 0))

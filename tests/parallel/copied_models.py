@@ -361,6 +361,7 @@ ATTENTIONS = {
     "llama2.c": Llama2C,
     "litgpt": LitGPT,
     "litgpt gqa": lambda: LitGPT(groups=2),
+    "litgpt mqa": lambda: LitGPT(groups=1),
     "gpt-fast": GptFast,
     "gpt-fast gqa": lambda: GptFast(groups=2),
     "x-transformers": XTransformers,
@@ -400,10 +401,6 @@ class Model(nn.Module):
         for b in self.h:
             x = b(x)
         return self.head(self.norm(x))
-
-
-WHOLE = {"litgpt gqa", "gpt-fast gqa", "einsum", "palm", "functional"}
-SPLIT = [name for name in ATTENTIONS if name not in WHOLE]
 
 
 def ids():

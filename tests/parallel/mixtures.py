@@ -451,6 +451,24 @@ class Titan(nn.Module):
         return out.reshape(shape)
 
 
+class Listed(nn.Module):
+    """Experts in a dict, which holds their dropout as well, as in NLLB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(DIM, N)
+        self.experts = nn.ModuleDict({f"expert_{i}": nn.Linear(DIM, DIM) for i in range(N)})
+        self.experts["drop"] = nn.Dropout(0.1)
+
+    def forward(self, x):
+        weight, index = self.gate(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for i in range(N):
+            token = torch.where(index == i)[0]
+            out = out.index_add(0, token, self.experts["drop"](self.experts[f"expert_{i}"](x[token])))
+        return out * weight[:, None]
+
+
 class Frozen(Routed):
     """Frozen experts behind a router that trains."""
 

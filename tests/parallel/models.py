@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,6 +12,8 @@ from torch import nn
 
 from tests import idioms
 from tests.parallel.expert_models import EXPERT_MODELS, Residual
+from tests.zoo import transformers_models
+from tests.zoo.catalogues import CATALOGUES
 
 OLD = torch.__version__ < "2.10"  # FSDP of older versions needs data
 
@@ -66,6 +71,14 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class Odd(Decoder):
+    """The decoder with a vocabulary that neither two nor four ranks divide, tied to its head."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab=49)
+        self.head.weight = self.embed.weight
 
 
 class Captioner(Decoder):
@@ -339,6 +352,29 @@ class Inline(nn.Module):
         return x + self.attend(y, y)
 
 
+class Merged(nn.Module):
+    """Blocks that merge batch and tokens before their MLP, as in OPT, and a mean over the tokens."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.norm = Attention(16, 4, 2), nn.LayerNorm(16)
+            self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, x):
+            x = x + self.attention(x)
+            rows = x.reshape(-1, x.size(-1))
+            return (rows + self.fc2(torch.relu(self.fc1(self.norm(rows))))).view(x.shape)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(48, 16), nn.Sequential(self.Block(), self.Block())
+        self.norm, self.head = nn.Identity(), nn.Linear(16, 4)
+
+    def forward(self, ids):
+        return self.head(self.norm(self.blocks(self.embed(ids)))[:, 1:].mean(1))
+
+
 class Again(Inline):
     """Two attentions with the same layers: each layer takes the results of two norms."""
 
@@ -427,6 +463,58 @@ class InPlace(nn.Module):
         return x
 
 
+class Part(nn.Module):
+    """A block of 20 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+class Ends(nn.Module):
+    """Layers that are called before, between and behind two lists of blocks of 20 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.small, self.twice = nn.Linear(4, 4), nn.LayerNorm(1), nn.Linear(4, 4)
+        self.encoder, self.decoder = (nn.ModuleList(Part() for _ in range(2)) for _ in range(2))
+        self.between, self.norm = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.LayerNorm(4)
+        self.heads = nn.ModuleDict({"one": nn.Linear(4, 3), "other": nn.Linear(4, 2), "unused": nn.Linear(4, 2)})
+
+    def forward(self, x):
+        x = self.small(self.twice(self.twice(self.first(x))).unsqueeze(-1)).squeeze(-1)
+        for part in self.encoder:
+            x = part(x)
+        x = self.between(x)
+        for part in self.decoder:
+            x = part(x)
+        x = self.norm(x)
+        return self.heads["one"](x), self.heads["other"](x)
+
+
+class Scaled(Decoder):
+    """Blocks whose results are scaled by parameters without dimensions (ReZero), and a temperature of the root."""
+
+    class Scale(nn.Module):
+        def __init__(self, block: nn.Module) -> None:
+            super().__init__()
+            self.block, self.alpha = block, nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x):
+            return x + self.alpha * self.block(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(map(self.Scale, self.blocks))
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, ids):
+        return super().forward(ids) * self.temperature.exp()
+
+
 def cnn() -> nn.Module:
     def block(inner: int, outer: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
@@ -452,10 +540,54 @@ def _tokens(width: int) -> torch.Tensor:
 
 
 def make(name: str) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
-    """Return a model in float64 in evaluation mode, and its inputs."""
+    """Return a model in float64 in evaluation mode, and its inputs.
+
+    Args:
+        name: in ``MODELS``, or of a catalogue, such as ``"transformers/llama"``; then ``"@frozen"`` or ``"@lora"``.
+    """
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    return model.double().eval(), inputs
+    if "/" not in name:
+        model, inputs = MODELS[name]()
+        return _in_float64(model), inputs
+    return copy.deepcopy(_of_catalogue(name))
+
+
+def _in_float64(model: nn.Module) -> nn.Module:
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("batched_mm")  # the grouped product of transformers takes no float64
+    return model.double().eval()
+
+
+@lru_cache(maxsize=1)
+def _of_catalogue(name: str) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+    library, _, architecture = name.partition("@")[0].partition("/")
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        example = importlib.import_module(CATALOGUES[library]).make(architecture)
+    finally:
+        torch.set_default_dtype(default)
+    model = _in_float64(example.model)
+    if library == "transformers":
+        for config in transformers_models.parts(model.config):
+            if hasattr(config, "use_cache"):
+                config.use_cache = True  # as people call it
+    if name.endswith("@frozen"):
+        parameters = list(model.parameters())
+        for parameter in parameters[: len(parameters) // 2]:
+            parameter.requires_grad_(False)
+    if name.endswith("@lora"):
+        import peft
+
+        layers = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+        model = peft.get_peft_model(model, layers).double().eval()
+
+    def double(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    if example.kwargs:
+        return model, {key: double(value) for key, value in example.kwargs.items()}
+    return model, tuple(map(double, example.args))
 
 
 def _vit() -> Any:
@@ -491,6 +623,7 @@ def _dbrx() -> Any:
 MODELS = {
     "decoder": lambda: (Decoder(), (_ids(),)),
     "gpt2": lambda: (idioms.Gpt2(depth=2), (_ids(),)),
+    "odd": lambda: (Odd(), (_ids().fill_diagonal_(48),)),
     "captioner": lambda: (Captioner(), (_ids(),)),
     "sized": lambda: (nn.Sequential(*(SizedAttention(is_local=False) for _ in range(2))), (_tokens(16),)),
     "local": lambda: (nn.Sequential(*(SizedAttention(is_local=True) for _ in range(2))), (_tokens(16),)),
@@ -500,6 +633,8 @@ MODELS = {
     "bert": lambda: (idioms.Bert(depth=2), {"input_ids": _ids()}),
     "flat": lambda: (Flat(), (_tokens(16),)),
     "in_place": lambda: (InPlace(), (_tokens(16),)),
+    "scaled": lambda: (Scaled(), (_ids(),)),
+    "ends": lambda: (Ends(), (_tokens(4),)),
     "cnn": lambda: (cnn(), (torch.randn(4, 3, 8, 8, dtype=torch.float64),)),
     "moe": lambda: (idioms.MixtureOfExperts(), (torch.randn(6, 8, dtype=torch.float64),)),
     "mixture": lambda: (MixtureDecoder(), (_ids(),)),
@@ -513,6 +648,7 @@ MODELS = {
     "grouped": lambda: (nn.Sequential(GroupedAttention(32, 8, 4), GroupedAttention(32, 8, 4)), (_tokens(32),)),
     "list": lambda: (ListDecoder(), (_ids(),)),
     "vit": _vit,
+    "merged": lambda: (Merged(), (_ids(),)),
     "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),
     "hf_qwen3": lambda: (_hf("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=16), {"input_ids": _ids()}),
     "hf_bert": lambda: (_hf("BertForMaskedLM"), {"input_ids": _ids()}),

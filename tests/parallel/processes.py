@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
+from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
 from io import BytesIO
 from typing import Any
@@ -16,21 +17,30 @@ from torch import Tensor, nn
 
 from modelsummary.capture.values import tensors_of
 
+_GRACE = 3  # seconds in which processes fail after the first one
 # Number of processes -> processes that wait for a function, and the store of their process group. Starting them takes
 # longer than most tests.
 _waiting: dict[int, tuple[ProcessPoolExecutor, dist.TCPStore]] = {}
 
 
-def run(function: Any, n: int, *args: Any) -> list[Any]:
-    """What ``function(rank, n, *args)`` returns in each of ``n`` processes, which wait for the next function then."""
+def run(function: Any, n: int, *args: Any, timeout: float | None = None) -> list[Any]:
+    """What ``function(rank, n, *args)`` returns in each of ``n`` processes, which wait for the next function then.
+
+    Raises:
+        TimeoutError: they take longer than so many seconds; they are ended.
+    """
     if n not in _waiting:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         _waiting[n] = ProcessPoolExecutor(n, mp.get_context("spawn"), _join, (n, store.port)), store
-    tasks = [_waiting[n][0].submit(_entry, function, n, args) for _ in range(n)]
+    tasks: list[Any] = []
     try:
-        results = dict(each.result() for each in as_completed(tasks))
+        tasks += [_waiting[n][0].submit(_entry, function, n, args) for _ in range(n)]
+        results = dict(task.result() for task in as_completed(tasks, timeout))
     except BaseException:
-        stop()
+        _, waits = wait(tasks, timeout=_GRACE)
+        failures = [task.exception() for task in tasks if task not in waits]
+        if len(failures) < n or None in failures or any(isinstance(each, BrokenProcessPool) for each in failures):
+            stop()  # a process waits for one that failed, or has ended
         raise
     return [torch.load(BytesIO(results[rank]), weights_only=False) for rank in range(n)]
 

@@ -69,6 +69,8 @@ shards_on_the_cpu = pytest.mark.skipif(torch.__version__ < "2.7", reason="FSDP o
     ("name", "sizes"),
     [
         ("decoder", {"tensor": 2, "sequence": True}),
+        ("odd", {"tensor": 2}),
+        ("merged", {"tensor": 2, "sequence": True}),
         pytest.param("fused", {"tensor": 2}, marks=gathers_pieces),
         ("mixture", {"expert": 2}),
         ("list", {"expert": 2}),
@@ -109,7 +111,7 @@ def test_collectives_and_their_bytes():
     cases += [(name, {"shard": 2, "reshard_after_forward": False}) for name in ("decoder", "looped")]
     cases += [("decoder", {"data": 2})]
     cases += [(name, {"tensor": 2}) for name in (*SPLIT, "inline", "again", "pairs", "biased", "grouped")]
-    cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in (*CHUNKED, "odd")] + [("odd", {"tensor": 2})]
     cases += [(name, {"tensor": 2, "checkpoint": "every"}) for name in ("decoder", "gpt2", "bert", "t5")]
     cases += [("hf_qwen3", {"tensor": 2, "sequence": True, "checkpoint": "every"})]
     for name, sizes, ran, planned in processes.run(_gathered, 2, cases)[0]:
@@ -126,6 +128,8 @@ def test_meshes_of_two_dimensions():
     cases += [
         ("fused", both),
         ("fused", {"tensor": 2, "data": 2}),
+        ("odd", both),
+        ("odd", {"tensor": 4}),
         ("mixture", {"expert": 2, "tensor": 2, "sequence": True}),
     ]
     _check(processes.run(_sharded, 4, cases))
@@ -185,7 +189,7 @@ def test_stages_of_sharded_layers(name, sizes, numbers):
 
 def _from_code(_rank, _n):
     found = []
-    for name in ("llama", "fused"):
+    for name in ("llama", "odd", "fused"):
         model, inputs = models.make(name)
         whole, coded = processes.copies(model)
         plan = Statistics(model, inputs).parallel_plan(tensor=2)
@@ -194,9 +198,9 @@ def _from_code(_rank, _n):
         mesh = written["make_mesh"]("cpu")
         written["parallelize"](coded, mesh)
         found.append(processes.compare(copy.deepcopy(whole), coded, inputs))
-        if name == "fused":  # columns in pieces, filled from the checkpoint
+        if name != "llama":  # columns in pieces and chunks of unequal length, filled from the checkpoint
             empty = copy.deepcopy(model).to("meta")
-            empty.head.weight = empty.wte.weight  # to() unties them
+            empty.head.weight = (empty.wte if name == "fused" else empty.embed).weight  # to() unties them
             plan.apply(empty, mesh, checkpoint=model.state_dict())
             found.append(processes.compare(whole, empty, inputs))
     return found

@@ -13,7 +13,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics
 from tests.parallel import collectives, processes
-from tests.parallel.copied_models import ATTENTIONS, SPLIT, Model, ids
+from tests.parallel.copied_models import ATTENTIONS, Model, ids
 
 # Four results of 4 x 8 tokens of 16 features, and the logits of 48; the head reduces the gradient of its input.
 ACTIVATION = 4 * 8 * 16 * 4
@@ -24,12 +24,43 @@ LEAST = {
 }
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_heads_are_split(name):
     plan = Statistics(Model(name).eval(), ids()).parallel_plan(tensor=2)
     assert not [layer.reason for layer in plan.layers if layer.reason]
-    assert plan.collectives == LEAST
+    expected = dict(LEAST)
+    if name == "palm":  # attention and MLP are reduced one by one, and added then
+        expected["forward", "all_reduce"] = (7, 7 * ACTIVATION)
+    assert {key: moved for key, moved in plan.collectives.items() if key[1] != "all_to_all"} == expected
     assert plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces", "times"),
+    [
+        # Of queries, keys and values: 16, 8 and 8 rows and elements of the bias.
+        ("litgpt gqa", ((16, False), (8, False), (8, False)), 4),
+        ("litgpt mqa", ((16, False), (4, True), (4, True)), 4),
+        # Queries, a key and a value that all heads share, and the two halves of the gated MLP; no bias.
+        ("palm", ((16, False), (4, True), (4, True), (64, False), (64, False)), 2),
+    ],
+)
+def test_ranks_exchange_rows_of_unequal_pieces(name, pieces, times):
+    plan = Statistics(Model(name).eval(), ids()).parallel_plan(tensor=2)
+    first = next(layer for layer in plan.layers if "pieces" in layer.options)
+    assert first.options["pieces"] == pieces
+    assert set(first.options["shards"].values()) == {"Shard(0)"}
+    rows = sum(size if is_whole else size // 2 for size, is_whole in pieces)
+    nbytes = 2 * rows * (16 + (times == 4)) * 4  # two layers
+    exchanged = {key: moved for key, moved in plan.collectives.items() if key[1] == "all_to_all"}
+    assert exchanged == {(phase, "all_to_all"): (times, nbytes) for phase in ("forward", "backward")}
+
+
+def test_heads_of_a_piece_that_do_not_divide_are_named():
+    plan = Statistics(Model("litgpt gqa").eval(), ids()).parallel_plan(tensor=4)
+    assert {layer.reason for layer in plan.layers if layer.fqn == "h.0.attn.qkv"} == {
+        "2 heads or features of each piece of h.0.attn.qkv do not divide by 4; divisors of 2 work"
+    }
 
 
 class Tripled(nn.Module):
@@ -70,7 +101,7 @@ def test_code_imports_every_name_that_it_uses(sizes):
             if isinstance(inner, types.CodeType):
                 yield from names_in(inner)
 
-    for name in ("nanoGPT", "x-transformers", "whisper", "mha"):
+    for name in ("nanoGPT", "x-transformers", "whisper", "palm", "mha"):
         code = compile(Statistics(Model(name).eval(), ids()).parallel_plan(**sizes).to_code(), name, "exec")
         functions = {}
         exec(code, functions)

@@ -235,9 +235,17 @@ def test_products_of_einsum_are_split_by_the_width_of_experts():
     assert (layer.style, layer.shards) == ("LocalParallel", {"w1": 1, "w3": 1, "w2": 2})
 
 
+def test_experts_in_a_loop_are_split_by_their_width():
+    (layer,) = Statistics(mixtures.MIXTURES["BiasRows"](), torch.randn(15, mixtures.DIM)).parallel_plan(tensor=2).layers
+    assert layer.shards == {"up": 2, "down": 1, "bias": None}
+    _check(processes.run(_differences, 2, ["BiasRows", "Threshold"], {"tensor": 2}))
+    with pytest.raises(InputError, match="tensor=2: no layer of Routed can be split"):  # biases in a list of their own
+        Statistics(mixtures.MIXTURES["BiasList"](), torch.randn(15, mixtures.DIM)).parallel_plan(tensor=2)
+
+
 @pytest.mark.slow
 def test_experts_by_number_and_by_width_over_processes():
-    names = ["GptFast", "Clamped", "AllGathered", "AllThenChosen", "Outside"]
+    names = ["GptFast", "Clamped", "AllGathered", "AllThenChosen", "Outside", "ScaleBuffer", "NumberFactor", "BiasRows"]
     _check(processes.run(_differences, 2, names, {"tensor": 2}))
     _check(processes.run(_differences, 4, names[:2], {"tensor": 2, "expert": 2}, False))
 
@@ -252,6 +260,12 @@ def test_experts_by_number_and_by_width_over_processes():
 def test_mixtures_that_are_refused(name, reason):
     with pytest.raises(InputError, match=re.escape(reason)):
         Statistics(mixtures.REFUSED[name](), torch.randn(15, mixtures.DIM)).parallel_plan(expert=2)
+
+
+def test_a_list_of_experts_and_another_module_is_refused_with_that_module():
+    model = mixtures.Listed()
+    with pytest.raises(InputError, match=r"experts: experts.drop differs from the experts of experts; a list"):
+        Statistics(model, torch.randn(15, mixtures.DIM)).parallel_plan(expert=2)
 
 
 def test_layers_of_a_stack_are_not_experts():

@@ -172,14 +172,17 @@ def test_a_slice_that_begins_at_a_number_is_taken_from_its_own_piece():
     assert (call["kind"], call["whole"], call["local"]) == ("slice", (16, 32), 24)
 
 
-def test_fsdp_gathers_no_pieces(fused):
+def test_pieces_that_fsdp_cannot_gather_are_exchanged(fused):
     plan = fused.parallel_plan(tensor=2, shard=2)
-    (gathered,) = (layer for layer in plan.layers if layer.fqn == "h.1.mlp.0")
-    pieces = "parameters of h.1.mlp.0, of which each rank has several pieces"
-    assert gathered.reason == f"FSDP cannot gather {pieces}; shard=1 works"
-    assert {layer.fqn for layer in plan.layers if layer.reason} == {
-        f"h.{block}.{name}" for block in (0, 1) for name in ("attention.c_attn", "attention.c_proj", "mlp.0", "mlp.2")
+    layers = {layer.fqn: layer for layer in plan.layers}
+    assert not [layer.reason for layer in plan.layers if layer.reason]
+    assert layers["h.0.attention.c_attn"].options == {
+        "shards": {"weight": "Shard(1)", "bias": "Shard(0)"},
+        "pieces": ((16, False), (16, False), (16, False)),
     }
+    # Half of 16 x 48 weights and of 48 elements of the bias.
+    moved = {(each.phase, each.operation): each for each in layers["h.0.attention.c_attn"].collectives}
+    assert (moved["forward", "all_to_all"].count, moved["forward", "all_to_all"].nbytes) == (2, 24 * 17 * 8)
 
 
 class Flat(nn.Module):

@@ -119,6 +119,7 @@ def _compared(_rank, _n, cases):
 def test_the_loss_of_two_processes_is_that_of_the_model():
     cases = [(name, labels, {}) for name in ("decoder", "gpt2", "hf_bert", "hf_t5") for labels in (False, True)]
     cases += [(name, False, {"sequence": True}) for name in ("decoder", "hf_llama", "hf_qwen3")]
+    cases.append(("odd", False, {}))
     for found in processes.run(_compared, 2, [case for case in cases if case[:2] != ("decoder", True)]):
         for case, (difference, ran, planned) in found.items():
             assert difference <= 1e-12, case

@@ -19,7 +19,7 @@ from modelsummary import InputError, SplitError, Statistics
 from modelsummary.parallel import ParallelPlan
 from modelsummary.parallel.fake_world import fake_world
 from tests import idioms
-from tests.parallel.models import OLD, Captioner, Decoder, SharedBiasExperts, make
+from tests.parallel.models import OLD, Captioner, Decoder, Part, SharedBiasExperts, make
 
 
 def plan_of(name: str, **sizes: Any) -> ParallelPlan:
@@ -346,14 +346,27 @@ def test_a_model_without_values_is_left_alone():
     assert not any(module._forward_pre_hooks for module in empty.modules())
 
 
+def test_units_whose_forward_chooses_parameters_by_values_are_named():
+    plan = plan_of("list", shard=2)  # a dense block, and one whose mixture calls the experts that its tokens choose
+    assert (plan.conditional, plan_of("decoder", shard=2).conditional) == (("blocks.1",), ())
+    assert "use different parameters, which needs torch 2.15: blocks.1" in str(plan)
+    assert "set_reduce_scatter_unused_params(True, recurse=False)" in plan.to_code()
+
+
 def test_units_are_blocks_and_tied_parameters_belong_to_one():
-    assert plan_of("gpt2", shard=2).units == (("h.0",), ("h.1",))
+    plan = plan_of("gpt2", shard=2)
+    assert (plan.units, plan.last_unit) == ((("wpe",), ("h.0",), ("h.1",)), ())  # the final norm is small
+    shares = "and is gathered from the first of these calls to the last"
+    assert plan.gathered_with_root == {
+        "wte": f"wte.weight is lm_head.weight, too, {shares}",
+        "lm_head": f"lm_head.weight is wte.weight, too, {shares}",
+    }
 
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
             self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
-            self.parts = nn.ModuleList(_Part() for _ in range(4))
+            self.parts = nn.ModuleList(Part() for _ in range(4))
             self.parts[1].linear.weight = self.parts[0].linear.weight
             self.last = nn.Linear(4, 4)
             self.last.weight = self.parts[3].linear.weight
@@ -366,7 +379,8 @@ def test_units_are_blocks_and_tied_parameters_belong_to_one():
     plan = Statistics(Tied(), (2, 4)).parallel_plan(shard=2)
     assert plan.units == (("parts.0", "parts.1"), ("parts.2",))
     shares = "it shares a parameter with a module in no unit; a parameter of its own works"
-    assert plan.gathered_with_root == {"parts.3": shares}
+    tied = "last.weight is parts.3.linear.weight, too, and is gathered from the first of these calls to the last"
+    assert plan.gathered_with_root == {"parts.3": shares, "last": tied}
 
 
 def test_a_block_with_two_names_is_one_unit():
@@ -411,31 +425,33 @@ def test_a_block_whose_layers_are_in_a_list_is_a_unit():
 def test_blocks_whose_tensors_are_written_in_place_are_no_units():
     plan = plan_of("in_place", shard=2)
     works = "x = x + y instead of x += y works"
-    assert plan.units == (("blocks.2",),)  # autograd keeps hooks on what is written, unless it is a view
-    assert plan.gathered_with_root == {
+    assert plan.units[-1] == ("blocks.2",)  # autograd keeps hooks on what is written, unless it is a view
+    assert {fqn: why for fqn, why in plan.gathered_with_root.items() if fqn != "embed"} == {
         "blocks.0": f"it writes into what it takes, which torch refuses in a unit; {works}",
         "blocks.1": f"it returns a view, which loses FSDP's hook where activation writes into it; {works}",
     }
 
 
-def test_fsdp_takes_no_parameter_without_dimensions():
-    class Scaled(_Part):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(1.0))
-
-        def forward(self, x):
-            return super().forward(x) * self.scale
-
-    with pytest.raises(InputError, match=r"'scale' has no dimensions, .* give it the shape \(1,\)"):
-        Statistics(Scaled(), (2, 4)).parallel_plan(shard=2)
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="FSDP of torch 2.6 leaves no parameter out")
+def test_parameters_without_dimensions_are_whole_on_each_rank():
+    plan = plan_of("scaled", shard=2)
+    assert plan.averaged == ("temperature", "blocks.0.alpha", "blocks.1.alpha")
+    assert plan.unit_bytes == plan_of("decoder", shard=2).unit_bytes
+    assert "Whole on each rank, having no dimensions to shard: temperature, blocks.*.alpha x 2" in str(plan)
+    assert ParallelPlan.from_json(plan.to_json()) == plan
+    written: dict[str, object] = {}
+    exec(plan.to_code(), written)
+    assert "ignored_params=scalars" in plan.to_code()
+    if torch.__version__ >= "2.10":  # a rank has half of the other parameters, and these three, of 8 bytes
+        whole, ours = plan_of("decoder", shard=2).memory(0), plan.memory(0)
+        assert (ours.params - whole.params, ours.grads - whole.grads) == (3 * 8, 3 * 8)
 
 
 def test_units_are_in_the_order_of_their_calls():
     class Alternating(nn.Module):
         def __init__(self):
             super().__init__()
-            self.own, self.cross = (nn.ModuleList(_Part() for _ in range(2)) for _ in range(2))
+            self.own, self.cross = (nn.ModuleList(Part() for _ in range(2)) for _ in range(2))
 
         def forward(self, x):
             for own, cross in zip(self.own, self.cross, strict=True):
@@ -451,14 +467,14 @@ def test_blocks_that_the_forward_does_not_call_are_units_that_cause_nothing():
     encoder = (("encoder.0",), ("encoder.1",))
     assert plan.units == (*decoder.units, *encoder)
     assert plan.called_units == decoder.units
-    assert plan.unit_calls == (1, 1, 0, 0)
-    block = decoder.unit_bytes[0]  # the blocks of the encoder are as large, and no gradient is reduced
-    assert plan.unit_bytes[:-1] == (block, block, (block[0], 0), (block[0], 0))
+    assert plan.unit_calls == (1, 1, 1, 1, 0, 0)
+    block = decoder.unit_bytes[1]  # the blocks of the encoder are as large, and no gradient is reduced
+    assert plan.unit_bytes[:-1] == (*decoder.unit_bytes[:-1], (block[0], 0), (block[0], 0))
     # The root gathers the unused layer of patches, too: 16 x 12 weights and 16 biases of 8 bytes. It has no gradient.
-    gathered, reduced = decoder.unit_bytes[-1]
-    assert plan.unit_bytes[-1] == (gathered + (16 * 12 + 16) * 8, reduced)
+    assert decoder.unit_bytes[-1] == (0, 0)
+    assert plan.unit_bytes[-1] == ((16 * 12 + 16) * 8, 0)
     assert "does not call: encoder.* x 2" in str(plan)
-    assert "in zip(units, units[1:2]):" in plan.to_code()
+    assert "in zip(units, units[1:4]):" in plan.to_code()
 
 
 def test_blocks_that_are_called_twice_are_gathered_for_each_call():
@@ -473,7 +489,7 @@ def test_blocks_that_are_called_twice_are_gathered_for_each_call():
 
 
 def test_a_called_block_is_gathered_even_if_it_uses_no_parameter():
-    class Skipped(_Part):
+    class Skipped(Part):
         def __init__(self):
             super().__init__()
             self.activation = nn.ReLU()
@@ -481,23 +497,61 @@ def test_a_called_block_is_gathered_even_if_it_uses_no_parameter():
         def forward(self, x):
             return self.activation(x)
 
-    plan = Statistics(nn.Sequential(_Part(), Skipped(), _Part()), (2, 4)).parallel_plan(shard=2)
+    plan = Statistics(nn.Sequential(Part(), Skipped(), Part()), (2, 4)).parallel_plan(shard=2)
     assert plan.called_units == plan.units == (("0",), ("1",), ("2",))
     assert plan.unit_bytes == ((80, 80), (80, 0), (80, 80), (0, 0))  # 4 x 4 weights and 4 biases of 4 bytes
     assert plan.unit_collectives["forward", "all_gather"] == (3, 3 * 80)
+
+
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"shard": 2}, {"pipeline": 2}])
+def test_a_model_that_is_sharded_already_is_refused(sizes):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with fake_world(0, 2):
+        plan = plan_of("decoder", shard=2)
+        model, inputs = make("decoder")
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(InputError, match=r"^embed.weight is sharded already .*; pass the model before parallelize"):
+            Statistics(model, inputs).parallel_plan(**sizes)
+        with pytest.raises(InputError, match=r"^embed.weight is sharded already"):
+            plan.apply(model, mesh)
+
+
+def test_layers_outside_of_the_blocks_are_units():
+    plan = plan_of("ends", shard=2)
+    assert plan.units == (
+        ("first",),  # the norm of one feature has 2 parameters, a tenth of a block
+        ("small",),
+        ("encoder.0",),
+        ("encoder.1",),
+        ("between",),
+        ("decoder.0",),
+        ("decoder.1",),
+        ("norm", "heads.one", "heads.other"),
+    )
+    assert plan.last_unit == plan.units[-1]
+    assert plan.gathered_with_root == {"twice": "2 calls of a module that is not a repeated block; one works"}
+    # 7 units are gathered for both passes, the last one and the root for the forward alone; each rank has 2 of 4 rows.
+    last = 4 + 4 + (4 * 4 + 4) + (2 * 4 + 2)  # a norm, and two heads of 3 (padded to 4) and 2 rows
+    others = 20 + 2 * 2 + 4 * 20 + 2 * 20  # the norm of one feature is padded to 2
+    root = 20 + 2 * 4 + 2
+    assert plan.unit_collectives["backward", "all_gather"] == (7, others * 8)
+    assert plan.unit_collectives["forward", "all_gather"] == (9, (others + last + root) * 8)
 
 
 def test_a_parametrization_is_not_a_unit():
     class Normed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.parts = nn.ModuleList([_Part()])
+            self.parts = nn.ModuleList([Part()])
             self.last = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
 
         def forward(self, x):
             return self.last(self.parts[0](x))
 
-    assert Statistics(Normed(), (2, 4)).parallel_plan(shard=2).units == (("parts.0",),)
+    assert Statistics(Normed(), (2, 4)).parallel_plan(shard=2).units == (("parts.0",), ("last",))
 
 
 def test_blocks_whose_parameters_a_function_takes_belong_to_the_root():
@@ -506,16 +560,7 @@ def test_blocks_whose_parameters_a_function_takes_belong_to_the_root():
             return super().forward(ids) + self.encoder[1].mlp.w1.weight.sum()
 
     plan = Statistics(Reads(), (torch.zeros(2, 8, dtype=torch.long),)).parallel_plan(shard=2)
-    assert plan.units == (("blocks.0",), ("blocks.1",), ("encoder.0",))
-
-
-class _Part(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.linear(x).relu()
+    assert plan.units == (("embed",), ("blocks.0",), ("blocks.1",), ("norm", "head"), ("encoder.0",))
 
 
 def test_parameters_of_a_rank():
@@ -532,7 +577,8 @@ def test_it_prints():
     assert "Parallel plan of Decoder for 4 ranks: shard 2 x tensor 2" in text
     row = next(line for line in text.splitlines() if line.startswith("blocks.*.mlp.w2 x 2"))
     assert re.split(r"  +", row) == ["blocks.*.mlp.w2 x 2", "RowwiseParallel", "weight[1]", "272", "all_reduce 4.1 kB"]
-    assert "FSDP units: blocks.* x 2, and the root (resharded after the forward)" in text
+    freed = "(resharded after the forward, norm + head after the backward)"
+    assert f"FSDP units: embed, blocks.* x 2, norm + head {freed}" in text
 
 
 def test_json_gives_the_plan_again():
@@ -572,6 +618,10 @@ def test_stages_begin_with_blocks():
         SplitError, match=r"cannot split into 9 stages: 7 are possible, .* because it is inside a block"
     ):
         Statistics(Decoder(depth=4), idioms.ids()).parallel_plan(pipeline=9)
+    with pytest.raises(
+        InputError, match=r"stage 2 of 0 to 3 would hold no parameters, .*; pass pipeline=3, the largest"
+    ):
+        plan_of("mixture", pipeline=4)
 
 
 def test_memory_of_a_rank():
@@ -588,6 +638,29 @@ def test_memory_of_a_rank():
     estimate = sharded.memory(0, optimizer="sgd-momentum")
     assert estimate.params == estimate.grads == estimate.optimizer_state == 8 * sharded.params_per_rank
     assert estimate.peak > estimate.held_after_forward > estimate.params
+
+
+def test_a_vocabulary_that_does_not_divide():
+    plan = plan_of("odd", tensor=2)
+    assert {layer.fqn: layer.params for layer in plan.layers if layer.fqn in ("embed", "head")} == {
+        "embed": 25 * 16,
+        "head": 25 * 16,
+    }
+    assert plan.collectives["forward", "all_gather"] == (1, 4 * 8 * 50 * 8)  # gathered chunks are equal, of 25 logits
+    if not OLD:
+        # Torch scatters equal chunks, so that the memory of the last one holds 25 rows, too.
+        assert [plan.memory(rank).params for rank in (0, 1)] == [8 * plan.params_per_rank] * 2
+    # Chunks of 25 and 24 rows are cut by FSDP into 7, 7, 7, 4 and 6, 6, 6, 6, not into halves of 13, 13, 13 and 10.
+    replicated = plan_of("odd", tensor=2, shard=4).replicated
+    assert replicated["head"] == (
+        "the 49 rows of head are cut by FSDP where DTensor does not expect it, with tensor=2 and shard=4; multiples of "
+        "4 rows, or shard=1, work"
+    )
+    assert "49 rows of embed" in replicated["embed"]
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 64), nn.Linear(64, 8))
+    assert Statistics(model, torch.ones(2, 3, dtype=torch.long)).parallel_plan(tensor=8).replicated["0"] == (
+        "the 9 rows of 0 leave no row to the last of 8 ranks; fewer ranks work"
+    )
 
 
 def test_activations_between_split_layers_are_chunks_of_the_sequence():
@@ -646,10 +719,20 @@ def test_a_sequence_that_does_not_divide_or_is_read_by_blocks_is_refused():
         plan_of("decoder", sequence=True)
     with pytest.raises(InputError, match="whole activations cross between stages"):
         plan_of("decoder", tensor=2, pipeline=2, sequence=True)
-    with pytest.raises(InputError, match=r"three dimensions of which 2 divides the second.*must be a multiple of 2"):
+    reason = r"blocks.0.attention.wo returns \[2, 7, 16\], and 2 ranks do not divide its 7 tokens, .*; multiples of 2"
+    with pytest.raises(InputError, match=reason):
         Statistics(Decoder(), torch.ones(2, 7, dtype=torch.long)).parallel_plan(tensor=2, sequence=True)
     with pytest.raises(InputError, match="Gpt2 does not run on chunks of the sequence"):
         plan_of("gpt2", tensor=2, sequence=True)  # its blocks read the length before the attention
+
+
+def test_merged_tokens_are_gathered_in_the_order_of_the_ranks():
+    layers = {layer.fqn: layer for layer in plan_of("merged", tensor=2, sequence=True).layers if layer.role != "input"}
+    assert layers["blocks.0.norm"].options["sequence_dim"] == 0
+    assert layers["blocks.0.fc1"].options == {"input_layouts": "Shard(0)"}
+    assert layers["blocks.0.fc2"].options == {"output_layouts": "Shard(0)"}
+    # The model slices what its last norm returns, and takes the mean: the norm gathers its result.
+    assert layers["norm"].options["desired_output_layouts"] == ("Replicate()",)
 
 
 def test_experts_sinks_and_shared_keys():

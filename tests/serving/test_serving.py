@@ -14,6 +14,7 @@ from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
 from modelsummary.serving import points
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
+from modelsummary.serving.links import communication
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import Encoded, run_request
 from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent, TupleDecoder
@@ -304,3 +305,12 @@ def test_tensor_parallel(stats):
     assert "2 x linked" in str(two)
     with pytest.raises(InputError, match="the links between devices are not known for made up"):
         stats.serving(100, device=DEVICE, tensor=2)
+
+
+def test_ranks_of_several_nodes_take_the_network():
+    """An interface sends an eighth of 2 * 15 / 16 times the bytes, at 25 GB/s; NVLink alone is faster."""
+    target = SimpleNamespace(model=SimpleNamespace(spec=DeviceSpec("H100")), name="H100")
+    nbytes = 2**26
+    least = 2 * 15 / 16 * nbytes / 8 / 25e9
+    one_node, two_nodes = (communication(target, ranks)("all_reduce", nbytes) for ranks in (8, 16))
+    assert one_node < least < two_nodes < 2 * least

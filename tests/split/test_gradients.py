@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from modelsummary import Statistics
 from modelsummary.split.backward_halves import backward_of_inputs, backward_of_weights
 from modelsummary.split.engine_stage import RankGradients
 
@@ -24,15 +25,79 @@ def test_weights_that_are_added_have_gradients_of_their_own():
 def test_a_step_after_one_that_raised_scales_gradients_of_all_stages():
     gradients = RankGradients((), None)
     modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
-    gradients.stages += [SimpleNamespace(submod=module) for module in modules]
+    gradients.stages += [SimpleNamespace(submod=module, open_chunks=0) for module in modules]
 
     def step(*finished):
         for stage in range(2):
             gradients.begin(stage)
+        for stage, module in enumerate(modules):
+            module.weight.grad = (0 if module.weight.grad is None else module.weight.grad) + torch.full((1, 1), 4.0)
+            gradients.stages[stage].open_chunks = 0 if stage in finished else 1
         for stage in finished:
-            modules[stage].weight.grad = torch.full((1, 1), 4.0)
             gradients.finish(stage, 2)
 
-    step(1)  # stage 0 raises
-    step(1, 0)
-    assert [module.weight.grad.item() for module in modules] == [2.0, 2.0]
+    step(0, 1)
+    step(1)  # stage 0 raises after its first gradient
+    step(1, 0)  # what the step before it left is dropped, what the first one made is kept
+    assert [module.weight.grad.item() for module in modules] == [4.0, 4.0]
+
+
+class Named(nn.Module):
+    """A model that runs over names in some order, as over a set, whose order differs between processes."""
+
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        self.names, self.first, self.last = names, nn.Linear(4, 4), nn.Linear(4, 4)
+        for shift, name in enumerate("ab"):
+            self.register_buffer(name, torch.full((4,), float(shift)))
+
+    def forward(self, x):
+        parts = {name: x + getattr(self, name) for name in self.names}
+        y = self.last(self.first(x))
+        return y * parts["a"] - parts["b"]
+
+
+def test_stages_send_alike_in_every_process():
+    x, sent = torch.arange(8.0).view(2, 4), []
+    for names in ("ab", "ba"):
+        torch.manual_seed(0)
+        stages = Statistics(Named(names), x).split(2, boundaries=["last"])
+        sent.append(stages[0](x))
+    assert len(sent[0]) == 3  # x + a, x + b, and the result of the first layer
+    assert all(torch.equal(*pair) for pair in zip(*sent, strict=True))
+
+
+class Written(nn.Module):
+    """A layer whose result is copied into zeros, which cross."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = torch.zeros(2, 4)
+        y.copy_(self.first(x))
+        return self.last(y)
+
+
+def test_what_a_result_was_copied_into_takes_a_gradient():
+    stages = Statistics(Written(), torch.ones(2, 4)).split(2, boundaries=["last"])
+    assert [[crossing.requires_grad for crossing in taken] for taken in stages.crossing] == [[False], [True], [True]]
+
+
+class Tied(nn.Module):
+    """A weight that is tied before the layers that use it, under a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first.weight = self.shared.weight
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def test_a_tied_weight_keeps_its_first_name_in_a_stage():
+    model = Tied()
+    stages = Statistics(model, torch.ones(2, 4)).split(2, boundaries=["last"])
+    assert next(name for name, _ in stages[0].named_parameters()) == "shared.weight"

@@ -215,6 +215,18 @@ def test_the_cost_column():
     assert "largest stage 0.5, 1.333 of the ideal" in text  # 0.5 / ((0.25 + 0.5) / 2)
 
 
+def test_verify_needs_values():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        x = torch.empty(2, 4)
+    with pytest.raises(SplitError, match=r"verify compares values, and 0.weight is on meta"):
+        Statistics(model, x).split(2).verify(x)
+    x = rows(2, 4)
+    stages = Statistics(model.to_empty(device="cpu"), x).split(2)
+    with torch.device("meta"), pytest.raises(SplitError, match=r'torch.device\("meta"\) is the default device'):
+        stages.verify(x)
+
+
 def test_verify_finds_what_is_wrong():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
     x = rows(3, 4)

@@ -13,7 +13,7 @@ from torch import nn
 
 from modelsummary import DeviceSpec, InputError, MissingExtraError, Statistics
 from modelsummary.views.amounts import ADDITIVE, find_amounts
-from modelsummary.views.folded_tree import folded_tree
+from modelsummary.views.folding import folded_tree
 from modelsummary.views.treemap_layout import heads_of, icicle, pieces, treemap
 from tests.models import Call
 from tests.trees import SPECS, tree

@@ -152,7 +152,7 @@ def test_every_fact_of_a_layer_is_a_column(stats):
         name for name, value in vars(LayerInfo).items() if isinstance(value, property)
     }
     structural = {"name", "layer_id", "module", "depth", "depth_index", "is_recursive", "parent_info", "children"}
-    structural |= {"call_order"}
+    structural |= {"call_order", "key"}
     own_shares = {"self_trainable_params", "self_params_bytes", "self_buffers", "self_buffer_bytes"}
     flags = {"has_uninitialized", "is_uncertain", "is_leaf", "uncounted_ops"}
     assert facts - structural - own_shares - flags <= set(COLUMNS)

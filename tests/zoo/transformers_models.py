@@ -81,7 +81,7 @@ def make(name: str) -> Example:
     for class_name, natural, attempt in itertools.product(classes[:2], (True, False), ATTEMPTS):
         try:
             config = shrunk(transformers.AutoConfig.for_model(model_type), attempt)
-            for part in _parts(config):
+            for part in parts(config):
                 if hasattr(part, "use_cache"):
                     part.use_cache = False
             model = _built(getattr(transformers, class_name), config)
@@ -101,10 +101,10 @@ def _built(model_class: Any, config: Any) -> nn.Module:
     return model_class(config).eval()
 
 
-def _parts(config: Any) -> list[Any]:
+def parts(config: Any) -> list[Any]:
     """A configuration and those within it."""
     inner = [getattr(config, key, None) for key in getattr(config, "sub_configs", {})]
-    return [config, *(part for each in inner if each is not None for part in _parts(each))]
+    return [config, *(part for each in inner if each is not None for part in parts(each))]
 
 
 def with_cache(model: nn.Module, args: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
-from modelsummary.costs.operators import OpCost, OpRule, op_cost, tensors_in
+from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
+from modelsummary.operators.operator_facts import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
 
@@ -55,15 +55,13 @@ class RealExecution:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and return its result and cost."""
-        if "batch_norm" in rule.name:  # it writes its running statistics, which its schema does not declare
-            self._save(args)
-        for place in rule.writes:
-            self._save(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
+        if rule.may_write:
+            self._save(rule.written(args, kwargs))
         out = func(*args, **kwargs)
         self.ran()
         cost = op_cost(rule, args, kwargs, out)
         if rule.name in BLOCK_MASKED:
-            cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, lambda tensor: tensor))
+            cost = cost._replace(skipped_macs=skipped_macs(rule, args, lambda tensor: tensor))
         return out, cost
 
     def _save(self, written: Any) -> None:

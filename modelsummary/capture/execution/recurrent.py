@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ def fused_lstm(*, is_absent: bool = False) -> Iterator[None]:
         fused = len(args) == 9 and type(args[0]) is ShapeTensor and _is_fused(*args[:3])
         return _layers(*args) if fused else original(*args)
 
-    with _Workspaces(is_absent), patch.object(_torch.VF, "lstm", lstm):
+    with _Workspaces(is_absent), _torch.swapped(_torch.VF, "lstm", lstm):
         yield
 
 

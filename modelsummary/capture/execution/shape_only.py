@@ -25,10 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
 from modelsummary._torch import OpOverload
-from modelsummary.capture.execution.device_results import CPU_RESULTS, DEVICE_RESULTS
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.results import Remake, remake_of
-from modelsummary.capture.execution.shape_rules import SHAPE_RULES
 from modelsummary.capture.execution.shape_tensor import (
     OnMeta,
     ShapeTensor,
@@ -38,10 +36,10 @@ from modelsummary.capture.execution.shape_tensor import (
 )
 from modelsummary.capture.execution.twins import Twins
 from modelsummary.capture.values import map_tensors
-from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
-from modelsummary.costs.macs import is_outer_product, outer_product_macs
-from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.errors import DataDependentError
+from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
+from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_cost, tensors_in
+from modelsummary.operators.products import is_outer_product
 
 __all__ = ["ShapeOnly", "selects_by_mask"]
 
@@ -148,7 +146,7 @@ class ShapeOnly:
             key.extend(kwargs)
             kwargs = dict(zip(kwargs, self._to_twins(kwargs.values(), key, tensors), strict=True))
             kwargs.update((name, value) for name, value in _WITHOUT_DATA if kwargs.get(name))
-        if rule.formula is outer_product_macs:
+        if rule.facts.depends_on_views:
             key.append(is_outer_product(*args[:2]))
         known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
         if known or written or rule.needs_values or rule.name in _SPECIAL:
@@ -174,7 +172,7 @@ class ShapeOnly:
 
     def _writable(self, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
         """Return the tensors that an operator writes. Raise ``DataDependentError`` if one of them is not a twin."""
-        written = _written(rule, args, kwargs)
+        written = list(tensors_in(rule.written(args, kwargs)))
         # The write would change only the twin, while Python would read the tensor itself.
         if not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
             raise self._needing_values(rule.name)
@@ -216,7 +214,7 @@ class ShapeOnly:
             for tensor in written:
                 self._known.overwritten(tensor)
         if rule.name in BLOCK_MASKED:
-            cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, self._value_of))
+            cost = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of))
         # A copy to the CPU has its values, as .cpu().numpy() needs them.
         if func is _TO_COPY and known and kwargs.get("device") == _CPU and self.device.type != "cpu":
             value = self._known.value(out)
@@ -283,7 +281,7 @@ class ShapeOnly:
         """Run a shape rule, the operator on metadata, or the meta kernel."""
         if _shares_storage(func, rule) and all(type(tensor) is ShapeTensor for tensor in tensors):
             return run_on_metadata(func, args, kwargs)
-        shortcut = SHAPE_RULES.get(func)
+        shortcut = rule.facts.shape
         _check_dtypes(rule, args)
         there = OnMeta(device or _META)
         out = shortcut(*args, **kwargs) if shortcut is not None else None
@@ -292,10 +290,11 @@ class ShapeOnly:
             if rule.makes_tensor and kwargs.get("device") is None and not tensors:
                 kwargs["device"] = _META
             out = func(*there.leave(args), **kwargs)
-            if func in DEVICE_RESULTS and device is not None and all(type(tensor) is ShapeTensor for tensor in tensors):
-                out = DEVICE_RESULTS[func](out, *args)
-        if func in CPU_RESULTS and device is not None and device.type == "cpu":
-            out = CPU_RESULTS[func](out, *args)
+            result = rule.facts.result
+            if result is not None and device is not None and all(type(tensor) is ShapeTensor for tensor in tensors):
+                out = result(out, *args)
+        if rule.facts.cpu_result is not None and device is not None and device.type == "cpu":
+            out = rule.facts.cpu_result(out, *args)
         return out if device is None else there.enter(out)
 
     def _places(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -370,14 +369,6 @@ class ShapeOnly:
 def _shares_storage(func: Any, rule: OpRule) -> bool:
     """Return True if results share the storage of an argument: such an operator reads no data."""
     return rule.is_view or func is _UNSAFE_VIEW or rule.moves_shape
-
-
-def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Sequence[Tensor]:
-    """Return the tensors that the operator writes in place."""
-    if rule.writes:
-        places = (kwargs.get(place) if isinstance(place, str) else args[place : place + 1] for place in rule.writes)
-        return [tensor for value in places for tensor in tensors_in(value)]
-    return list(tensors_in(args[3:5])) if args[5] else ()  # of a normalisation, in training
 
 
 _SAME_DTYPE = frozenset(f"aten.{name}" for name in ("mm", "addmm", "mv", "addmv", "dot", "vdot", "baddbmm"))

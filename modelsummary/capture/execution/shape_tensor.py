@@ -72,7 +72,7 @@ class ShapeTensor(Tensor):
     ) -> Any:
         """Run an operator on shapes, outside of any run."""
         from modelsummary.capture.execution.shape_only import ShapeOnly
-        from modelsummary.costs.operators import op_rule
+        from modelsummary.operators.operator_facts import op_rule
 
         device = next((each.device for each in args if isinstance(each, Tensor)), _META)
         return ShapeOnly(device).run(func, op_rule(func), args, kwargs or {})[0]

@@ -19,7 +19,7 @@ from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
 from modelsummary.capture.execution.shards import replace_shards
 from modelsummary.capture.modules import own_tensors
-from modelsummary.costs.tensor_bytes import is_wrapper
+from modelsummary.operators.tensor_bytes import is_wrapper
 
 __all__ = ["Twins"]
 

@@ -6,7 +6,7 @@ from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from modelsummary.errors import ShapeMismatchError
+from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
@@ -314,6 +314,9 @@ def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[
         ):  # a size is unknown, or the formula does not cover the call
             is_unknown = any(each is not None and each.size is None for each in (*given, *made))
             operation.uncounted = op_type + _NO_SIZE if is_unknown else op_type
+        if operation.macs < 0:
+            facts = str(operation.attributes)[:80]
+            raise ModelFileError(f"{op_type} {operation.name[:80]!r} has attributes that no runtime takes: {facts}")
     counted = made if op_type in PER_OUTPUT else given if op_type in PER_INPUT else ()
     if counted and counted[0] is not None:
         operation.elementwise_ops = times * counted[0].numel

@@ -11,6 +11,7 @@ from modelsummary.errors import ModelFileError
 
 __all__ = ["Archive"]
 
+_KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LARGEST_UNPACKED = 64 * 2**20  # bytes of all compressed entries together: torch compresses code alone
 
 
@@ -30,6 +31,8 @@ class Archive:
         except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
             raise ModelFileError(f"{str(path)!r} is not a torch archive, or is truncated") from None
         entries = self._zip.infolist()
+        if any(entry.compress_type not in _KINDS for entry in entries):  # torch reads no others
+            raise ModelFileError(f"{str(path)!r} has an entry that is packed as torch packs none")
         stored = sum(each.file_size for each in entries if each.compress_type == zipfile.ZIP_STORED)
         packed = sum(each.file_size for each in entries if each.compress_type != zipfile.ZIP_STORED)
         if stored > size or packed > _LARGEST_UNPACKED:
@@ -49,6 +52,10 @@ class Archive:
         """Return the number of bytes of an entry; 0 if it is missing."""
         entry = self._entries.get(name)
         return 0 if entry is None else entry.file_size
+
+    def packed_size(self, name: str) -> int:
+        """Return the number of bytes that an entry takes in the file."""
+        return self._entries[name].compress_size
 
     def read(self, name: str) -> bytes:
         """Return the bytes of an entry; raise ``ModelFileError`` if it is missing or damaged."""

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modelsummary._torch import HigherOrderOperator, OpOverload
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.operator_mode import Operators, Uncounted
-from modelsummary.costs.operators import op_rule
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.contained import contained
@@ -22,6 +21,7 @@ from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.exported import prepare, read_exported, stored_in
 from modelsummary.files.torch.symbols import Symbols
+from modelsummary.operators.operator_facts import op_rule
 
 __all__ = ["load_exported"]
 
@@ -185,8 +185,8 @@ class _Builder:
             with torch.no_grad(), Operators(costs, ShapeOnly()):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # the operator needs values, or has no meta kernel
-            operation.uncounted = operation.op_type if rule.formula is not None or rule.matrix_like else None
-            if rule.formula is not None and any(each.size is None for each in operation.inputs):
+            operation.uncounted = operation.op_type if rule.facts.macs is not None or rule.matrix_like else None
+            if rule.facts.macs is not None and any(each.size is None for each in operation.inputs):
                 operation.macs_expr = _expression(node)
             return
         counted = costs.running
@@ -244,14 +244,14 @@ class _Symbolic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = op_rule(func)
-        if rule.is_composite and rule.formula is None:
+        if rule.is_composite and rule.facts.macs is None:
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
         out = func(*args, **kwargs)
-        if rule.formula is not None:
-            self.total = self.total + rule.formula(*args, **{**kwargs, "out": out})
+        if rule.facts.macs is not None:
+            self.total = self.total + rule.macs(args, kwargs, out)
         return out
 
 

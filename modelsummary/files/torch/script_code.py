@@ -25,7 +25,7 @@ _METHOD = re.compile(r"^  def (\w+)", re.MULTILINE)
 _TEXT_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|\'(?:[^\'\\\n]|\\[^\n])*\'|#[^\n]*')
 # Outside of texts, which are now single quotation marks: operators, and words that nest without brackets.
 _NOT_IN_SUBSET = re.compile(
-    r'[\w"]"|[;@!$?`~^|&%/*<\\\']|(?<!-)>|(?<!\de)(?<!\.e)\+|-\s*-|==|:=|\d{400}'
+    r'[\w"]"|[;@!$?`~^|&%/*<\\\']|(?<!-)>|(?<!\de)(?<!\.e)\+|-\s*-|==|:=|(?<!\d)\d{400}'
     r"|\b(?:lambda|not|and|or|is|await|async|yield|elif|import|global|nonlocal|try|except|assert|raise|del)\b"
     r"|\belse\b(?!:)"
 )
@@ -56,12 +56,15 @@ class ScriptClass:
 class Code:
     """The definitions in the code of an archive, each parsed when it is asked for.
 
+    Attributes:
+        archive: the archive with the code.
+
     >>> Code.parsed("x = torch.add(y, 1)", Budget())[0].targets[0].id
     'x'
     """
 
     def __init__(self, archive: Archive, budget: Budget) -> None:
-        self._archive, self._budget = archive, budget
+        self.archive, self._budget = archive, budget
         self._texts: dict[str, Mapping[str, str]] = {}  # by module
         self._methods: dict[str, dict[str, str]] = {}  # by class
         self._classes: dict[str, ScriptClass | None] = {}
@@ -99,9 +102,9 @@ class Code:
         if module not in self._texts:
             entry = f"code/{module.replace('.', '/')}.py"
             source = ""
-            if entry in self._archive.names:
-                self._budget.take(2 * self._archive.size(entry))
-                source = self._archive.read(entry).decode(errors="replace")
+            if entry in self.archive.names:
+                self._budget.take(2 * self.archive.size(entry))
+                source = self.archive.read(entry).decode(errors="replace")
             self._texts[module] = _divided(source, _HEAD)
         return self._texts[module].get(last, "")
 

@@ -16,6 +16,7 @@ __all__ = ["CONTAINER_FUNCTIONS", "FUNCTIONS", "ScriptError", "called_function",
 
 _LARGEST = 2**63 - 1
 _LONGEST = 1_000_000  # characters of a text
+_ITEM_BYTES = 100  # of an item in a new list or dict, with the text, number or pair that it is
 
 
 class ScriptError(Exception):
@@ -424,15 +425,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def called_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], budget: Budget
 ) -> Any:
-    """Call one of the functions; its arguments and result are counted.
+    """Call one of the functions; what it looks at, and what it makes or adds, is counted.
 
     Raises:
         ScriptError: it raises an exception, as it would in the program.
         ModelFileError: an integer or a text grows beyond any use.
     """
-    for value in args:
-        if isinstance(value, (str, list, tuple, dict)):
-            budget.spend(len(value) // 8)
+    sizes = [len(value) if isinstance(value, (str, list, tuple, dict)) else 0 for value in args]
+    if function not in _OF_ONE_ITEM:
+        budget.spend(sum(sizes) // 8)
     if any(isinstance(value, str) and len(value) > _LONGEST for value in args):
         raise ModelFileError(f"a text of more than {_LONGEST:,} characters")
     try:
@@ -443,7 +444,14 @@ def called_function(
         raise ModelFileError("lists are nested too deep") from None
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ScriptError(f"{type(error).__name__}: {error}"[:200]) from None
-    if isinstance(result, (str, list, tuple, dict)):
+    budget.take(8 * sum(sizes[1:]))
+    if isinstance(result, (str, list, tuple, dict)) and not any(result is value for value in args):
         budget.spend(len(result) // 8)
-        budget.take(8 * len(result))
+        budget.take(len(result) * (1 if isinstance(result, str) else _ITEM_BYTES))
     return result
+
+
+# Functions whose time does not grow with their first argument.
+_OF_ONE_ITEM = frozenset(
+    CONTAINER_FUNCTIONS[name] for name in "len append __getitem__ _set_item select get TupleIndex StringIndex".split()
+)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.budget import Budget
 
 __all__ = ["ScriptObject", "ScriptTensor", "read_pickle"]
 
-_MOST_STEPS = 1_000_000
 _STORAGES = {
     "Float": torch.float32,
     "Double": torch.float64,
@@ -95,27 +95,28 @@ _KEYS = (str, int, float, complex, ScriptTensor)  # of a dict: to hash nested tu
 _MOST_DIMENSIONS = 64  # torch has no more
 
 
-def read_pickle(data: bytes, folder: str = "data") -> Any:
+def read_pickle(data: bytes, folder: str = "data", budget: Budget | None = None) -> Any:
     """Return the value of a TorchScript pickle.
 
     Args:
         data: the pickle.
         folder: the folder of the archive with the storages that the pickle names.
+        budget: what reading the file may cost; default: a million steps.
 
     Raises:
-        ModelFileError: the pickle is broken, has more than a million steps, or has calls that TorchScript never writes.
+        ModelFileError: the pickle is broken, is over the budget, or has calls that TorchScript never writes.
 
     >>> import pickle
     >>> read_pickle(pickle.dumps([1, (2, None)], 2))
     [1, (2, None)]
     """
+    budget = budget or Budget(steps=1_000_000)
     machine = _Machine(folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
-            for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-                if number > _MOST_STEPS:
-                    raise ModelFileError(f"a pickle has more than {_MOST_STEPS:,} steps")
+            for opcode, argument, _ in pickletools.genops(data):
+                budget.spend()
                 machine.step(opcode.name, argument)
         (value,) = machine.stack
     except ModelFileError:

@@ -13,8 +13,8 @@ from torch import nn
 
 from modelsummary.capture.calls import Call
 from modelsummary.capture.operator_mode import Execution
-from modelsummary.costs.operators import OpCost, OpRule, tensors_in
 from modelsummary.files.program import Operation, Program, Scope, Tensor
+from modelsummary.operators.operator_facts import OpCost, OpRule, tensors_in
 
 __all__ = ["ScriptRecord"]
 

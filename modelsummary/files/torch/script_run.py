@@ -41,8 +41,6 @@ __all__ = ["ScriptFile", "run_script"]
 _CPU = torch.device("cpu")
 _SMALL = 2**16  # elements of tensors whose values are known anyway
 _SMALL_PARAMETER = 16
-_DEEPEST = 60  # calls within calls
-_STEPS = 4_000_000
 _QUANTIZED = {torch.qint8: "qint8", torch.quint8: "quint8", torch.qint32: "qint32"}
 
 
@@ -50,6 +48,7 @@ class ScriptFile:
     """What has been read of a TorchScript file.
 
     Args:
+        code: the code of the file's archive.
         model, constants: the values of ``data.pkl`` and ``constants.pkl``.
         scopes: the modules around each module and itself, by the id of its object.
         tensors: how the tensors of the file are listed.
@@ -58,31 +57,33 @@ class ScriptFile:
 
     def __init__(
         self,
-        archive: Archive,
+        code: Code,
         model: ScriptObject,
         constants: Any,
         scopes: Mapping[int, tuple[Scope, ...]],
         tensors: Mapping[ScriptTensor, Listed],
         stored_bytes: int,
     ) -> None:
-        self.archive, self.model, self.constants = archive, model, constants
+        self.code, self.archive, self.model, self.constants = code, code.archive, model, constants
         self.scopes, self.tensors, self.stored_bytes = scopes, tensors, stored_bytes
 
 
-def run_script(file: ScriptFile, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> Program:
+def run_script(file: ScriptFile, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype], budget: Budget) -> Program:
     """Follow the module in a file on inputs of these sizes; return its operators.
 
     Args:
         sizes: sizes of the inputs, in the order of the arguments or by name.
         dtypes: dtypes of some inputs; default: the dtype of the first floating point parameter.
+        budget: what reading the file has left; a second pass spends from it, too.
 
     Raises:
         InputError: the module raises, or values decide that are not followed.
         ModelFileError: the code does more than compute, or more than a budget allows.
     """
     _load_kernels(file.archive)
+    budget.restart()
     failed = f"{str(file.archive.path)!r} does not run on {[list(each) for each in sizes.values()]}"
-    run = _Run(file, follows=False)
+    run = _Run(file, budget, follows=False)
     try:
         try:
             return run.program(sizes, dtypes)
@@ -91,7 +92,7 @@ def run_script(file: ScriptFile, sizes: GivenSizes, dtypes: Mapping[str | int, t
         except Exception:
             if run.shapes.obstacle is None:
                 raise
-        run = _Run(file, follows=True)
+        run = _Run(file, budget, follows=True)
         return run.program(sizes, dtypes)
     except ModelFileError as error:
         raise ModelFileError(f"{str(file.archive.path)!r}: {error}") from None
@@ -122,10 +123,8 @@ def _load_kernels(archive: Archive) -> None:
 class _Run(TensorWork):
     """One run of a program."""
 
-    def __init__(self, file: ScriptFile, *, follows: bool) -> None:
-        self._file, self._follows = file, follows
-        seconds = 1.5 + 2e-5 * sum(map(file.archive.size, _code_in(file.archive))) + 2e-8 * file.stored_bytes
-        self._budget = Budget(seconds=seconds, steps=_STEPS, bytes=256 * 2**20 + 2 * file.stored_bytes, depth=_DEEPEST)
+    def __init__(self, file: ScriptFile, budget: Budget, *, follows: bool) -> None:
+        self._file, self._budget, self._follows = file, budget, follows
         self.shapes = ScriptShapes(
             self._budget,
             follows=follows,
@@ -141,11 +140,10 @@ class _Run(TensorWork):
 
     def program(self, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> Program:
         """Return the operators of the program on zeros of these sizes."""
-        code = Code(self._file.archive, self._budget)
         with torch.no_grad(), nothing_hidden(), fused_lstm(), self.shapes.running():
             with Operators(self._record.counting, self._record), self._record.unrecorded():
                 constants: list[Any] = []
-                self._interpreter = Interpreter(code, constants, self, self._budget)
+                self._interpreter = Interpreter(self._file.code, constants, self, self._budget)
                 constants += self._materialized(self._file.constants) or ()
                 model = self._materialized(self._file.model)
             with _disable_current_modes():
@@ -527,10 +525,6 @@ def _dtype(number: Any) -> torch.dtype:
     if type(number) is not int or number not in DTYPES:
         raise ModelFileError(f"the code has the dtype {number!r:.40}, which torch {torch.__version__} does not know")
     return DTYPES[number]
-
-
-def _code_in(archive: Archive) -> list[str]:
-    return [name for name in archive.names if name.endswith((".py", ".pkl"))]
 
 
 def _holds_tensor(values: Sequence[Any]) -> bool:

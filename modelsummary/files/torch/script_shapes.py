@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import new_tensor, spec_of
-from modelsummary.costs.operators import OpCost, OpRule, op_rule, tensors_in
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
+from modelsummary.operators.operator_facts import OpCost, OpRule, op_rule, tensors_in
 
 __all__ = ["ScriptShapes"]
 
@@ -50,8 +50,21 @@ _DIVIDING = frozenset(
 )
 _EMPTY = frozenset({"aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided"})
 _ZEROS = torch.ops.aten.zeros.default
+# Searches: they take some 20 times as long for an element as others, and up to eight integers.
+_SEARCHES = frozenset(
+    f"aten.{name}"
+    for name in "sort topk argsort _unique2 unique_dim unique_consecutive isin searchsorted bucketize index_put"
+    " index_put_ index_add index_add_ scatter_add scatter_add_ nonzero".split()
+)
+_OF_SEARCH, _SEARCH_BYTES = 20, 64
 _REFUSED_STARTS = (
     "aten.special_",
+    "aten.digamma",
+    "aten.lgamma",
+    "aten.erfinv",
+    "aten.gcd",
+    "aten.lcm",
+    "aten.i0",
     "aten.igamma",
     "aten.polygamma",
     "aten.mvlgamma",
@@ -130,6 +143,9 @@ class ScriptShapes(ShapeOnly):
         if rule.name == "torchvision.nms":
             work += taken[0].shape[0] ** 2 if taken[0].shape[0] <= _MOST_BOXES else self._work_left + 1
         nbytes = 0 if rule.is_view else sum(tensor.nbytes for tensor in made)
+        if rule.name in _SEARCHES:
+            nbytes += _SEARCH_BYTES * sum(tensor.numel() for tensor in taken)
+            work *= _OF_SEARCH
         if work > self._work_left or nbytes > self._bytes_left:
             self.is_used_up = True
             return False

@@ -19,6 +19,9 @@ from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, r
 __all__ = ["load_torchscript"]
 
 _DEEPEST = 100  # modules within modules
+_BEST_PACKED = 6  # times as long is code without its packing; comments pack better, and do nothing
+_DEEPEST_CALL = 60  # calls within calls
+_STEPS = 4_000_000
 _LARGEST_PICKLE = 32 * 2**20  # bytes
 _NOTE = "sizes and multiply-adds of TorchScript need a run: load(path, input, run=True), or --run"
 
@@ -50,7 +53,8 @@ def load_torchscript(
             raise InputError(f"run=True needs the sizes of the inputs of {str(path)!r}: load(path, input, run=True)")
     elif sizes:
         raise InputError(f"input= needs a run of {str(path)!r}, which is code; pass run=True (--run) to run it")
-    reader = _Reader(archive)
+    budget = _budget_of(archive)
+    reader = _Reader(archive, budget)
     try:
         listed = reader.program()
     except ModelFileError as error:
@@ -58,8 +62,10 @@ def load_torchscript(
     if run:
         from modelsummary.files.torch.script_run import ScriptFile, run_script
 
-        file = ScriptFile(archive, reader.model, reader.constants, reader.scopes, reader.tensors, listed.stored.nbytes)
-        program = run_script(file, sizes, dtypes)
+        file = ScriptFile(
+            reader.code, reader.model, reader.constants, reader.scopes, reader.tensors, listed.stored.nbytes
+        )
+        program = run_script(file, sizes, dtypes, budget)
         program.owned, program.stored = listed.owned, listed.stored
         return FileStatistics(program, path)
     return FileStatistics(listed, path)
@@ -68,10 +74,9 @@ def load_torchscript(
 class _Reader:
     """A reader of the modules in an archive and of the tensors that they register."""
 
-    def __init__(self, archive: Archive) -> None:
-        self.archive = archive
-        self.budget = Budget()
-        self.code = Code(archive, self.budget)
+    def __init__(self, archive: Archive, budget: Budget) -> None:
+        self.archive, self.budget = archive, budget
+        self.code = Code(archive, budget)
         self.scopes: dict[int, tuple[Scope, ...]] = {}  # of each module, by the id of its object
         self.tensors: dict[ScriptTensor, Tensor] = {}
         self.owned: list[tuple[tuple[Scope, ...], list[Tensor]]] = []
@@ -98,7 +103,7 @@ class _Reader:
             raise ModelFileError(
                 f"{name} has {self.archive.size(name):,} bytes; more than {_LARGEST_PICKLE:,} are not read"
             )
-        return read_pickle(self.archive.read(name), name.removesuffix(".pkl"))
+        return read_pickle(self.archive.read(name), name.removesuffix(".pkl"), self.budget)
 
     def _add_modules(self, model: ScriptObject) -> None:
         """Add the module and all modules inside it, each once, depth first."""
@@ -142,6 +147,19 @@ class _Reader:
             trains = kind == "parameter" and found.requires_grad
             self.tensors[found] = Tensor(name, found.size, found.size, dtype, 8 * found.dtype.itemsize, kind, trains)
         return self.tensors[found]
+
+
+def _budget_of(archive: Archive) -> Budget:
+    """Return what reading and running the program in an archive may cost, in all passes together."""
+    is_code = {name: name.endswith((".py", ".pkl")) for name in archive.names}
+    code = sum(min(archive.size(name), _BEST_PACKED * archive.packed_size(name)) for name in is_code if is_code[name])
+    stored = sum(archive.size(name) for name in is_code if not is_code[name])
+    return Budget(
+        seconds=1.5 + 2e-6 * code + 2e-8 * stored,
+        steps=_STEPS + 2 * code,
+        bytes=256 * 2**20 + 2 * stored,
+        depth=_DEEPEST_CALL,
+    )
 
 
 def _name_of(module: ScriptObject) -> str:

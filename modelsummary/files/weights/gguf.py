@@ -27,6 +27,7 @@ _MAGIC = b"GGUF"
 _LARGEST_HEADER = 256 * 2**20  # bytes; vocabularies are in it
 _LEAST = 12  # bytes of a tensor or a pair
 _STEPS = 4  # of a value
+_TENSOR_STEPS = 40
 _MOST_DIMENSIONS = 4
 _ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
@@ -119,6 +120,7 @@ class _Header:
         n_tensors, n_pairs = self._number("Q"), self._number("Q")
         if (n_tensors + n_pairs) * _LEAST > self._size:
             raise ModelFileError(f"it declares {grouped(n_tensors)} tensors and {grouped(n_pairs)} key-value pairs")
+        self._budget.spend(_TENSOR_STEPS * n_tensors)
         facts = self._pairs(n_pairs)
         found: dict[str, StoredTensor] = {}
         alignment = facts.get("general.alignment", _ALIGNMENT)
@@ -167,7 +169,6 @@ class _Header:
         return None
 
     def _tensor(self, alignment: int, known: dict[str, StoredTensor]) -> StoredTensor:
-        self._budget.spend(_STEPS * 8)
         name = self._text()
         check_name(name, known)
         n_dims = self._number("I")

@@ -106,22 +106,21 @@ def weight_statistics(
         budget: what reading it may cost; each tensor and each module charges it.
         notes: further notes on the file.
     """
+    prefixes = {each.name.rpartition(".")[0] for each in stored}
+    n_modules = sum(prefix.count(".") + 1 for prefix in prefixes if prefix)
+    budget.spend(_TENSOR_STEPS * len(stored) + _MODULE_STEPS * n_modules)  # before the work, which takes seconds
     tensors: dict[str, Tensor] = {}
-    owned: dict[tuple[str, ...], list[Tensor]] = {}
+    owned: dict[str, list[Tensor]] = {}
     for each in stored:
-        *around, name = each.name.split(".")
-        budget.spend(_TENSOR_STEPS)
+        prefix, _, name = each.name.rpartition(".")
         trained = not _is_buffer(each, name)
         bits = -(-8 * each.nbytes // max(prod(each.shape), 1))
         kind: Kind = "parameter" if trained else "buffer"
         tensor = Tensor(name, each.shape, each.shape, each.dtype, bits, kind, trained)
         tensor.nbytes = each.nbytes  # blocks of quantised elements have fractions of bits per element
         tensors[each.name] = tensor
-        owned.setdefault(tuple(around), []).append(tensor)
-    modules: list[tuple[tuple[Scope, ...], list[Tensor]]] = []
-    for parts, found in owned.items():
-        budget.spend(_MODULE_STEPS * len(parts))
-        modules.append((_scopes(parts), found))
+        owned.setdefault(prefix, []).append(tensor)
+    modules = [(_scopes(prefix.split(".") if prefix else []), inside) for prefix, inside in owned.items()]
     held = Stored(sum(prod(each.shape) for each in stored), sum(each.nbytes for each in stored))
     program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
     return WeightStatistics(program, path, tensors)

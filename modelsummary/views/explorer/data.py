@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from modelsummary.costs.device_spec import DeviceSpec
-from modelsummary.costs.device_table import TABLE
-from modelsummary.costs.roofline import dtype_of
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.device_table import TABLE
+from modelsummary.devices.roofline import dtype_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.diff import diff_trees
-from modelsummary.views.explorer.flow import Dataflow
-from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of
+from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, repeats, split_equal
+from modelsummary.views.flow import Dataflow
 from modelsummary.views.labels import one_line
 
 __all__ = ["VERSION", "Explored", "diff_data", "model_data"]
@@ -70,7 +71,7 @@ class Explored:
 
     def _is_list(self, fqn: str) -> bool:
         """Return True for a module that holds others and is not called itself."""
-        return fqn not in self.by_fqn and any(each.startswith(f"{fqn}.") for each in self.by_fqn)
+        return fqn not in self.by_fqn and any(name.startswith(f"{fqn}.") for name in self.by_fqn)
 
     def _check(self, name: str, fqns: Iterable[str]) -> None:
         strange = next((fqn for fqn in fqns if fqn not in self.by_fqn), None)
@@ -97,6 +98,7 @@ def model_data(model: Explored) -> dict[str, Any]:
     for node in nodes:
         for child in node.children:
             parents[child.number] = node.number
+    called = [_called(node) if model.root.executed else _CALLED for node in nodes]
     return {
         "title": one_line(model.root.class_name),
         "executed": model.root.executed,
@@ -106,10 +108,11 @@ def model_data(model: Explored) -> dict[str, Any]:
             "kind": texts.places(node.kind for node in nodes),
             "name": texts.places(node.name for node in nodes),
             "type": texts.places(node.type for node in nodes),
-            "called": [_called(node) if model.root.executed else _CALLED for node in nodes],
+            "called": called,
             "order": [node.order for node in nodes],
             "equal": [node.equal for node in nodes],
         },
+        "runs": _runs(nodes, called),
         "facts": texts.columns(nodes, _facts(model)),
         "groups": texts.columns(nodes, _groups(model)),
         "edges": _edges(model, texts),
@@ -124,6 +127,27 @@ def _called(node: ExplorerNode) -> int:
     if node.row is None or node.row.executed:
         return _CALLED
     return _CONTAINER if any(row.executed for row in node.row.walk()) else _NOT_CALLED
+
+
+def _runs(nodes: Sequence[ExplorerNode], called: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the patterns that repeat in a level: number of the first node, nodes of the pattern, times that it comes.
+
+    The children of a container that nothing calls, such as a ModuleList, belong to the level around it.
+    """
+    runs: list[tuple[int, int, int]] = []
+    for node in nodes:
+        level: list[ExplorerNode] = []
+        pending = list(node.children) if not node.number or called[node.number] != _CONTAINER else []
+        while pending:
+            child = pending.pop()
+            if called[child.number] == _CONTAINER:
+                pending += child.children
+            else:
+                level.append(child)
+        level.sort(key=lambda child: (child.order, child.number))
+        patterns = repeats([child.equal for child in level])
+        runs += [(level[start].number, period, times) for start, period, times in patterns if times > 1]
+    return runs
 
 
 class _Texts:
@@ -185,8 +209,8 @@ def _groups(model: Explored) -> list[_Fact]:
     """Return the texts that nodes can be coloured by, by their titles."""
 
     def stage(node: ExplorerNode) -> str:
-        found = None if node.step is None else node.step.stage
-        return "" if found is None else f"stage {found}"
+        index = None if node.step is None else node.step.stage
+        return "" if index is None else f"stage {index}"
 
     return [
         ("Stage", stage),
@@ -240,33 +264,33 @@ def _figures(nodes: Sequence[ExplorerNode]) -> list[dict[str, Any]]:
     for (title, kind, attribute), name in sorted(names.items(), key=lambda item: item[1] != "macs"):
         if name in _LEFT_OUT:
             continue
-        own = [None if node.row is None else getattr(node.row, attribute) for node in nodes]
+        amounts = [None if node.row is None else getattr(node.row, attribute) for node in nodes]
         if name == "macs":
-            own = _with_functions(nodes, own)
-        if any(own):
-            values = [_rounded(value or 0) for value in own]
+            amounts = _with_functions(nodes, amounts)
+        if any(amounts):
+            values = [_rounded(value or 0) for value in amounts]
             figures.append({"name": name, "title": title, "unit": kind, "adds": True, "own": values})
     for name, title, figure in (
         ("output_bytes", "Size of outputs", _output_bytes),
         ("peak_bytes", "Peak of memory", lambda node: 0 if node.row is None else node.row.peak_bytes or 0),
     ):
-        own = [figure(node) for node in nodes]
-        if any(own):
-            figures.append({"name": name, "title": title, "unit": "bytes", "adds": False, "own": own})
+        amounts = [figure(node) for node in nodes]
+        if any(amounts):
+            figures.append({"name": name, "title": title, "unit": "bytes", "adds": False, "own": amounts})
     return figures
 
 
 def _with_functions(nodes: Sequence[ExplorerNode], own: list[int | None]) -> list[int | None]:
-    found = list(own)
+    amounts = list(own)
     for node in nodes:
         functions = [child for child in node.children if child.kind == "function" and child.step is not None]
         counts = [child.step.macs for child in functions if child.step is not None]
         total = own[node.number]
         if total is not None and 0 < sum(counts) <= total:
-            found[node.number] = total - sum(counts)
+            amounts[node.number] = total - sum(counts)
             for child, count in zip(functions, counts, strict=True):
-                found[child.number] = count
-    return found
+                amounts[child.number] = count
+    return amounts
 
 
 def _output_bytes(node: ExplorerNode) -> int:
@@ -294,12 +318,12 @@ def _devices(root: LayerInfo) -> list[dict[str, Any]]:
 
 
 def _edges(model: Explored, texts: _Texts) -> dict[str, list[int]]:
-    number = {id(node.step): node.number for node in model.nodes if node.step is not None}
+    number_of = {id(node.step): node.number for node in model.nodes if node.step is not None}
     edges = [
-        (number[id(model.flow.steps[source])], number[id(step)], texts.place(", ".join(tensors)))
+        (number_of[id(model.flow.steps[source])], number_of[id(step)], texts.place(", ".join(map(str, tensors))))
         for step in model.flow.steps
         for source, tensors in step.takes.items()
-        if id(step) in number and id(model.flow.steps[source]) in number
+        if id(step) in number_of and id(model.flow.steps[source]) in number_of
     ]
     sources, targets, tensors = map(list, zip(*edges, strict=True)) if edges else ([], [], [])
     return {"source": sources, "target": targets, "tensors": tensors}
@@ -308,7 +332,7 @@ def _edges(model: Explored, texts: _Texts) -> dict[str, list[int]]:
 def _timeline(model: Explored, memory: MemoryEstimate, texts: _Texts) -> dict[str, Any]:
     """Return the timeline; the bytes of a category are the first value, then the changes from point to point."""
     points = memory.timeline
-    held = {name: [point.held[place] for point in points] for place, name in enumerate(CATEGORIES)}
+    held = {name: [point.held[index] for point in points] for index, name in enumerate(CATEGORIES)}
     return {
         "mode": memory.mode,
         "peak": memory.peak,
@@ -324,9 +348,12 @@ def _timeline(model: Explored, memory: MemoryEstimate, texts: _Texts) -> dict[st
 
 
 def diff_data(before: Explored, after: Explored) -> dict[str, Any]:
-    """Return the differences between two models, with the numbers of the nodes; -1 where a model lacks the module."""
+    """Return the differences between two models, with the numbers of the nodes; -1 where a model lacks the module.
+
+    From then on, only nodes of either model that differ in the same way are equal.
+    """
     diff = diff_trees(before.root, after.root)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in diff.rows:
         if row.status == "same":
             continue
@@ -342,6 +369,10 @@ def diff_data(before: Explored, after: Explored) -> dict[str, Any]:
                 "changes": {name: list(row.change(name)) for name in ("params", "macs", "params_bytes")},
             }
         )
+    for side, model in enumerate((before, after)):
+        changed = {row["nodes"][side]: row for row in rows if row["nodes"][side] >= 0}
+        changes = {node: json.dumps(row | {"nodes": []}) for node, row in changed.items() if row["status"] != "shape"}
+        split_equal(model.nodes, changes)
     pairs = [
         [before.by_fqn[row.before.fqn], after.by_fqn[row.after.fqn]]
         for row in diff.rows

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from modelsummary.layer_info import LayerInfo
-from modelsummary.views.explorer.flow import FlowStep
-from modelsummary.views.folding import signature
+from modelsummary.views.flow import FlowStep
+from modelsummary.views.folding import looks_equal, signature
 from modelsummary.views.labels import one_line
 
-__all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of"]
+__all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of", "repeats", "split_equal"]
 
 MOST_CHILDREN = 200  # of one node, a repeated pattern counted once; more are grouped into ranges to keep levels small
-_LONGEST_PATTERN = 12  # nodes; as LONGEST in visible.js
+_LONGEST_PATTERN = 12  # nodes
 _FEW_SOURCES = 3
 
 
@@ -72,14 +72,14 @@ def nodes_of(root: LayerInfo, steps: Sequence[FlowStep] = ()) -> list[ExplorerNo
     rows = list(node_of)
     functions: dict[LayerInfo, list[ExplorerNode]] = {}
     first: dict[LayerInfo, int] = {}
-    for number, step in enumerate(steps):
+    for index, step in enumerate(steps):
         if step.kind == "module":
             node_of[step.inside].step = step
         else:
             functions.setdefault(step.inside, []).append(
-                ExplorerNode(step.kind, one_line(step.name), step=step, order=number)
+                ExplorerNode(step.kind, one_line(step.name), step=step, order=index)
             )
-        first.setdefault(step.inside, number)
+        first.setdefault(step.inside, index)
     for row in reversed(rows):  # children before their parents
         for child in row.children:
             if child in first:
@@ -87,12 +87,15 @@ def nodes_of(root: LayerInfo, steps: Sequence[FlowStep] = ()) -> list[ExplorerNo
     for row, node in node_of.items():
         node.order = first.get(row, 0)
         node.children = _in_order([node_of[child] for child in row.children], functions.get(row, []), first)
-    _mark_equal(node_of[root])
-    for node in list(node_of[root].walk()):
+    all_nodes = list(node_of[root].walk())
+    kinds = looks_equal(all_nodes, _facts)
+    for node in all_nodes:
+        node.equal = kinds[id(node)]
+    for node in all_nodes:
         node.children = _in_ranges(node.children)
     nodes = list(node_of[root].walk())
-    for number, node in enumerate(nodes):
-        node.number = number
+    for index, node in enumerate(nodes):
+        node.number = index
     return nodes
 
 
@@ -114,15 +117,12 @@ def _in_order(
     return sorted([*modules, *functions], key=lambda node: node.order)
 
 
-def _mark_equal(root: ExplorerNode) -> None:
-    numbers: dict[Any, int] = {}
-    for node in reversed(list(root.walk())):
-        if node.row is not None:
-            own: tuple[Any, ...] = signature(node.row)
-        else:
-            own = (node.kind, node.name, node.step and (node.step.macs, node.step.result))
-        key = (own, node.step and node.step.stage, tuple(child.equal for child in node.children))
-        node.equal = numbers.setdefault(key, len(numbers))
+def _facts(node: ExplorerNode) -> Hashable:
+    """Return what two nodes must have in common to look equal."""
+    stage = node.step and node.step.stage
+    if node.row is not None:
+        return signature(node.row), stage
+    return node.kind, node.name, node.step and (node.step.macs, node.step.result), stage
 
 
 def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
@@ -130,7 +130,7 @@ def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
 
     Consecutive nodes that take no tensor, as constants in files, become a range if there are more than a few.
     """
-    if _n_shown([node.equal for node in nodes]) <= MOST_CHILDREN:
+    if sum(period for _, period, _ in repeats([node.equal for node in nodes])) <= MOST_CHILDREN:
         return list(_sources_in_ranges(nodes))
     folded = [list(group) for _, group in groupby(nodes, key=lambda node: node.equal)]
     size = max(round(len(folded) ** 0.5), -(-len(folded) // MOST_CHILDREN))
@@ -160,9 +160,16 @@ def _range(inside: list[ExplorerNode], at: int, what: str) -> ExplorerNode:
     return node
 
 
-def _n_shown(equal: Sequence[int]) -> int:
-    """Return how many nodes the page shows for neighbours with these numbers; a repeating pattern is shown once."""
-    shown = start = 0
+def repeats(equal: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the runs of neighbours with these numbers: first position, nodes of the pattern, times that it comes.
+
+    A pattern of several nodes must come three times.
+
+    >>> repeats([7, 7, 1, 2, 1, 2, 1, 2, 5])
+    [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
+    """
+    runs: list[tuple[int, int, int]] = []
+    start = 0
     while start < len(equal):
         period, times = 1, 1
         for length in range(1, min(_LONGEST_PATTERN, (len(equal) - start) // 2) + 1):
@@ -173,6 +180,22 @@ def _n_shown(equal: Sequence[int]) -> int:
                 count += 1
             if count > (1 if length == 1 else 2) and count * length > period * times:
                 period, times = length, count
-        shown += period
+        runs.append((start, period, times))
         start += period * times
-    return shown
+    return runs
+
+
+def split_equal(nodes: Sequence[ExplorerNode], changes: Mapping[int, Hashable]) -> None:
+    """Let only nodes be equal that differ from the other model in the same way, inside too.
+
+    Args:
+        nodes: all nodes in depth-first order.
+        changes: number of a node that differs -> how.
+    """
+    kinds: dict[Any, int] = {}
+    is_changed = [node.number in changes for node in nodes]
+    for node in reversed(nodes):  # what is inside a node comes before it
+        if is_changed[node.number] or any(is_changed[child.number] for child in node.children):
+            is_changed[node.number] = True
+            key = (node.equal, changes.get(node.number), tuple(child.equal for child in node.children))
+            node.equal = kinds.setdefault(key, -len(nodes) - node.number)

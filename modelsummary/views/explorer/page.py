@@ -88,8 +88,8 @@ def page_of(data: dict[str, Any], title: str) -> Page:
 
 @cache
 def _static(name: str) -> str:
-    place = resources.files("modelsummary.views") / "static" / "explorer"
-    return (place / name).read_text(encoding="utf-8")
+    folder = resources.files("modelsummary.views") / "static" / "explorer"
+    return (folder / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -329,7 +329,6 @@ const start = () => {
   for (const row of data.diff?.rows ?? []) {
     row.nodes.forEach((node, number) => { if (node >= 0) state.sides[number].noteDifference(node, row); });
   }
-  if (state.diff) for (const side of state.sides) side.splitEquals();
   for (const [before, after] of data.diff?.pairs ?? []) {
     state.sides[0].partner.set(before, after);
     state.sides[1].partner.set(after, before);

@@ -8,6 +8,7 @@ export class Model {
     this.parent = data.nodes.parent;
     this.equal = data.nodes.equal;
     this.order = data.nodes.order;
+    this.runs = new Map(data.runs.map(([head, period, times]) => [head, [period, times]]));
     this.end = new Int32Array(this.size); // one past the last node inside
     for (let node = this.size - 1; node >= 0; node--) {
       this.end[node] = Math.max(this.end[node], node + 1);

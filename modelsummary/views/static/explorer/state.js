@@ -26,24 +26,6 @@ export class Side {
     for (const each of this.model.way(node).slice(0, -1)) this.changedInside.add(each);
   }
 
-  // Let only nodes be equal that differ from the other model in the same way, inside too.
-  splitEquals() {
-    const { model } = this;
-    const kinds = new Map();
-    for (let node = model.size - 1; node >= 0; node--) { // what is inside a node comes before it
-      const row = this.differences.get(node);
-      const isChanged = row && row.status !== "shape";
-      if (!isChanged && !this.changedInside.has(node)) continue;
-      const inside = model.children(node).map((child) => model.equal[child]);
-      const key = JSON.stringify([model.equal[node], isChanged && [row.status, row.differs, row.changes], inside]);
-      if (!kinds.has(key)) kinds.set(key, -model.size - node);
-      model.equal[node] = kinds.get(key);
-    }
-    this.refold();
-    this.atFirst = firstOpen(model, this.folding);
-    this.open = new Set(this.atFirst);
-  }
-
   statusOf(node) {
     return this.differences.get(node)?.status ?? (this.changedInside.has(node) ? "inside" : "");
   }

@@ -2,7 +2,6 @@
 
 import { byId, full, make, percent, scaled } from "./format.js";
 import { figureOf } from "./colours.js";
-import { repeats } from "./visible.js";
 import { active, state } from "./state.js";
 
 const ROW = 24; // pixels
@@ -27,7 +26,9 @@ const list = (side) => {
     found.push({ node, level, times });
     if (!side.listed.has(node)) return;
     const children = model.children(node);
-    for (const { start, times } of repeats(children.map((each) => model.equal[each]), 1)) {
+    for (let start = 0, times; start < children.length; start += times) {
+      times = 1;
+      while (model.equal[children[start + times]] === model.equal[children[start]]) times++;
       const isFolded = times > 1 && !side.unfolded.has(children[start]);
       for (let place = 0; place < (isFolded ? 1 : times); place++) {
         add(children[start + place], level + 1, isFolded ? times : 1);

@@ -1,28 +1,5 @@
 // What of a model is visible: equal blocks as one, modules that are opened, and the edges between what is shown.
 
-const LONGEST = 12; // nodes of a repeated pattern
-
-// Neighbours that repeat: [{start, period, times}], over a list of numbers that are equal for equal nodes.
-export const repeats = (equal, longest = LONGEST) => {
-  const found = [];
-  const isSame = (a, b, length) => {
-    for (let place = 0; place < length; place++) if (equal[a + place] !== equal[b + place]) return false;
-    return true;
-  };
-  for (let start = 0; start < equal.length;) {
-    let best = { start, period: 1, times: 1 };
-    for (let period = 1; period <= longest && start + 2 * period <= equal.length; period++) {
-      let times = 1;
-      while (start + (times + 1) * period <= equal.length && isSame(start, start + times * period, period)) times++;
-      const isWorth = times > (period === 1 ? 1 : 2); // a pattern of several nodes must come three times
-      if (isWorth && times * period > best.times * best.period) best = { start, period, times };
-    }
-    found.push(best);
-    start += best.period * best.times;
-  }
-  return found;
-};
-
 // Which node stands for each: the same one of the first of equal blocks.
 export class Folding {
   constructor(model, unfolded) {
@@ -38,8 +15,9 @@ export class Folding {
   #fold(node, unfolded) {
     const { model } = this;
     const level = model.level(node);
-    for (const { start, period, times } of repeats(level.map((each) => model.equal[each]))) {
+    for (let start = 0; start < level.length;) {
       const head = level[start];
+      const [period, times] = model.runs.get(head) ?? [1, 1];
       const isFolded = times > 1 && !unfolded.has(head);
       for (let place = 0; place < period * times; place++) {
         const item = level[start + place];
@@ -55,6 +33,7 @@ export class Folding {
           this.instance[item] = Math.floor(place / period);
         }
       }
+      start += period * times;
     }
   }
 

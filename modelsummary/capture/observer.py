@@ -1,0 +1,422 @@
+"""Observe a run: its operators, the storages that they make, and the time when these are freed."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from modelsummary import _torch
+from modelsummary._torch import FakeTensor
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
+from modelsummary.capture.operator_mode import Execution
+from modelsummary.capture.saved_tensor import SavedTensor
+from modelsummary.operators.operator_calls import OperatorLog
+from modelsummary.operators.operator_facts import OpCost, OpRule, op_rule, tensors_in
+from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from modelsummary.capture.calls import Call
+
+__all__ = ["Allocation", "Observer"]
+
+_KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
+_ADD = torch.ops.aten.add.Tensor
+_INDEX_PUT = torch.ops.aten.index_put.default
+_ALIAS = torch.ops.aten.alias.default
+_LAYERS = ((nn.functional, "linear"), *((_torch.VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))
+_PLAIN = frozenset({Tensor, nn.Parameter, ShapeTensor})
+# Their results have the memory of their argument, which their schemas do not declare.
+_SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
+_MATRICES: dict[Any, slice] = {torch.ops.aten.mm.default: slice(0, 2), torch.ops.aten.addmm.default: slice(1, 3)}
+
+
+class Allocation:
+    """A storage and its lifetime.
+
+    Attributes:
+        nbytes: size in bytes.
+        born: number of the operator that made it.
+        died: number of the operator before which it was freed; None while it lives.
+        kind: purpose, such as ``"params"``, set by the caller; empty for results of operators.
+        made_in: module call in which it was made; None outside of the model.
+        is_saved: whether it is kept for the backward.
+        saved_in: module call in which it was first saved for the backward, or was made if something else keeps it.
+        reused_by: number of the operator that writes its result here if nothing else holds this storage.
+    """
+
+    __slots__ = ("born", "died", "is_saved", "kind", "made_in", "nbytes", "reused_by", "saved_in")
+
+    def __init__(self, nbytes: int, born: int, kind: str = "", made_in: Call | None = None) -> None:
+        self.nbytes, self.born, self.kind, self.made_in = nbytes, born, kind, made_in
+        self.died: int | None = None
+        self.is_saved = False
+        self.saved_in: Call | None = None
+        self.reused_by: int | None = None
+
+    @property
+    def category(self) -> str:
+        """Its purpose: ``"activations"`` for what is kept for the backward, ``"temporary"`` for other results."""
+        return self.kind or ("activations" if self.is_saved else "temporary")
+
+    def save(self, call: Call | None) -> None:
+        """Note that it is kept for the backward since a module call; the first one counts."""
+        if not self.is_saved:
+            self.is_saved, self.saved_in = True, call
+
+
+class Observer:
+    """An execution around another one that notes the operators that it runs, between ``__enter__`` and ``__exit__``.
+
+    Arguments count as alive while their operator runs. Workspaces of operators are not seen.
+
+    Args:
+        block_bytes: multiple that sizes are rounded up to.
+        running: returns the module call that runs, or None; asked at each operator, and when a tensor is saved.
+        storages: whether storages are followed until they are freed. Without, views are noted without arguments: they
+            run no kernel, and their results have the storage of an argument.
+
+    Attributes:
+        operators: name of each operator that ran, and the module call in which it ran.
+        log: the runs of the operators with their arguments.
+        every: all storages.
+        clones: number of an operator -> bytes of the matrices that it copies.
+    """
+
+    def __init__(
+        self, block_bytes: int = 1, running: Callable[[], Call | None] = lambda: None, *, storages: bool = True
+    ) -> None:
+        self._block, self._running, self._follows = block_bytes, running, storages
+        self._execution: Any = None
+        self._is_on = False
+        self.operators: list[tuple[str, Call | None]] = []
+        self.every: list[Allocation] = []
+        self.clones: dict[int, int] = {}
+        self._live: dict[int, tuple[Any, Allocation]] = {}
+        self._seen: dict[int, torch.UntypedStorage] = {}  # held, so that no two share an address
+        self._names: dict[Any, str] = {}
+        self._ended: int | None = None  # number of the autograd node that ended last
+        self._params: set[int] = set()  # identities of the storages of parameters
+        self.log = OperatorLog(self.identity, self._params)
+        self._imported = len(sys.modules)
+        self._in_layer = 0  # calls of linear and recurrent functions that run
+
+    def around(self, execution: Execution) -> Execution:
+        """Return the execution that runs operators by ``execution`` and notes them."""
+        self._execution, self.input = execution, execution.input
+        return self
+
+    def __enter__(self) -> Self:
+        self._is_on = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_on = False
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Run one operator, note it, and return its result and cost."""
+        if not self._is_on:
+            result: tuple[Any, OpCost] = self._execution.run(func, rule, args, kwargs)
+            return result
+        name = self._name(func)
+        if not self._follows:
+            out, cost = self._execution.run(func, rule, args, kwargs)
+            self.operators.append((name, self._running()))
+            if rule.is_view:
+                self.log.note(func, (), {}, None, rule)
+            else:
+                self.log.note(func, args, kwargs, out, rule, cost)
+            return out, cost
+        if "torch.distributed._functional_collectives" in sys.modules and any(
+            map(_is_awaited, tensors_in((args, kwargs)))
+        ):
+            args, kwargs = tree_map(_unwrapped, (args, kwargs))
+        number = len(self.operators)
+        if func is _ADD or func is _INDEX_PUT:
+            self._note_reuse(func, args, number)
+        elif func in _MATRICES:
+            self._note_clones(args[_MATRICES[func]], number)
+        self._meet((args, kwargs), number)  # torch makes a tensor of a Python number before it gets here
+        if name in _SAME_MEMORY:
+            out, cost = self._execution.run(_ALIAS, op_rule(_ALIAS), args, kwargs)
+        else:
+            out, cost = self._execution.run(func, rule, args, kwargs)
+        if len(sys.modules) != self._imported:
+            self._forget_importers()
+        self.operators.append((name, self._running()))
+        self._meet(out, number)
+        self.log.note(func, args, kwargs, out, rule, cost)
+        return out, cost
+
+    def identity(self, tensor: Tensor) -> int:
+        """Return a number that identifies the storage behind a tensor; -1 if it is not followed."""
+        if self._follows:
+            found = self.of(tensor)
+            return id(found) if found is not None else -1
+        if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
+            (tensor,) = inner_tensors(tensor)
+        storage = tensor.untyped_storage()
+        key: int = storage._cdata
+        self._seen[key] = storage
+        return key
+
+    def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Follow storages that exist already, each counted once."""
+        if not self._follows:
+            inner_of = (inner for tensor in tensors for inner in inner_tensors(tensor)) if kind == "params" else ()
+            self._params.update(map(self.identity, inner_of))
+            return
+        for tensor in tensors:
+            for inner in stored_tensors(tensor):
+                if self.of(inner) is None:
+                    self._follow(inner, Allocation(self._rounded(inner), len(self.operators), kind))
+
+    def of(self, tensor: Tensor) -> Allocation | None:
+        """Return the storage behind a tensor; None if it is not followed.
+
+        It is the storage of the local tensor of a distributed one, and of the values of a sparse one.
+        """
+        if not self._follows:
+            return None
+        if is_distributed(type(tensor)):
+            (tensor,) = inner_tensors(tensor)
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            storage = stored_tensors(tensor)[-1].untyped_storage()
+        entry = self._live.get(storage._cdata)
+        return entry[1] if entry is not None else None
+
+    def _rounded(self, tensor: Tensor) -> int:
+        return -(-tensor.untyped_storage().size() // self._block) * self._block
+
+    def _follow(self, tensor: Tensor, allocation: Allocation) -> None:
+        self._follow_storage(tensor.untyped_storage(), allocation)
+
+    def _follow_storage(self, storage: torch.UntypedStorage, allocation: Allocation) -> None:
+        key = storage._cdata
+
+        def gone(_: object) -> None:
+            if allocation.died is not None:  # it was resized
+                return
+            allocation.died = len(self.operators)
+            if allocation.reused_by is not None and allocation.reused_by + 1 == allocation.died:
+                allocation.died -= 1  # nothing else held it: the result replaced it
+            self._live.pop(key, None)
+
+        self._live[key] = (weakref.ref(storage, gone), allocation)
+        self.every.append(allocation)
+        if allocation.kind == "params":
+            self._params.add(id(allocation))
+
+    def _forget_importers(self) -> None:
+        """Free the frames that an import left in a reference cycle, and with them the tensors of all its callers.
+
+        ``torch.fx.wrap`` keeps its own frame. Kernels that torch writes in Python import ``torch._dynamo`` when first
+        called, which calls it.
+        """
+        gc.collect()
+        self._imported = len(sys.modules)
+
+    def _name(self, func: Any) -> str:
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = str(func)
+        return name
+
+    def _note_clones(self, matrices: Sequence[Tensor], number: int) -> None:
+        """Note matrices that torch copies because BLAS cannot read their strides, such as an expanded gradient.
+
+        See ``addmm_impl_cpu_`` in aten/src/ATen/native/LinearAlgebra.cpp.
+        """
+        for each in matrices if all(matrix.layout is torch.strided for matrix in matrices) else ():
+            (rows, columns), (down, right) = each.shape, each.stride()
+            if not ((right == 1 and down >= columns) or (down == 1 and right >= rows)):
+                self.clones[number] = self.clones.get(number, 0) + each.nbytes
+
+    def _note_reuse(self, func: Any, args: Any, number: int) -> None:
+        """Note that torch would write into its argument here, which it does not while a dispatch mode is on.
+
+        Without a mode, autograd works in place if nothing else holds a gradient: when it adds up gradients between two
+        nodes (``accumulate`` in torch/csrc/autograd/input_buffer.cpp; a view shares its storage with its base), and in
+        the backward of an index (``index_backward`` in FunctionsManual.cpp). So does a layer that adds its bias to a
+        product (``linear`` in aten/src/ATen/native/Linear.cpp).
+        """
+        node = None if torch.is_grad_enabled() else _torch.current_node()
+        if (node is None and not self._in_layer) or not all(isinstance(each, Tensor) for each in args[:1]):
+            return
+        is_sum = func is _ADD and _is_dense(args[0]) and not args[0]._is_view()
+        is_gradient = is_sum and node is not None and node._sequence_nr() == self._ended
+        is_biased = is_sum and self._in_layer > 0 and isinstance(args[1], Tensor) and args[1].dim() == 1 < args[0].dim()
+        is_index = func is _INDEX_PUT and node is not None and node.name() == "IndexBackward0"
+        if is_gradient or is_biased or is_index:
+            allocation = self.of(args[0])
+            if allocation is not None:
+                allocation.reused_by = number
+
+    def save(self, tensor: Tensor) -> SavedTensor:
+        """Note that a tensor is kept for the backward, for ``saved_tensors_hooks``."""
+        self._meet(tensor, max(len(self.operators) - 1, 0))
+        allocation = self.of(tensor)
+        if allocation is not None:
+            allocation.save(self._running())
+        return SavedTensor.of(tensor)
+
+    def note_node(self, node: Any) -> None:
+        """Follow a node of the backward: its end, and a Python number that it keeps."""
+        if not self._follows:
+            return
+        number = node._sequence_nr()
+
+        def ended(*_: object) -> None:
+            self._ended = number
+
+        node.register_hook(ended)
+        self._hold_number_of(node)
+
+    def _hold_number_of(self, node: Any) -> None:
+        """Follow the tensor that autograd makes of a Python factor, which neither operators nor default hooks see.
+
+        Other saved tensors have hooks already and accept no more; reading them would run those hooks.
+        """
+        saved = getattr(node, "_raw_saved_other", None) if node.name() in _KEEP_NUMBERS else None
+        if saved is not None:
+            with _disable_current_modes(), suppress(RuntimeError):
+                saved.register_hooks(self._hold_number, lambda number: number)
+
+    def _hold_number(self, number: Tensor) -> Tensor:
+        if self.of(number) is None:
+            self._follow(number, Allocation(self._rounded(number), len(self.operators) - 1, "activations"))
+        return number
+
+    def _meet(self, value: Any, number: int) -> None:
+        for tensor in tensors_in(value):
+            for inner in (tensor,) if type(tensor) is ShapeTensor else stored_tensors(tensor):
+                if inner.layout is torch.strided and self._has_bytes(inner) and self.of(inner) is None:
+                    self._follow(inner, Allocation(self._rounded(inner), number, made_in=self._running()))
+
+    def _has_bytes(self, tensor: Tensor) -> bool:
+        """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run."""
+        return not tensor.is_meta and type(tensor) is not FakeTensor
+
+    @contextmanager
+    def following_resizes(self) -> Iterator[None]:
+        """Return a context in which resized storages are followed: FSDP2 frees gathered parameters by resizing."""
+        original: Any = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            if storage.size() != size:
+                self._resized(storage, size)
+            return original(storage, size)
+
+        with patch.object(torch.UntypedStorage, "resize_", resize_):
+            yield
+
+    @contextmanager
+    def following_layers(self) -> Iterator[None]:
+        """Return a context in which calls of linear and recurrent functions are known, which add biases in place."""
+
+        def followed(original: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                # tensors of other classes do not add in place
+                is_plain = all(type(each) in _PLAIN for each in tensors_in((args, kwargs)))
+                self._in_layer += is_plain
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._in_layer -= is_plain
+
+            return call
+
+        with ExitStack() as patches:
+            for place, name in _LAYERS:
+                patches.enter_context(patch.object(place, name, followed(getattr(place, name))))
+            yield
+
+    def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Follow a storage that is resized: its old bytes are freed, and as many as it has now are allocated."""
+        entry = self._live.pop(storage._cdata, None)
+        number = len(self.operators)
+        kind = ""
+        if entry is not None:
+            entry[1].died, kind = number, entry[1].kind
+        if nbytes:
+            self._follow_storage(storage, Allocation(-(-nbytes // self._block) * self._block, number, kind))
+
+    def leave_out(self, unused: Iterable[Tensor], used: Iterable[Tensor]) -> int:
+        """Count the storages of unused gradients and optimizer states as if they had never existed.
+
+        A storage of a parameter or of a used tensor is still counted.
+
+        Returns:
+            The bytes that were counted for them.
+        """
+        found = [self.of(each) for each in unused]
+        gone = {id(each): each for each in found if each is not None and each.kind in ("grads", "optimizer_state")}
+        for each in used if gone else ():
+            gone.pop(id(self.of(each)), None)
+        nbytes = sum(each.nbytes for each in gone.values())
+        for allocation in gone.values():
+            allocation.nbytes = 0
+        return nbytes
+
+    def keep(self, tensor: Tensor) -> None:
+        """Follow a tensor that no operator made and that is kept for the backward."""
+        if self._follows:
+            self._follow(tensor, Allocation(self._rounded(tensor), len(self.operators), made_in=self._running()))
+
+    def forward_ended(self, results: Iterable[Tensor]) -> None:
+        """Mark all living storages except the results as kept for the backward, and freed ones as not kept.
+
+        Some are kept by closures instead of autograd nodes: a checkpoint keeps the arguments of the function that it
+        runs again.
+        """
+        for each in self.every:
+            if each.died is not None:
+                each.is_saved, each.saved_in = False, None
+        own = {id(self.of(tensor)) for tensor in results if tensor.layout is torch.strided}
+        for _, allocation in self._live.values():
+            if not allocation.kind and id(allocation) not in own:
+                allocation.save(allocation.made_in)
+
+    def held(self) -> int:
+        """Return the number of bytes alive now."""
+        return sum(each.nbytes for _, each in self._live.values())
+
+
+def _is_awaited(value: Any) -> bool:
+    """Return True for the wrapper in which older versions of torch return the result of a collective."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    return collectives is not None and isinstance(value, collectives.AsyncCollectiveTensor)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the tensor behind the result of a collective, and anything else as it is.
+
+    The wrapper would call operators that no mode sees, such as the wait, whose result has the same memory.
+    """
+    if not _is_awaited(value):
+        return value
+    inner: Any = value
+    return inner.elem if type(inner.elem) is ShapeTensor else inner.trigger_wait()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return True if the elements fill memory without gaps or overlaps, in any order of the dimensions."""
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True

@@ -1,0 +1,144 @@
+"""``Trace``: one observed run as plain data, of which every answer is a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from modelsummary.capture.calls import Call, keys_of
+from modelsummary.capture.observer import Allocation
+from modelsummary.layer_info import CallKey, Sizes
+from modelsummary.operators.kernels import StepOperator
+
+__all__ = ["Storage", "Trace", "TracedCall", "bytes_alive", "storages_of"]
+
+
+class TracedCall(NamedTuple):
+    """One call of a module.
+
+    Attributes:
+        key: FQN and call index.
+        parent: key of the call around it; None for the model.
+        begin, end: numbers of its first operator, and of the first operator after its forward.
+        input_size, output_size: sizes of its arguments and of its result.
+    """
+
+    key: CallKey
+    parent: CallKey | None
+    begin: int
+    end: int
+    input_size: Sizes
+    output_size: Sizes
+
+    @classmethod
+    def all_of(
+        cls, calls: Sequence[Call], names: Mapping[int, str], first: int
+    ) -> tuple[dict[Call, CallKey], list[TracedCall]]:
+        """Return the key of each call, and the calls of modules that have a name (id of a module -> FQN).
+
+        Operators count from ``first``.
+        """
+        keys = keys_of(calls, names)
+        return keys, [
+            cls(
+                keys[call],
+                None if call.parent is None else keys[call.parent],
+                call.begin - first,
+                call.end - first,
+                call.input_size,
+                call.output_size,
+            )
+            for call in calls
+            if id(call.module) in names
+        ]
+
+
+class Storage(NamedTuple):
+    """A storage.
+
+    Attributes:
+        identity: what operators call it.
+        nbytes: size in bytes.
+        kind: ``"params"``, ``"buffers"``, ``"inputs"``, ``"grads"``, ``"optimizer_state"``; ``"activations"`` for what
+            is kept for the backward, ``"temporary"`` for the rest.
+        born: number of the operator that made it, below 0 if it was made before the step.
+        died: number of the operator before which it was freed; None if it outlived the step.
+        is_saved: whether it is kept for the backward.
+        row: key of the module call that saved it first; None outside of the model.
+    """
+
+    identity: int
+    nbytes: int
+    kind: str
+    born: int
+    died: int | None
+    is_saved: bool
+    row: CallKey | None
+
+
+def storages_of(allocations: Iterable[Allocation], keys: Mapping[Call, CallKey], begin: int) -> list[Storage]:
+    """Return allocations as plain data; operators count from ``begin``."""
+    return [
+        Storage(
+            id(each),
+            each.nbytes,
+            each.category,
+            each.born - begin,
+            None if each.died is None else each.died - begin,
+            each.is_saved,
+            None if each.saved_in is None else keys[each.saved_in],
+        )
+        for each in allocations
+    ]
+
+
+def bytes_alive(storages: Iterable[Storage | Allocation], n_operators: int) -> list[int]:
+    """Return the number of bytes alive while each operator runs, its results included."""
+    changes = [0] * (n_operators + 1)
+    for storage in storages:
+        changes[max(storage.born, 0)] += storage.nbytes
+        if storage.died is not None:
+            changes[max(storage.died, 0)] -= storage.nbytes
+    return list(accumulate(changes))[:n_operators]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One observed step.
+
+    Attributes:
+        train: whether it has a backward.
+        device: device whose kernels were chosen.
+        execution: ``"shape"`` or ``"real"``.
+        notes: assumptions.
+        calls: module calls of the last forward, in the order in which they began.
+        names: names of the operators, with their overloads.
+        operators: runs of the operators, each with its phase and the call it belongs to.
+        phases: name and number of the first operator of each phase.
+        storages: empty if they were not followed.
+        clones: number of an operator -> bytes of the matrices that it copies.
+        held_after_forward: bytes alive at the end of the forward.
+        optimizer: class name of the optimizer, or None.
+        noted: result of the function ``note`` of ``observe``.
+    """
+
+    train: bool
+    device: str
+    execution: str
+    notes: Sequence[str]
+    calls: Sequence[TracedCall]
+    names: Sequence[str]
+    operators: Sequence[StepOperator]
+    phases: Sequence[tuple[str, int]]
+    storages: Sequence[Storage] = ()
+    clones: Mapping[int, int] = field(default_factory=dict)
+    held_after_forward: int = 0
+    optimizer: str | None = None
+    noted: Any = None
+
+    @property
+    def saved(self) -> list[Storage]:
+        """The storages that are kept for the backward, without parameters, buffers and inputs."""
+        return [storage for storage in self.storages if storage.is_saved and storage.kind == "activations"]

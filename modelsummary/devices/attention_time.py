@@ -1,0 +1,117 @@
+"""Time of fused attention: blocks of threads, one per tile of queries, work through the keys in waves over the units.
+
+Torch has two kinds of fused kernels for an NVIDIA device. FlashAttention-2 was written for the instructions of the
+Ampere generation, which reach about two thirds of the peak of a newer device. cuDNN has kernels for Hopper and for the
+Blackwell of data centers, which torch 2.10 and later prefer there (``check_prefer_cudnn_attention`` in
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp); before, it ran FlashAttention-2 on every device.
+
+The shares of the peak hold for large causal attention with heads of 128: on an A100 of NVIDIA's aiconfigurator
+(https://github.com/ai-dynamo/aiconfigurator), on an H100 of FlashAttention-3 (Shah et al. 2024,
+https://arxiv.org/abs/2407.08608, figures 5 and 6, which also show FlashAttention-2 and cuDNN), on a B200 of
+FlashAttention's own benchmarks (https://github.com/Dao-AILab/flash-attention, issue 1589 and pull request 2280).
+
+Where neither runs, torch takes the memory-efficient kernel of xFormers: for float32, and on devices without cuDNN's
+kernel for masks and for values with heads of another size. Its float32 products are three TF32 products each
+(``OpMultiplyAddFastF32`` in gemm_kernel_utils.h), whatever ``allow_tf32`` is. On an A100 and 160 heads of 128 with
+4,096 tokens, it reached 181 TFLOP/s in float16 and 47 in float32
+(https://github.com/facebookresearch/xformers/pull/587).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from modelsummary.operators.operator_work import Work
+
+__all__ = [
+    "EFFICIENT",
+    "KERNELS",
+    "MOST_OF_TF32",
+    "attention_seconds",
+    "efficient_share_of_tf32",
+    "preferred_kernel",
+    "share_of_peak",
+]
+
+KERNELS = ("flash", "cudnn")
+_TILE = 128  # queries, or keys, of one block of threads
+_START = 64  # keys that a block takes as long to begin with as to work through
+# FlashAttention-2 on an A100 reaches 190 TFLOP/s with heads of 64, and 225 with heads of 128 (Dao 2023,
+# https://arxiv.org/abs/2307.08691, figures 4 to 6): the exponentials take as long as 26 more elements of a head.
+_EXPONENTIALS, _MEASURED_HEAD = 26, 128
+_BACKWARD = 0.86  # of the forward's speed: A100, H100 and B200, of the sources above
+EFFICIENT = 0.85  # speed of the memory-efficient kernel in half precision, compared with FlashAttention-2
+_TF32_PER_FLOAT32, _EFFICIENT_FLOAT32 = 3, 0.9
+# The A100's 47 TFLOP/s are this share of the 124 that TF32 products sustain there, limited by power; it is more than a
+# third, as the measurement was short.
+MOST_OF_TF32 = 0.378
+_SHARES = {
+    "flash": {"ampere": 0.66, "hopper": 0.35, "blackwell": 0.18},
+    "cudnn": {"hopper": 0.57, "blackwell": 0.62},
+}
+
+
+def preferred_kernel(generation: str) -> str:
+    """Return the kernels that torch prefers on devices other than GeForce cards: ``"cudnn"`` or ``"flash"``.
+
+    >>> preferred_kernel("hopper"), preferred_kernel("ampere")
+    ('cudnn', 'flash')
+    """
+    return "cudnn" if generation in _SHARES["cudnn"] else "flash"
+
+
+def share_of_peak(generation: str, kernel: str) -> float | None:
+    """Return the share of the peak that large attention with heads of 128 reaches; None if it was not measured.
+
+    >>> share_of_peak("hopper", "cudnn")
+    0.57
+    """
+    return _SHARES[kernel].get(generation)
+
+
+def efficient_share_of_tf32(generation: str) -> float | None:
+    """Return the share of the TF32 peak that large float32 attention reaches; None before the Ampere generation.
+
+    Newer devices run the same instructions of the Ampere generation as with FlashAttention-2.
+
+    >>> round(156 * efficient_share_of_tf32("ampere"), 1)  # an A100, in TFLOP/s
+    46.8
+    """
+    shares = _SHARES["flash"]
+    own = shares.get("ampere" if generation == "ada" else generation)
+    return None if own is None else own / shares["ampere"] * _EFFICIENT_FLOAT32 / _TF32_PER_FLOAT32
+
+
+def attention_seconds(work: Work, rate: float, units: int) -> float:
+    """Return the seconds of fused attention.
+
+    A causal kernel leaves out the tiles above the diagonal. The exponentials take as long for small heads as for large
+    ones.
+
+    Args:
+        work: the kernel; its sizes are batch x heads, queries, keys, head size, and its operations are those without
+            a causal mask.
+        rate: operations per second of large attention with heads of 128 in the forward.
+        units: units that run blocks at the same time.
+
+    >>> from math import prod
+    >>> import torch
+    >>> sizes = [(64, n, n, 128) for n in (2048, 4096)]
+    >>> works = [Work("", "attention", torch.float16, size, 4 * prod(size), 0) for size in sizes]
+    >>> long, longer = (attention_seconds(work, 2e14, 64) for work in works)
+    >>> round(longer / long, 2)  # 4 * (4096 + 64) / 4096 * 2048 / (2048 + 64)
+    3.94
+    """
+    outer, queries, keys, head = (max(size, 1) for size in work.sizes)
+    flops: float = work.flops
+    length = max(queries, keys)
+    of_a_pair = flops / (outer * queries * keys)
+    begin = of_a_pair * min(queries, _TILE) * min(keys, _TILE) * _START / _TILE
+    if work.is_causal:
+        flops *= min(1.0, 0.5 + _TILE / (2 * keys))
+    rate *= (1 + _EXPONENTIALS / _MEASURED_HEAD) / (1 + _EXPONENTIALS / head)
+    if work.is_backward:
+        rate *= _BACKWARD
+    blocks = outer * ceil(length / _TILE)
+    of_a_block = flops / (outer * length) * min(length, _TILE) + begin
+    return ceil(blocks / units) * units * of_a_block / rate

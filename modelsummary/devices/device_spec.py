@@ -1,0 +1,248 @@
+"""``DeviceSpec``: the peaks of a device.
+
+Which device a model or an input is on is the subject of ``capture.devices``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from modelsummary.devices.device_table import TABLE, USABLE_GIB
+from modelsummary.errors import InputError
+
+__all__ = ["Bound", "DeviceSpec"]
+
+Precision = torch.dtype | str
+_TERA = 1e12
+_RUNS = 5
+# variants with the same name and other figures, and parts of a device
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID"})
+_VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
+_MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
+_SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself
+
+
+class Bound(NamedTuple):
+    """The least time of some work on a device, in seconds, and its limit: ``"compute"`` or ``"memory"``."""
+
+    seconds: float
+    limited_by: str
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Peaks and other figures that the speed of a device depends on.
+
+    Without ``peak_flops`` and ``bandwidth``, all figures are taken from the table of accelerators, and ``source`` says
+    from which entry. Otherwise, figures that are not given are None.
+
+    Args:
+        name: name of the device.
+        peak_flops: dtype (or ``"tf32"``) -> dense floating point operations per second of matrix products.
+        bandwidth: bytes per second between the device and its memory.
+        source: where the figures are from.
+        memory_bytes: bytes of the memory that torch sees; for a few devices of the table, the data sheet's.
+        interconnect: bytes per second to other devices of the node, both directions together.
+        units: number of streaming multiprocessors, compute units or tensor cores that share the work.
+        cache_bytes: size of the last level of the cache.
+        generation: architecture, such as ``"ampere"``; a device without a fit of its own uses its generation's fit.
+        achievable_flops: dtype -> highest published speed of matrix products.
+
+    Raises:
+        InputError: the name is not in the table, or a figure is not positive.
+
+    >>> spec = DeviceSpec("A100")
+    >>> spec.name, spec.memory_bytes, spec.source
+    ('A100 80GB', 84975927951, 'A100 taken as A100 80GB: NVIDIA A100 data sheet, SXM4, 2021')
+    """
+
+    name: str
+    peak_flops: Mapping[Precision, float] = field(default_factory=dict)
+    bandwidth: float = 0.0
+    source: str = field(default="", compare=False)
+    memory_bytes: int | None = None
+    interconnect: float | None = None
+    units: int | None = None
+    cache_bytes: int | None = None
+    generation: str = ""
+    achievable_flops: Mapping[Precision, float] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.peak_flops == {} and self.bandwidth == 0:
+            for name, value in _from_table(_known_name(self.name), self.name).items():
+                object.__setattr__(self, name, value)
+        peaks = self.peak_flops.values() if isinstance(self.peak_flops, Mapping) else ()
+        figures = [*peaks, self.bandwidth]
+        if not peaks or not all(isinstance(figure, (int, float)) and figure > 0 for figure in figures):
+            raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
+
+    @classmethod
+    def of(cls, name: str) -> DeviceSpec:
+        """Return the accelerator of the table that matches ``name``.
+
+        Raises:
+            InputError: the table has no such accelerator. (Variants such as NVL or laptop models differ.)
+
+        >>> DeviceSpec.of("NVIDIA H100 80GB HBM3").name
+        'H100'
+        """
+        return cls(name)
+
+    @classmethod
+    def measure(
+        cls, device: torch.device | str = "cpu", dtypes: Sequence[torch.dtype] = (torch.float32,)
+    ) -> DeviceSpec:
+        """Measure a device of this machine: the best of several large matrix products, convolutions and copies.
+
+        Args:
+            device: a device other than meta; default: the CPU.
+            dtypes: dtypes whose peak is measured; default: float32.
+
+        Raises:
+            InputError: the device cannot be used, or ``dtypes`` is not a list of ``torch.dtype``.
+        """
+        place = _existing(device)
+        if isinstance(dtypes, str) or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
+            raise InputError(f"dtypes must be a list of torch.dtype, got {dtypes!r}")
+        small = place.type == "cpu"
+        size = 1024 if small else 8192
+        peaks: dict[Precision, float] = {}
+        for dtype in dtypes:
+            matrix = torch.ones(size, size, dtype=dtype, device=place)
+            images = torch.ones(16 if small else 256, 256, 58, 58, dtype=dtype, device=place)
+            kernel = torch.ones(256, 256, 3, 3, dtype=dtype, device=place)
+            convolution = len(images) * 56 * 56 * kernel.numel()
+            product = size**3 / _least_seconds(place, torch.matmul, matrix, matrix)
+            peaks[dtype] = 2 * max(product, convolution / _least_seconds(place, nn.functional.conv2d, images, kernel))
+        threads = f" with {torch.get_num_threads()} threads" if small else ""
+        source = torch.zeros(2**27 if small else 2**31, dtype=torch.uint8, device=place)
+        target = torch.zeros_like(source)
+        seconds = _least_seconds(place, target.copy_, source)
+        return cls(f"this machine's {place}", peaks, 2 * source.numel() / seconds, f"measured{threads}")
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.bandwidth))
+
+    def has(self, dtype: Precision) -> bool:
+        """Return True if the peak of a dtype is known.
+
+        >>> DeviceSpec("T4").has(torch.bfloat16)
+        False
+        """
+        return isinstance(dtype, (str, torch.dtype)) and dtype in self.peak_flops
+
+    def peak(self, dtype: Precision, argument: str = "dtype") -> float:
+        """Return the peak of a dtype in operations per second.
+
+        Args:
+            dtype: a ``torch.dtype``, or ``"tf32"``.
+            argument: name of the argument that the error names.
+
+        Raises:
+            InputError: the peak is not known; names other floating point dtypes for a floating point dtype.
+
+        >>> DeviceSpec("A100").peak("tf32")
+        156000000000000.0
+        """
+        if not self.has(dtype):
+            is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            known = [each for each in self.peak_flops if not is_floating or _runs_forwards(each)]
+            one_of = ", ".join(map(str, known or self.peak_flops))
+            raise InputError(f"the peak of {self.name} with {dtype} is not known; pass {argument}= one of {one_of}")
+        return self.peak_flops[dtype]
+
+    def bound(self, flops: float, moved_bytes: float, dtype: Precision) -> Bound:
+        """Return the roofline's bound (Williams et al. 2009): computing or moving data, whichever takes longer.
+
+        Raises:
+            InputError: the peak of the dtype is not known.
+
+        >>> DeviceSpec("made up", {torch.float32: 1e12}, 1e11).bound(1e12, 1e10, torch.float32)
+        Bound(seconds=1.0, limited_by='compute')
+        """
+        computing, moving = flops / self.peak(dtype), moved_bytes / self.bandwidth
+        return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
+
+
+def _runs_forwards(dtype: Precision) -> bool:
+    """Return True for a floating point dtype of two bytes or more, in which all operators of a forward run."""
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1
+
+
+def _existing(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if place.type == "meta":
+        raise InputError("device must be one that computes, got 'meta'")
+    return place
+
+
+def _least_seconds(device: torch.device, work: Callable[..., object], *args: torch.Tensor) -> float:
+    """Return the shortest of several runs, after one run to warm up."""
+    times = []
+    for _ in range(_RUNS + 1):
+        begin = time.perf_counter()
+        work(*args)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def _known_name(name: str) -> str:
+    """Return the table's entry for a name. Raise ``InputError`` with the nearest names if there is none."""
+    plain = re.sub(r"\bSXM\d?\b", " ", name.upper()) if isinstance(name, str) else ""
+    words = set(re.split(r"[^A-Z0-9]+", _MEMORY.sub(r"\1GB", plain)))
+    if not words & _OTHER_MODELS:
+        found = [known for known in TABLE if words.issuperset(known.upper().split())]
+        if not found:  # variants of one model, such as different memories: take the first
+            found = [known for known in TABLE if words.issuperset(set(known.upper().split()) - _VARIANTS)][:1]
+            found = found if "PCIE" not in words else [f"{known} PCIe" for known in found if f"{known} PCIe" in TABLE]
+        best = max(found, key=lambda known: len(known.split()), default=None)
+        if best is not None and not ("PCIE" in words and "PCIe" not in best and f"{best} PCIe" in TABLE):
+            return best
+    near = [known for known in TABLE if words & set(known.upper().split())]
+    for each in (plain, *sorted(words - {""}, key=len, reverse=True)):
+        near += get_close_matches(each, TABLE, n=3, cutoff=0.6)
+    hint = f"; the nearest are {', '.join(dict.fromkeys(near))}" if near else ""
+    raise InputError(
+        f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)"
+    )
+
+
+def _from_table(known: str, name: str) -> dict[str, Any]:
+    figures = TABLE[known]
+    peaks = {
+        key if key == "tf32" else getattr(torch, key): value * _TERA
+        for keys, value in figures.teraflops.items()
+        for key in keys
+    }
+    best = figures.achievable
+    memory = int(USABLE_GIB[known] * 2**30 if known in USABLE_GIB else figures.memory * 1e9)
+    source = figures.source if name.upper() == known.upper() else f"{name} taken as {known}: {figures.source}"
+    named = _MEMORY.search(name.upper())
+    if named is not None and abs(int(named[1]) - figures.memory) > _SAME_MEMORY * figures.memory:
+        memory, source = int(named[1]) * 10**9, f"{source}, with {named[1]} GB"
+    return {
+        "name": known,
+        "peak_flops": peaks,
+        "bandwidth": figures.bandwidth * _TERA,
+        "source": source,
+        "memory_bytes": memory,
+        "interconnect": figures.interconnect * 1e9,
+        "units": figures.units,
+        "cache_bytes": int(figures.cache_mb * 1e6),
+        "generation": figures.generation,
+        "achievable_flops": {} if best is None else {torch.bfloat16: best * _TERA, torch.float16: best * _TERA},
+    }

@@ -1,0 +1,350 @@
+"""Time of a kernel on a device that need not be present: a few fitted coefficients on top of its data sheet.
+
+A kernel computes and moves data at the same time, so it takes a little more than the longer of both, plus a launch::
+
+    launch + (computing ** p + moving ** p) ** (1 / p)
+
+*Moving* is bytes divided by the bandwidth times an efficiency of the operator's class. *Computing* of a matrix product
+is the time of its tiles (``product_time``), but in half precision no less than what the power of the board allows
+(``sustained``). The coefficients are fitted by ``benchmarks/fit_kernels.py`` and, for half-precision products,
+``benchmarks/fit_products.py``, and kept, with their sources and errors, in ``kernel_fits.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from math import ceil
+from typing import Any
+
+import torch
+
+from modelsummary.devices.attention_time import (
+    EFFICIENT,
+    MOST_OF_TF32,
+    attention_seconds,
+    efficient_share_of_tf32,
+    preferred_kernel,
+    share_of_peak,
+)
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.product_time import PARTS, TILES, Tiles, fetched_elements, product_seconds
+from modelsummary.devices.sustained import half_speed, is_geforce, tensor_factor, vector_share
+from modelsummary.errors import InputError
+from modelsummary.operators.operator_work import Work
+
+__all__ = ["DeviceModel", "device_model", "fits"]
+
+_GEFORCE = "RTX 3090"
+# Operators that take few parameters: they find what the kernel before them wrote in the last level of the cache, as
+# far as it is large enough. It is about three times as fast as the memory (an A100 and an H100 measured by
+# Chips and Cheese 2023, https://chipsandcheese.com/2023/07/02/nvidias-h100-funny-l2-and-tons-of-bandwidth/).
+_FROM_CACHE = frozenset({"norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy", "attention"})
+_CACHE_SPEED = 3.0
+_PRODUCTS = frozenset({"gemm", "conv"})
+
+
+@lru_cache(maxsize=1)
+def fits() -> dict[str, Any]:
+    """Return the fitted coefficients with their sources and errors.
+
+    >>> sorted(fits())[:2]
+    ['coefficients', 'date']
+    """
+    text = files("modelsummary.devices").joinpath("kernel_fits.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """A model of the seconds of kernels on one device.
+
+    Attributes:
+        spec: the device.
+        coefficients: as in ``kernel_fits.json``: ``"simt"`` and ``"tensor"`` for products without and with tensor
+            cores, ``"moving"`` by operator class, ``"launch_us"``, ``"host_us"``, ``"overlap"``.
+        stream: fraction of the data sheet's bandwidth that copies reach.
+        tensor, simt: factors on the fitted efficiency of products on this device, with and without tensor cores.
+        fit: name of the fit, such as ``"A100"`` or ``"generation ampere"``.
+        typical_error: mean error of steps that the fit had not seen, as a fraction.
+        tf32: float32 products run on tensor cores.
+        half: fitted coefficients of half-precision products on devices of this generation; None if there are none.
+        sustained: operations per second that half-precision products sustain; 0.0 if ``half`` is None.
+        attention: operations per second of large half-precision attention with heads of 128; 0.0 if not measured.
+        attention_kernel: fused kernels that it holds for: ``"flash"`` or ``"cudnn"``.
+        conv: factor on the speed of convolutions without tensor cores, relative to products; 1.0 if not measured.
+    """
+
+    spec: DeviceSpec
+    coefficients: Mapping[str, Any]
+    stream: float
+    tensor: float
+    simt: float
+    fit: str = ""
+    typical_error: float = 0.0
+    tf32: bool = False
+    half: Mapping[str, Any] | None = None
+    sustained: float = 0.0
+    attention: float = 0.0
+    attention_kernel: str = "flash"
+    conv: float = 1.0
+
+    @property
+    def launch(self) -> float:
+        """Seconds between two kernels of a stream."""
+        return float(self.coefficients["launch_us"]) * 1e-6
+
+    @property
+    def host(self) -> float:
+        """Seconds that the host needs to dispatch one operator in eager mode."""
+        return float(self.coefficients["host_us"]) * 1e-6
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of a kernel in a stream of others, its launch included."""
+        return self.launch + self.busy(work)
+
+    def busy(self, work: Work) -> float:
+        """Return the seconds in which a kernel computes and moves data, without its launch.
+
+        With TF32, the library may still choose a float32 kernel, such as Winograd's algorithm: the faster one counts.
+
+        Raises:
+            InputError: the device has no peak for the dtype of a product.
+        """
+        if work.dtype.is_complex and not self.spec.has(work.dtype):
+            work = _as_real(work)
+        seconds = self._busy(work)
+        if self.tf32 and work.dtype is torch.float32 and work.op_class in _PRODUCTS:
+            seconds = min(seconds, replace(self, tf32=False)._busy(work))
+        return seconds
+
+    def _busy(self, work: Work) -> float:
+        moving = self.moving(work)
+        computing = self.computing(work) if work.flops else 0.0
+        if not computing:
+            return moving
+        power = float(self.coefficients["overlap"])
+        own = self._half_of(work)
+        fixed = 0.0 if own is None else 1e-6 * float(own["fixed_us"])
+        return float(fixed + (computing**power + moving**power) ** (1 / power))
+
+    def moving(self, work: Work) -> float:
+        """Return the seconds that moving the bytes of a kernel takes."""
+        passes = self._layout_passes(work)
+        by_class = self.coefficients["moving"]
+        special = f"{work.op_class} {'backward' if work.is_backward else work.part}"
+        efficiency = by_class.get(special, by_class.get(work.op_class, by_class["other"]))
+        half = self._half_of(work)
+        efficiency = efficiency if half is None else half["moving"]
+        moved = passes * work.nbytes + self._fetched_again(work)
+        seconds = moved / (self.spec.bandwidth * self.stream * float(efficiency))
+        cache = self.spec.cache_bytes or 0
+        if work.nbytes < cache and work.op_class in _FROM_CACHE:
+            seconds *= 1 - (1 - 1 / _CACHE_SPEED) * (1 - work.nbytes / cache)
+        return float(seconds)
+
+    def computing(self, work: Work) -> float:
+        """Return the seconds that the multiply-adds of a kernel take."""
+        peak = self._peak(work)
+        units, bandwidth = self.spec.units or 100, self.spec.bandwidth * self.stream
+        half = self._half_of(work)
+        if half is not None:
+            rate = peak * float(half["efficiency"])
+            seconds = product_seconds(work.sizes[:4], rate, units, half, bandwidth)  # type: ignore[arg-type]
+            return max(seconds, work.flops / self.sustained)
+        path = self._path(work.dtype)
+        if work.op_class == "attention":
+            return attention_seconds(work, self._attention_rate(work), units)
+        peak *= self.tensor if self._on_tensor_cores(work.dtype) else self.simt
+        if work.op_class == "rnn":  # each step waits for the one before
+            return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch
+        if work.op_class not in _PRODUCTS:
+            return work.flops / (peak * float(path.get(work.op_class, path["other"])))
+        own = path[work.op_class]
+        rate = peak * float(own["efficiency"])
+        if work.op_class == "conv" and not self._on_tensor_cores(work.dtype):
+            rate *= self.conv
+        seconds = product_seconds(work.sizes[:4], rate, units, own, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
+        seconds *= self._far_rows(work)
+        return min(seconds, self._winograd(work, rate, own)) if self._is_winograd(work) else seconds
+
+    def _attention_rate(self, work: Work) -> float:
+        """Return the operations per second of large fused attention with heads of 128."""
+        generation = self.spec.generation
+        if self.attention and self._is_half(work.dtype):
+            is_efficient = work.is_efficient and self.attention_kernel == "flash"
+            return self.attention * (EFFICIENT if is_efficient else 1.0)
+        # tensor cores of GeForce cards run the instructions of the Ampere generation at their full rate
+        share = efficient_share_of_tf32("ampere" if is_geforce(self.spec) else generation)
+        if work.dtype is torch.float32 and share is not None and self.spec.has("tf32"):
+            peak = self.spec.peak_flops.get(torch.bfloat16) or self.spec.peak_flops.get(torch.float16)
+            limit = MOST_OF_TF32 * self.sustained / peak if peak and self.sustained else share  # the power of the board
+            return self.spec.peak("tf32") * min(share, limit)
+        factor = self.tensor if self._on_tensor_cores(work.dtype) else self.simt
+        return self._peak(work) * factor * float(self._path(work.dtype)["attention"])
+
+    def _half_of(self, work: Work) -> Mapping[str, Any] | None:
+        """Return the coefficients of half-precision products, if this is one and they were fitted."""
+        return self.half if work.op_class == "gemm" and self._is_half(work.dtype) else None
+
+    def _is_half(self, dtype: torch.dtype) -> bool:
+        return dtype in (torch.bfloat16, torch.float16)
+
+    def _path(self, dtype: torch.dtype) -> Mapping[str, Any]:
+        path: Mapping[str, Any] = self.coefficients["tensor" if self._on_tensor_cores(dtype) else "simt"]
+        return path
+
+    def _cuts(self, work: Work) -> tuple[Tiles, tuple[int, ...]]:
+        """Return the tiles of a product, and the numbers of parts of its inner dimension, that the library has.
+
+        Without tensor cores, cuBLAS has few tiles for batched products, and neither these nor the implicit products of
+        cuDNN cut the inner dimension, except in the gradient of weights.
+        """
+        path = self._path(work.dtype)
+        if path is not self.coefficients["simt"]:
+            return TILES, PARTS
+        if work.op_class == "conv":
+            return TILES, PARTS if work.part == "weight" else (1,)
+        if work.sizes[0] == 1:
+            return TILES, PARTS
+        return tuple((rows, columns) for rows, columns in path["batched_tiles"].get(self.spec.generation, TILES)), (1,)
+
+    def _far_rows(self, work: Work) -> float:
+        """Return the factor by which long rows slow down a product; 1.0 on most devices.
+
+        The measured boards of the Pascal generation slow down, probably because the rows of a tile then lie on more
+        pages of memory than their address translation holds.
+        """
+        own = self._path(work.dtype)["gemm"].get("far_rows", {}).get(self.spec.name)
+        if own is None or work.op_class != "gemm" or work.sizes[0] > 1:
+            return 1.0
+        row = work.sizes[3] * work.dtype.itemsize
+        return 1.0 + float(own["slowdown"]) * row / (row + 1024 * float(own["reach_kib"]))
+
+    def _fetched_again(self, work: Work) -> float:
+        """Return the bytes of operands that the waves of tiles of a product fetch, beside one pass over all bytes."""
+        own = self._path(work.dtype)["gemm"].get("refetch", {})
+        factor = float(own.get(self.spec.generation, 0.0))
+        if not factor or work.op_class != "gemm" or work.sizes[0] != 1 or not all(work.sizes):
+            return 0.0
+        _, m, n, k = work.sizes
+        cache = (self.spec.cache_bytes or 0) // work.dtype.itemsize
+        return factor * work.dtype.itemsize * fetched_elements((m, n, k), self.spec.units or 100, cache)
+
+    def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
+        return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)
+
+    def _peak(self, work: Work) -> float:
+        if work.dtype is torch.float32 and self.tf32 and self.spec.has("tf32"):
+            return self.spec.peak("tf32")
+        try:
+            return self.spec.peak(work.dtype)
+        except InputError as error:
+            raise InputError(f"{work.name} computes with {work.dtype}: {error}") from None
+
+    def _is_winograd(self, work: Work) -> bool:
+        """Return True if cuDNN may run Winograd's algorithm: a 3 x 3 convolution of stride 1 in float32."""
+        return work.op_class == "conv" and work.dtype is torch.float32 and not self.tf32 and work.is_3x3
+
+    def _winograd(self, work: Work, rate: float, own: Mapping[str, Any]) -> float:
+        """Return the seconds of Winograd's algorithm in four kernels (Lavin and Gray 2015, arXiv:1509.09308).
+
+        It transforms images, filters and results, and computes 4 x 4 results with 36 products instead of 144. Filters
+        come from memory; transformed images and results stay in caches, as far as cuDNN stores them at all.
+        """
+        _, m, n, k, height, width = work.sizes
+        is_weight = work.part == "weight"
+        pixels, out, channels = (k, m, n // 9) if is_weight else (m, n, k // 9)
+        tiles = pixels // max(height * width, 1) * ceil(height / 4) * ceil(width / 4)
+        sizes = (out, channels, tiles) if is_weight else (tiles, out, channels)
+        bandwidth = self.spec.bandwidth * self.stream
+        elements = (72 * tiles + pixels) * (channels + out) / float(own["transform"]) + 81 * channels * out
+        moving = elements * work.dtype.itemsize / bandwidth
+        rate *= float(own["winograd"])
+        parts = PARTS if is_weight else (1,)
+        products = product_seconds((36, *sizes), rate, self.spec.units or 100, own, bandwidth, parts_of=parts)
+        return products + moving + 3 * self.launch
+
+    def _layout_passes(self, work: Work) -> float:
+        """Return how often a convolution moves its bytes: half-precision kernels expect channels last."""
+        is_expected = work.op_class != "conv" or work.channels_last
+        return 1.0 if is_expected else float(self._path(work.dtype).get("conv_passes", 1.0))
+
+
+def _as_real(work: Work) -> Work:
+    """Return complex work as real work: a complex multiply-add is four real ones.
+
+    A complex product is the product of a real matrix, twice as wide, and one that is twice as high and twice as wide:
+    ``[Re A, Im A] @ [[Re B, Im B], [-Im B, Re B]] == [Re AB, Im AB]``.
+    """
+    sizes = work.sizes
+    if work.op_class == "gemm":
+        batch, m, n, k = sizes
+        sizes = (batch, m, 2 * n, 2 * k)
+    return work._replace(dtype=work.dtype.to_real(), sizes=sizes, flops=4 * work.flops)
+
+
+def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None = None) -> DeviceModel:
+    """Return the time model of a device: its own fit, or its generation's, or the fit of all devices.
+
+    Args:
+        spec: the device.
+        tf32: float32 products run on tensor cores.
+        attention: fused kernels of attention: ``"flash"`` for FlashAttention-2, or ``"cudnn"``. Default: what torch
+            prefers on the device since version 2.10. Before, it ran FlashAttention-2 on every NVIDIA device. Devices
+            on which neither was measured take the speed of their products.
+
+    Raises:
+        InputError: the other kernels were measured on devices of this generation, but these were not.
+
+    >>> device_model(DeviceSpec("A100")).fit
+    'A100'
+    """
+    found = fits()
+    devices, geforce = found["devices"], is_geforce(spec)
+    own = next((name for name in devices if spec.name == name or spec.name.startswith(f"{name} ")), None)
+    by_generation = [name for name, each in devices.items() if each["generation"] == spec.generation]
+    name = own or next(iter(by_generation), _GEFORCE if geforce else None)
+    entry = devices[name] if name is not None else found["default"]
+    half = None if geforce else found["half"].get(spec.generation)
+    like = f"generation {spec.generation}" if by_generation or half else f"as {name}"
+    label = own or (like if name is not None or half else "no fit of its own")
+    error = float(entry["error"]) if own else float(found["unseen_error"])
+    simt = float(entry["simt"]) if own is not None else vector_share(spec, found["flops_per_joule"])
+    coefficients, measured = found["coefficients"], found["half"]
+    tensor = float(entry["tensor"]) if own == _GEFORCE else tensor_factor(spec, coefficients, measured)
+    sustained = 0.0 if half is None else half_speed(spec, measured) or 0.0
+    return DeviceModel(
+        spec,
+        coefficients,
+        float(entry["stream"]),
+        tensor,
+        simt,
+        label,
+        error,
+        tf32,
+        half,
+        sustained,
+        0.0 if geforce else _attention_speed(spec, attention, sustained),
+        attention or preferred_kernel(spec.generation),
+        float(entry.get("conv", 1.0)) if own is not None else 1.0,
+    )
+
+
+def _attention_speed(spec: DeviceSpec, kernel: str | None, sustained: float) -> float:
+    """Return the speed of large half-precision attention; 0.0 if it was not measured on the device's generation.
+
+    It does not exceed the speed that products sustain, which power limits for both.
+    """
+    preferred = preferred_kernel(spec.generation)
+    peak = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    share = share_of_peak(spec.generation, kernel or preferred)
+    if share is None and share_of_peak(spec.generation, preferred) is not None:
+        raise InputError(
+            f"the speed of attention={kernel!r} on the {spec.name} is not known; pass None or {preferred!r}"
+        )
+    return min(peak * share, sustained) if peak and share else 0.0

@@ -1,0 +1,120 @@
+"""The speed that products sustain: power limits it, not only the peak of the data sheet.
+
+Random numbers switch more transistors than constant ones, so a device that multiplies real data draws more power, and
+lowers its clock after some milliseconds (https://www.thonking.ai/p/strangely-matrix-multiplications). The highest
+published speed of a product is therefore more than training sees. How much more is in ``kernel_fits.json`` for one
+device per generation: large products of random bfloat16 numbers that ran back to back, from the measurements of
+NVIDIA's aiconfigurator (https://github.com/ai-dynamo/aiconfigurator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+import torch
+
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.device_table import TABLE, WATTS
+from modelsummary.devices.product_time import largest_tile_factor
+
+__all__ = ["half_speed", "is_geforce", "tensor_factor", "vector_share"]
+
+# Fractions of the peak that float32 products reach in units with 64 lanes (at most 0.25 TFLOP/s) and with 128.
+_NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
+# Fractions of the peak that half-precision products reach if power does not limit them: the A100; MI300X to MI355X.
+_USUAL_HALF, _USUAL_HALF_OF_AMD = 0.87, 0.6
+# Generations whose GeForce cards have tensor cores at half rate, and the least ratio of TF32 and float32 elsewhere.
+_HALVED_IN_GEFORCE, _LEAST_OF_WORKSTATIONS = ("ampere", "ada", "blackwell"), 1.5
+# Half-precision operations per joule of generations that the measurements lack: products on a T4 of 70 W
+# (https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462).
+_HALF_PER_JOULE = dict.fromkeys(("volta", "turing"), 24e12 / 70)
+
+
+def vector_share(spec: DeviceSpec, flops_per_joule: Mapping[str, float]) -> float:
+    """Return the fraction of their peak that vector units sustain in products of large matrices.
+
+    The power of the board limits it, and in units with 128 lanes, whose registers and shared memory feed no more than
+    in units with 64, also the supply with operands.
+
+    Args:
+        spec: the device.
+        flops_per_joule: generation -> 10^9 operations per joule.
+
+    >>> vector_share(DeviceSpec("V100"), {"volta": 50}), vector_share(DeviceSpec("T4"), {"turing": 50})
+    (0.95, 0.43209876543209874)
+    """
+    watts, peak = WATTS.get(spec.name), spec.peak_flops.get(torch.float32)
+    own = flops_per_joule.get(spec.generation)
+    is_wide = bool(peak and spec.units and peak / spec.units > _WIDE_UNIT)
+    best = _WIDE if is_wide else _NARROW
+    return min(best, own * 1e9 * watts / peak) if watts and peak and own else min(best, 0.85)
+
+
+def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return the operations per second that large half-precision products sustain; None without half precision.
+
+    A device with a published highest speed sustains the share of it that the measured device of its generation does.
+    Otherwise the speed follows from the measured one by the square root of the power and of the units that share it,
+    as the power of a unit grows with about the square of its clock. It is at most the usual fraction of the peak.
+
+    Args:
+        spec: the device.
+        measured: generation -> ``"device"``, and ``"sustained"`` in operations per second, as in ``kernel_fits.json``.
+
+    >>> half_speed(DeviceSpec("T4"), {})
+    24000000000000.0
+    >>> half_speed(DeviceSpec("A100"), {"ampere": {"device": "A100 80GB", "sustained": 2.5e14}})
+    250000000000000.0
+    """
+    peak = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    if peak is None:
+        return None
+    published = spec.achievable_flops.get(torch.bfloat16) or spec.achievable_flops.get(torch.float16)
+    known = measured.get(spec.generation)
+    reference = None if known is None else TABLE[str(known["device"])]
+    if published is not None:
+        best = reference.achievable if reference is not None else None
+        return published * (float(known["sustained"]) / (best * 1e12) if known is not None and best else 1.0)
+    usual = _USUAL_HALF_OF_AMD if spec.generation.startswith("cdna") else _USUAL_HALF
+    most = peak * (1.0 if is_geforce(spec) else usual)
+    watts = WATTS.get(spec.name)
+    if watts and known is not None and reference is not None and spec.units:
+        shares = watts / WATTS[str(known["device"])] * spec.units / reference.units
+        return min(most, float(known["sustained"]) * sqrt(shares))
+    per_joule = _HALF_PER_JOULE.get(spec.generation)
+    return min(most, watts * per_joule) if watts and per_joule else most
+
+
+def is_geforce(spec: DeviceSpec) -> bool:
+    """Return True for cards whose tensor cores run at half rate with float32 accumulation: GeForce since Ampere.
+
+    With TF32 they are then no faster than the vector units. Most boards for workstations and data centers are at least
+    twice as fast, an H20 1.7 times. One with halved tensor cores, such as the L20, counts as a GeForce card.
+
+    >>> is_geforce(DeviceSpec("RTX 4090")), is_geforce(DeviceSpec("L40S"))
+    (True, False)
+    """
+    vector, tf32 = spec.peak_flops.get(torch.float32), spec.peak_flops.get("tf32")
+    half = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    if tf32 is None and half is not None and spec.generation in _HALVED_IN_GEFORCE:
+        tf32 = half / 2
+    return bool(vector and half and tf32 and tf32 < _LEAST_OF_WORKSTATIONS * vector)
+
+
+def tensor_factor(
+    spec: DeviceSpec, coefficients: Mapping[str, Any], measured: Mapping[str, Mapping[str, Any]]
+) -> float:
+    """Return the factor on the fitted efficiency with which large products reach ``half_speed``.
+
+    Args:
+        spec: the device; without half precision, the usual fraction of the peak counts.
+        coefficients: ``"coefficients"`` of ``kernel_fits.json``.
+        measured: as for ``half_speed``.
+    """
+    peak = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    reached = half_speed(spec, measured)
+    gemm = coefficients["tensor"]["gemm"]
+    best = float(gemm["efficiency"]) / largest_tile_factor(gemm)
+    return reached / peak / best if reached and peak else _USUAL_HALF / best

@@ -1,0 +1,233 @@
+"""``OperatorCall``: one distinct call of an operator as plain data: its arguments and its cost.
+
+A model calls the same few operators over and over. Calls with equal operator, shapes, strides, dtypes and constants are
+one object, and an ``OperatorLog`` notes each of its runs. A time predicted or measured once holds for all runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cached_property
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from modelsummary._torch import next_node_number
+from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
+from modelsummary.operators.table import Arguments
+
+__all__ = ["OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
+
+_DTYPES = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float64: "f64",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.bool: "b8",
+}
+
+_CONSTANTS = frozenset(
+    {int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
+class TensorSpec(NamedTuple):
+    """Shape, strides and dtype of a tensor; ``is_param`` marks a parameter of the model."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    is_param: bool = False
+
+    @property
+    def numel(self) -> int:
+        """The number of elements.
+
+        >>> TensorSpec((2, 3), (3, 1), torch.float32).numel
+        6
+        """
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements."""
+        return self.numel * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        dense = self.stride == _contiguous(self.shape)
+        strides = "" if dense else "/" + "x".join(map(str, self.stride))
+        name = _DTYPES.get(self.dtype) or str(self.dtype).removeprefix("torch.")
+        return f"{name}[{'x'.join(map(str, self.shape))}{strides}]{'p' if self.is_param else ''}"
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+class OperatorCall:
+    """A distinct call of an operator.
+
+    Attributes:
+        func: the operator, such as ``torch.ops.aten.addmm.default``.
+        rule: properties of the operator.
+        args, kwargs: its arguments, with a ``TensorSpec`` for each tensor.
+        outputs: specs of the tensors in its result.
+        cost: multiply-adds, element-wise operations and bytes.
+    """
+
+    __slots__ = ("__dict__", "args", "cost", "func", "kwargs", "outputs", "rule")
+
+    def __init__(
+        self,
+        func: Any,
+        rule: OpRule,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        outputs: tuple[TensorSpec, ...],
+        cost: OpCost,
+    ) -> None:
+        self.func, self.rule, self.args, self.kwargs = func, rule, args, kwargs
+        self.outputs, self.cost = outputs, cost
+
+    @property
+    def name(self) -> str:
+        """The name of the operator without its overload, such as ``aten.addmm``."""
+        return self.rule.name
+
+    @cached_property
+    def key(self) -> str:
+        """The call as text; equal calls have equal keys, also in other processes."""
+        named = [f"{name}={_text(value)}" for name, value in self.kwargs.items()]
+        return f"{self.func}({', '.join([*map(_text, self.args), *named])})"
+
+    @cached_property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors among the arguments."""
+        return tuple(specs_in((self.args, tuple(self.kwargs.values()))))
+
+    @property
+    def bound(self) -> Arguments:
+        """The arguments by the names of the operator's schema, with defaults."""
+        return self.rule.signature.bind(self.args, self.kwargs, self.outputs)
+
+    def __repr__(self) -> str:
+        return self.key
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, TensorSpec):
+        return str(value)
+    if type(value) in (tuple, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(value) if isinstance(value, (int, float, bool, str, torch.dtype, torch.device)) else repr(value)[:80]
+
+
+def specs_in(value: Any) -> list[TensorSpec]:
+    """Return the tensor specs in nested tuples and lists.
+
+    >>> x = TensorSpec((2,), (1,), torch.float32)
+    >>> len(specs_in((x, [x, 3])))
+    2
+    """
+    if isinstance(value, TensorSpec):
+        return [value]
+    if type(value) in (tuple, list):
+        return [spec for each in value for spec in specs_in(each)]
+    return []
+
+
+class OperatorRun(NamedTuple):
+    """One run of an operator call, with the storages that it read and made.
+
+    Attributes:
+        call: the operator call.
+        reads, makes: identities of the storages behind its arguments, and behind its results.
+        nodes: autograd nodes that were made for it.
+    """
+
+    call: OperatorCall
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    nodes: int = 0
+
+
+class OperatorLog:
+    """A log of operator runs, with one object per distinct call.
+
+    Args:
+        identify: returns a number that identifies the storage behind a tensor.
+        params: numbers of the storages of parameters.
+
+    >>> log = OperatorLog(id, set())
+    >>> a, b = torch.ones(2, 3), torch.ones(3, 4)
+    >>> log.note(torch.ops.aten.mm.default, (a, b), {}, a @ b)
+    >>> log.runs[0].call.key, log.runs[0].call.cost.macs
+    ('aten.mm.default(f32[2x3], f32[3x4])', 24)
+    """
+
+    def __init__(self, identify: Callable[[Tensor], int], params: Container[int]) -> None:
+        self.runs: list[OperatorRun] = []
+        self._identify, self._params = identify, params
+        self._calls: dict[Any, OperatorCall] = {}
+        self._next_node = {get_ident(): next_node_number()}  # autograd runs a backward on CUDA in a thread of its own
+
+    def note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        rule: OpRule | None = None,
+        cost: OpCost = NO_COST,
+    ) -> None:
+        """Note one run of an operator with its result ``out``; its rule and cost are found unless they are given."""
+        reads: list[int] = []
+        specs = tuple(self._specs(args, reads))
+        named = dict(zip(kwargs, self._specs(kwargs.values(), reads), strict=True)) if kwargs else {}
+        made = [each for each in tensors_in(out) if each.layout is torch.strided]
+        rule = op_rule(func) if rule is None else rule
+        cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
+        # the specs hold neither packed weights nor the values of a block mask
+        key = (func, specs, tuple(named.items()), cost.macs, cost.skipped_macs)
+        call = self._calls.get(key)
+        if call is None:
+            outputs = tuple(_spec_of(each, False) for each in made)
+            call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
+        thread, now = get_ident(), next_node_number()  # each thread has its own numbers
+        nodes = now - self._next_node.get(thread, now)
+        self._next_node[thread] = now
+        self.runs.append(OperatorRun(call, tuple(reads), tuple(map(self._identify, made)), nodes))
+
+    def _specs(self, values: Iterable[Any], reads: list[int]) -> list[Any]:
+        found: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in _CONSTANTS:
+                found.append(value)
+            elif isinstance(value, Tensor):
+                if value.layout is not torch.strided or value.is_nested:
+                    found.append(str(value.layout))
+                    continue
+                storage = self._identify(value)
+                reads.append(storage)
+                found.append(_spec_of(value, storage in self._params))
+            elif kind is tuple or kind is list:
+                found.append(tuple(self._specs(value, reads)))
+            else:
+                found.append(f"<{kind.__name__}>")
+        return found
+
+
+def _spec_of(tensor: Tensor, is_param: bool) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), tensor.stride(), tensor.dtype, is_param)

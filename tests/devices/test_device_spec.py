@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelsummary import DeviceSpec, InputError
+from modelsummary.devices.device_table import TABLE, USABLE_GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("a100 80gb", "A100 80GB"),
+        ("A100", "A100 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB PCIe"),
+        ("A100 PCIe", "A100 80GB PCIe"),
+        ("A100 40 GB", "A100 40GB"),
+        ("A100-40G", "A100 40GB"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("TPU v5e", "TPU v5e"),
+    ],
+)
+def test_names(name, found):
+    assert DeviceSpec.of(name).name == found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        None,
+        b"A100",
+        ["A100"],
+        *"4090,nothing,,NVIDIA H100 NVL,NVIDIA H200 NVL,RTX 4090 Laptop GPU,RTX 3090 Ti".split(","),
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+    ],
+)
+def test_unknown_names(name):
+    with pytest.raises(InputError, match="expected one of P100, P4, V100"):
+        DeviceSpec.of(name)
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(InputError, match="the nearest are RTX 4090"):
+        DeviceSpec("4090")
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("AMD Instinct MI250X", "MI250"), ("RTX3090", "RTX 3090")])
+def test_the_nearest_names_are_found_by_word(name, nearest):
+    with pytest.raises(InputError, match=f"the nearest are {nearest}"):
+        DeviceSpec(name)
+
+
+def test_a_memory_in_the_name_counts():
+    spec = DeviceSpec("Tesla V100-SXM2-16GB")  # the table's V100 has 32 GB
+    assert spec.memory_bytes == 16 * 10**9
+    assert spec.source.endswith("2020, with 16 GB")
+    assert DeviceSpec("Tesla V100-SXM2-32GB").memory_bytes == DeviceSpec("V100").memory_bytes == int(31.73 * 2**30)
+
+
+def test_a_name_alone_says_which_device_it_took():
+    spec = DeviceSpec("A100")
+    assert (spec.name, spec.memory_bytes, spec.units) == ("A100 80GB", int(79.14 * 2**30), 108)
+    assert spec.bandwidth == pytest.approx(2.039e12)
+    assert spec.source.startswith("A100 taken as A100 80GB: NVIDIA A100 data sheet")
+    assert spec.achievable_flops[torch.bfloat16] == 271.2e12
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_device_of_the_table_has_a_source(name):
+    spec = DeviceSpec(name)
+    assert spec.source == TABLE[name].source
+    assert all(getattr(spec, each) > 0 for each in ("memory_bytes", "interconnect", "units", "cache_bytes"))
+    for dtype, reached in spec.achievable_flops.items():
+        assert 0.4 * spec.peak(dtype) < reached < spec.peak(dtype)
+    assert max(spec.peak_flops.values()) > spec.bandwidth  # FLOP/s and B/s were not confused
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_memory_is_what_torch_sees(name):
+    usable, sheet = DeviceSpec(name).memory_bytes, TABLE[name].memory
+    if name in USABLE_GIB:  # between the data sheet's figure in GB and in GiB, less what the device keeps
+        assert 0.85 * sheet * 2**30 < usable <= sheet * 2**30
+    else:
+        assert usable == sheet * 10**9
+
+
+def test_bound():
+    # 100 FLOP/s and 10 B/s: from 10 FLOPs a byte on computing takes longer
+    spec = DeviceSpec("made up", {torch.float32: 100.0}, 10.0)
+    assert spec.bound(200, 10, torch.float32) == (2.0, "compute")
+    assert spec.bound(200, 40, torch.float32) == (4.0, "memory")
+    assert spec.bound(0, 0, torch.float32) == (0.0, "compute")
+    with pytest.raises(InputError, match=r"peak of made up with torch\.float64 is not known; pass dtype= one of"):
+        spec.bound(1, 1, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "bandwidth"),
+    [
+        ({}, 1.0),
+        ({torch.float32: 0.0}, 1.0),
+        ({torch.float32: 1.0}, -1.0),
+        ({torch.float32: "a"}, 1.0),
+        ({torch.float32: 1.0}, "b"),
+        (5, 1.0),
+    ],
+)
+def test_bad_figures(peaks, bandwidth):
+    with pytest.raises(InputError, match="must be numbers > 0"):
+        DeviceSpec("bad", peaks, bandwidth)
+
+
+def test_devices_that_cannot_be_measured():
+    for device in ("nowhere", "meta"):
+        with pytest.raises(InputError, match=repr(device)):
+            DeviceSpec.measure(device)
+    with pytest.raises(InputError, match="dtypes must be a list of torch"):
+        DeviceSpec.measure(dtypes=("float32",))
+    assert len({DeviceSpec.of("H100"), DeviceSpec.of("h100")}) == 1
+
+
+@pytest.mark.slow
+def test_this_machine():
+    spec = DeviceSpec.measure(dtypes=(torch.float32, torch.float64))
+    assert spec.peak(torch.float32) > spec.peak(torch.float64) > 1e8
+    assert spec.bandwidth > 1e8

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modelsummary import DeviceSpec, InputError
+from modelsummary.devices.device_table import TABLE
+from modelsummary.devices.kernel_time import device_model, fits
+from modelsummary.operators.operator_work import Work
+
+HALF = torch.float16
+DEVICES = sorted(set(TABLE) - {"P4", "TPU v5e", "TPU v5p", "TPU v6e"})  # these have no float16
+
+
+def gemm(m, n, k, batch=1, dtype=HALF):
+    moved = dtype.itemsize * batch * (m * n + n * k + m * k)
+    return Work("aten.mm", "gemm", dtype, (batch, m, n, k), 2 * batch * m * n * k, moved)
+
+
+def copy(nbytes):
+    return Work("aten.clone", "copy", HALF, (nbytes // 2,), 0, nbytes)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_no_kernel_beats_the_data_sheet_by_much(name):
+    model, spec = device_model(DeviceSpec(name)), DeviceSpec(name)
+    work = gemm(8192, 8192, 8192)
+    reached = work.flops / model.seconds(work) / spec.peak(HALF)
+    assert 0.3 < reached < 1.25  # clocks may exceed the data sheet
+    assert 0.3 < 2**30 / model.seconds(copy(2**30)) / spec.bandwidth < 1.1
+
+
+@settings(deadline=None, max_examples=50)
+@given(*[st.integers(1, 3000)] * 3, st.sampled_from(["A100", "T4", "RTX 4090"]))
+def test_more_work_takes_no_less_time(m, n, k, name):
+    model = device_model(DeviceSpec(name))
+    assert model.seconds(gemm(2 * m, n, k)) >= 0.99 * model.seconds(gemm(m, n, k))
+    assert model.seconds(gemm(m, n, 2 * k)) >= 0.99 * model.seconds(gemm(m, n, k))
+    assert model.seconds(gemm(m, n, k)) > model.launch
+
+
+def test_a_device_without_a_fit_takes_that_of_its_generation():
+    assert device_model(DeviceSpec("A100")).fit == "A100"
+    assert device_model(DeviceSpec("A10")).fit == "generation ampere"
+    assert device_model(DeviceSpec("H100")).fit == "generation hopper"
+    assert device_model(DeviceSpec("H100")).typical_error >= device_model(DeviceSpec("A100")).typical_error
+    assert device_model(DeviceSpec("MI300X")).fit == "no fit of its own"
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k", "teraflops"),
+    [  # measured one after the other on random numbers; an A100 PCIe has 300 W instead of 400 W
+        ("A100 80GB", 8192, 12288, 4096, 249),  # aiconfigurator 0.12
+        ("A100 80GB PCIe", 4096, 28672, 8192, 0.751 * 312),  # SimuMax
+        ("H100", 8192, 65536, 16384, 696),
+        ("H200", 8192, 65536, 16384, 679),
+        ("B200", 8192, 65536, 16384, 1419),
+    ],
+)
+def test_long_products_reach_what_power_sustains(name, m, n, k, teraflops):
+    work = gemm(m, n, k)
+    assert work.flops / device_model(DeviceSpec(name)).seconds(work) == pytest.approx(teraflops * 1e12, rel=0.06)
+
+
+def test_products_pay_for_their_last_wave_and_for_short_inner_dimensions():
+    model = device_model(DeviceSpec("A100"))
+    whole, more = gemm(256 * 12, 128 * 9, 4096), gemm(256 * 12 + 1, 128 * 9, 4096)  # 108 tiles, and a few more
+    assert model.computing(more) > 1.3 * model.computing(whole)
+    per_flop = [model.computing(gemm(8192, 8192, k)) / k for k in (128, 512, 2048)]
+    assert per_flop[0] > 1.2 * per_flop[1] > 1.2 * 1.05 * per_flop[2]
+
+
+def test_a_dtype_that_the_device_lacks_is_refused():
+    with pytest.raises(InputError, match=r"peak of T4 with torch\.float8_e4m3fn is not known"):
+        device_model(DeviceSpec("T4")).seconds(gemm(8, 8, 8, dtype=torch.float8_e4m3fn))
+
+
+def attention(outer=128, queries=1024, keys=1024, head=64, products=2, **facts):
+    flops = 2 * products * outer * queries * keys * head
+    moved = 2 * outer * head * (2 * queries + 2 * keys)
+    return Work("attention", "attention", HALF, (outer, queries, keys, head), flops, moved, **facts)
+
+
+def test_attention():
+    model = device_model(DeviceSpec("A100"))
+    plain, causal = model.seconds(attention()), model.seconds(attention(is_causal=True))
+    assert 0.5 < causal / plain < 0.62  # of 8 x 8 tiles, 36 are computed
+    # the backward computes five products instead of two, at 0.86 of the speed
+    assert model.seconds(attention(is_backward=True, products=5)) / plain == pytest.approx(2.5 / 0.86, rel=0.02)
+    # larger heads come nearer to the peak: 26 elements of each head are spent on exponentials
+    small, large = (model.computing(attention(head=head)) for head in (32, 128))
+    assert large / small == pytest.approx(4 * (1 + 26 / 128) / (1 + 26 / 32))
+    assert 0.4 < attention(head=128).flops / model.seconds(attention(head=128)) / 312e12 < 0.85
+
+
+def test_where_flash_attention_does_not_run_the_memory_efficient_kernel_does():
+    # an A100, 160 heads of 128, 4,096 tokens: 7.6 ms in float16, 29.3 ms in float32 (xFormers, pull request 587)
+    model, flash = device_model(DeviceSpec("A100")), attention(160, 4096, 4096, 128)
+    efficient = flash._replace(is_efficient=True)
+    assert model.computing(efficient) == pytest.approx(7.6e-3, rel=0.08)
+    assert model.computing(efficient) > 1.1 * model.computing(flash)
+    single = flash._replace(dtype=torch.float32)  # three TF32 products each
+    assert model.computing(single) == pytest.approx(29.3e-3, rel=0.05)
+    assert device_model(DeviceSpec("A100"), tf32=True).computing(single) == model.computing(single)
+    # cuDNN takes masks, and values with heads of another size
+    hopper = device_model(DeviceSpec("H100"))
+    assert hopper.computing(efficient) == hopper.computing(flash)
+    older = device_model(DeviceSpec("H100"), attention="flash")  # before version 2.10, torch had none for them
+    assert older.computing(efficient) == pytest.approx(older.computing(flash) / 0.85)
+    # GeForce cards of all generations have the same share of their TF32 peaks
+    speeds = {
+        name: single.flops / device_model(DeviceSpec(name)).computing(single) / DeviceSpec(name).peak("tf32")
+        for name in ("RTX 3090", "RTX 4090", "RTX 5090")
+    }
+    assert max(speeds.values()) < 1.1 * min(speeds.values())
+    # power limits the float16 products of an L4 to 43 % of the peak, those of an A100 to 79 %; and TF32 with them
+    powered = device_model(DeviceSpec("L4"))
+    ratio = (powered.sustained / 121e12) / (model.sustained / 312e12)
+    speed = single.flops / powered.computing(single) / powered.spec.peak("tf32")
+    assert speed == pytest.approx(single.flops / model.computing(single) / 156e12 * ratio, rel=0.05)
+    # a V100 has no TF32: its vector units compute
+    assert single.flops / device_model(DeviceSpec("V100")).computing(single) < 15.7e12
+
+
+@pytest.mark.parametrize(
+    ("kernel", "length", "fact", "teraflops"),
+    [  # figures 5 and 6 of arXiv:2407.08608: an H100, 16,384 tokens, 16 heads of 128
+        ("flash", 2048, "is_causal", 298),
+        ("flash", 8192, "is_causal", 333),
+        ("flash", 2048, "is_backward", 291),
+        ("cudnn", 2048, "is_causal", 484),
+        ("cudnn", 8192, "is_causal", 529),
+        ("cudnn", 4096, "is_backward", 499),
+    ],
+)
+def test_attention_on_an_h100_depends_on_its_kernels(kernel, length, fact, teraflops):
+    outer, products = 16 * 16384 // length, 5 if fact == "is_backward" else 2
+    work = attention(outer, length, length, 128, products, **{fact: True})
+    needed = work.flops / (2 if work.is_causal else 1)
+    seconds = device_model(DeviceSpec("H100"), attention=kernel).seconds(work)
+    assert needed / seconds == pytest.approx(teraflops * 1e12, rel=0.08)
+    default = device_model(DeviceSpec("H100")).seconds(work)
+    assert (default == seconds) == (kernel == "cudnn")
+
+
+def test_attention_whose_speed_was_not_measured():
+    with pytest.raises(InputError, match="'cudnn' on the A100 80GB is not known; pass None or 'flash'"):
+        device_model(DeviceSpec("A100"), attention="cudnn")
+    volta, flops = device_model(DeviceSpec("V100")), attention(head=128).flops
+    reached = flops / volta.computing(attention(head=128))
+    assert reached == pytest.approx(0.75 * volta.spec.peak(HALF) * volta.tensor, rel=0.1)  # as fitted to an RTX 3090
+
+
+@settings(deadline=None, max_examples=50)
+@given(*[st.integers(1, 500)] * 3, st.sampled_from(["A100", "H100", "RTX 4090"]))
+def test_longer_attention_takes_no_less_time(outer, queries, keys, name):
+    model = device_model(DeviceSpec(name))
+    least = 0.999 * model.seconds(attention(outer, queries, keys))
+    assert model.seconds(attention(outer + 1, queries, keys)) >= least
+    assert model.seconds(attention(outer, queries + 1, keys)) >= least
+    assert model.seconds(attention(outer, queries, keys + 1)) >= least
+
+
+def test_what_the_cache_holds_moves_faster():
+    model = device_model(DeviceSpec("A100"))
+    small, large = (model.moving(copy(nbytes)) / nbytes for nbytes in (2**20, 2**30))
+    assert 1 / 3 < small / large < 0.4
+    sizes = [2**20 * number for number in range(1, 80)]
+    assert sorted(sizes, key=lambda size: model.moving(copy(size))) == sizes
+
+
+def test_channels_last_needs_no_conversion():
+    model = device_model(DeviceSpec("RTX 3090"))
+    sizes = (1, 100_352, 64, 64, 56, 56)
+    plain, last = (
+        Work("aten.convolution", "conv", HALF, sizes, 2 * 100_352 * 64 * 64, 4 * 100_352 * 64, channels_last=is_last)
+        for is_last in (False, True)
+    )
+    assert model.moving(plain) > 1.2 * model.moving(last)
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_larger_convolutions_take_longer_within_bounds(name):
+    model = device_model(DeviceSpec(name))
+    if not model.spec.has(torch.float32):
+        return
+    reached, previous = 0.0, 0.0
+    for size in (1, 7, 14, 56, 112):
+        m, n, k = 8 * size**2, 64, 9 * 64
+        sizes, flops = (1, m, n, k, size, size), 2 * m * n * k
+        work = Work("conv", "conv", torch.float32, sizes, flops, 4 * (2 * m * n + n * k), is_3x3=True)
+        seconds = model.seconds(work)
+        assert seconds >= 0.97 * previous
+        previous, reached = seconds, flops / seconds / model.spec.peak(torch.float32)
+    assert 0.1 < reached < 1.9  # Winograd's algorithm needs fewer products than are counted
+
+
+def with_coefficients(model, where, **values):
+    coefficients = deepcopy(dict(model.coefficients))
+    coefficients["simt"][where] |= values
+    return replace(model, coefficients=coefficients)
+
+
+def conv(pixels, side, channels, out, kernel=1):
+    sizes = (1, pixels, out, channels * kernel**2, side, side)
+    flops = 2 * pixels * out * channels * kernel**2
+    return Work("conv", "conv", torch.float32, sizes, flops, 4 * (pixels * (channels + out)), is_3x3=kernel == 3)
+
+
+def test_waves_of_tiles_fetch_operands_again_on_pascal():
+    # 112 tiles in one row are two waves of 56 units. Each needs 56 * 128 rows of one operand and 128 of the other. The
+    # cache of 4 MB holds a million of their 14,464,000 elements.
+    model, work = device_model(DeviceSpec("P100")), gemm(128, 14_336, 1000, dtype=torch.float32)
+    model = with_coefficients(model, "gemm", refetch={"pascal": 3.0})
+    fetched = 2 * 1000 * (7168 + 128) * (1 - 1_000_000 / 14_464_000)
+    assert model.moving(work) == pytest.approx((work.nbytes + 3 * 4 * fetched) / (732e9 * model.stream))
+    volta = device_model(DeviceSpec("V100"))
+    assert volta.moving(work) == pytest.approx(work.nbytes / (volta.spec.bandwidth * volta.stream))
+
+
+@pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 0, 8)])
+def test_products_of_empty_matrices_take_a_launch(sizes):
+    model, work = device_model(DeviceSpec("P100")), gemm(*sizes, dtype=torch.float32)._replace(nbytes=0)
+    assert model.seconds(work) == model.launch
+
+
+def test_long_rows_slow_products_down_on_pascal():
+    model, work = device_model(DeviceSpec("P100")), gemm(1024, 1024, 4096, dtype=torch.float32)  # rows of 16 KiB
+    plain = with_coefficients(model, "gemm", far_rows={}).computing(work)
+    model = with_coefficients(model, "gemm", far_rows={"P100": {"reach_kib": 48.0, "slowdown": 4.0}})
+    assert model.computing(work) == pytest.approx(2 * plain)  # 1 + 4 * 16 / (16 + 48)
+    batched = gemm(1024, 1024, 4096, batch=2, dtype=torch.float32)
+    assert model.computing(batched) == with_coefficients(model, "gemm", far_rows={}).computing(batched)
+
+
+def test_convolutions_have_a_speed_of_their_own():
+    turing = replace(DeviceSpec("T4"), name="another of its generation")
+    assert device_model(DeviceSpec("T4")).conv != device_model(turing).conv == 1.0
+    model = replace(device_model(DeviceSpec("A100")), conv=1.0)
+    work = conv(100_352, 56, 64, 64)
+    assert replace(model, conv=0.5).computing(work) == pytest.approx(2 * model.computing(work))
+    product = gemm(100_352, 64, 64, dtype=torch.float32)
+    assert replace(model, conv=0.5).computing(product) == model.computing(product)
+    half = work._replace(dtype=HALF)
+    assert replace(model, conv=0.5).computing(half) == model.computing(half)
+
+
+def test_only_transformed_images_and_results_stay_in_caches():
+    # 32 images of 16 x 16 are 512 tiles of 4 x 4 results, each transformed into 36 numbers, written and read.
+    work, model = conv(8192, 16, 256, 128, kernel=3), device_model(DeviceSpec("A100"))
+    once, twice = (with_coefficients(model, "conv", transform=speed).computing(work) for speed in (1.0, 2.0))
+    saved = 4 * (72 * 512 + 8192) * (256 + 128) / 2 / (model.spec.bandwidth * model.stream)
+    assert once - twice == pytest.approx(saved)
+
+
+def test_the_fit_says_where_it_is_from():
+    found = fits()
+    assert found["date"]
+    assert len(found["sources"]) == 4
+    assert set(found["held_out_error"]) >= {"gemm", "conv", "elementwise", "infer", "train", "a100", "half products"}
+
+
+def test_a_complex_multiply_add_is_four_real_ones():
+    model = device_model(DeviceSpec("A100"))
+    work = gemm(512, 512, 512, dtype=torch.complex64)
+    # (x + iy)(u + iv) = xu - yv + i (xv + yu), as a real product with two rows and two columns for each complex one
+    real = gemm(512, 2 * 512, 2 * 512, dtype=torch.float32)._replace(nbytes=work.nbytes)
+    assert real.flops == 4 * work.flops
+    assert model.seconds(work) == model.seconds(real)
+    with pytest.raises(InputError, match=r"aten.mm computes with torch.float32: the peak of TPU v5e"):
+        device_model(DeviceSpec("TPU v5e")).seconds(work)
+
+
+@pytest.mark.parametrize("name", ["RTX 3090", "RTX 4090", "RTX 5090", "L40S", "A100"])
+def test_tf32_is_never_slower_as_float32_kernels_stay_allowed(name):
+    """Winograd's algorithm in float32 does 4 of 9 multiply-adds, and tensor cores of GeForce cards have half rate."""
+    sizes, flops = (1, 100352, 64, 576, 1792, 56), 2 * 100352 * 64 * 576
+    convolution = Work("aten.convolution", "conv", torch.float32, sizes, flops, 51_000_000, is_3x3=True)
+    exact, rounded = (device_model(DeviceSpec(name), tf32=tf32) for tf32 in (False, True))
+    for work in (convolution, gemm(4096, 4096, 4096, dtype=torch.float32)):
+        assert rounded.seconds(work) <= exact.seconds(work)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from modelsummary import DeviceSpec
+from modelsummary.devices.device_table import TABLE
+from modelsummary.devices.sustained import half_speed, is_geforce, vector_share
+
+MEASURED = {"hopper": {"device": "H100", "sustained": 0.8 * 794.5e12}, "ada": {"device": "L40S", "sustained": 2e14}}
+
+
+def test_float32_products_reach_what_power_and_lanes_allow():
+    per_joule = {"ampere": 76.0, "hopper": 130.0}
+    assert vector_share(DeviceSpec("A100"), per_joule) == 0.95
+    assert vector_share(DeviceSpec("A10"), per_joule) == pytest.approx(76e9 * 150 / 31.2e12)
+    assert vector_share(DeviceSpec("H100"), per_joule) == 0.75  # 128 lanes for each unit
+
+
+def test_a_published_highest_speed_is_sustained_as_far_as_on_the_measured_device():
+    assert half_speed(DeviceSpec("H200"), MEASURED) == pytest.approx(0.8 * 794.5e12)
+    slower = replace(DeviceSpec("H100"), achievable_flops={torch.bfloat16: 500e12})
+    assert half_speed(slower, MEASURED) == pytest.approx(400e12)
+    assert half_speed(DeviceSpec("MI300X"), MEASURED) == 668.4e12  # no device of its generation was measured
+
+
+def test_without_a_published_speed_power_and_units_count():
+    # 72 W instead of 350 W, shared by 58 units instead of 142
+    assert half_speed(DeviceSpec("L4"), MEASURED) == pytest.approx(2e14 * (72 / 350 * 58 / 142) ** 0.5)
+    assert half_speed(DeviceSpec("RTX 4090"), MEASURED) == 165.2e12  # no more than the peak
+    assert half_speed(DeviceSpec("V100"), {}) == pytest.approx(300 / 70 * 24e12)
+    assert half_speed(DeviceSpec("P4"), {}) is None
+
+
+def spec(name, single, half, tf32=None, generation=""):
+    peaks = {torch.float32: single * 1e12, torch.bfloat16: half * 1e12}
+    return DeviceSpec(name, {**peaks, **({} if tf32 is None else {"tf32": tf32 * 1e12})}, 1e12, generation=generation)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_halved"),
+    [
+        *[(DeviceSpec(name), name.startswith("RTX")) for name in TABLE],
+        # NVIDIA's data sheets and whitepapers: dense peaks with float32 accumulation
+        (spec("RTX A6000", 38.7, 154.8, 77.4, "ampere"), False),
+        (spec("RTX 6000 Ada", 91.1, 364.2, generation="ada"), False),
+        (spec("my RTX card", 125, 503.8, 251.9), False),  # RTX PRO 6000 Blackwell
+        (spec("GeForce 3080", 29.8, 59.5, 29.8), True),
+        (spec("a card", 29.8, 59.5, generation="ampere"), True),
+        (DeviceSpec("a processor", {torch.float32: 1e11}, 5e10), False),
+    ],
+)
+def test_geforce_cards_are_known_by_their_peaks(device, is_halved):
+    assert is_geforce(device) == is_halved
+
+
+def test_a_highest_speed_in_float16_alone_counts():
+    own = replace(DeviceSpec("H100"), achievable_flops={torch.float16: 500e12})
+    assert half_speed(own, MEASURED) == pytest.approx(400e12)

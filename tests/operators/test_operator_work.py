@@ -1,0 +1,283 @@
+"""The work of operators; every expected number is derived by hand."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+import torch
+
+from modelsummary import Statistics, register_op_cost
+from modelsummary.operators.operator_calls import OperatorLog
+from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_work import class_of, work_of
+
+aten = torch.ops.aten
+
+
+def call(func, *args, **kwargs):
+    log = OperatorLog(id, set())
+    log.note(func, args, kwargs, func(*args, **kwargs))
+    return log.runs[0].call
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+def facts(work):
+    return work.op_class, work.sizes, work.flops, work.nbytes
+
+
+def test_product():
+    (work,) = work_of(call(aten.addmm.default, meta(5), meta(3, 4), meta(4, 5)))
+    # 2 x 3 x 5 x 4 FLOPs; reads 5 + 12 + 20 floats, writes 15
+    assert facts(work) == ("gemm", (1, 3, 5, 4), 120, 4 * 52)
+    (work,) = work_of(call(aten.bmm.default, meta(2, 3, 4), meta(2, 4, 5)))
+    assert work.sizes == (2, 3, 5, 4)
+
+
+def test_convolution():
+    arguments = (meta(2, 6, 8, 8), meta(10, 6, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    (work,) = work_of(call(aten.convolution.default, *arguments))
+    # 2 x 64 positions x 10 channels x 54 products each; reads 768 + 540 floats, writes 1,280
+    assert work.is_3x3
+    assert work.name == "aten.convolution (3x3)"
+    assert facts(work) == ("conv", (1, 128, 10, 54, 8, 8), 2 * 128 * 10 * 54, 4 * (768 + 540 + 1280))
+    arguments = (meta(2, 6, 8, 8), meta(6, 1, 3, 3), meta(6), [2, 2], [1, 1], [1, 1], False, [0, 0], 6)
+    work, bias = work_of(call(aten.convolution.default, *arguments))
+    assert facts(work)[:3] == ("depthwise", (2 * 6 * 16, 9), 2 * 192 * 9)
+    assert (bias.op_class, bias.nbytes) == ("elementwise", 2 * 4 * 192)
+
+
+def test_backward_of_a_convolution():
+    grad, x, weight = meta(2, 10, 8, 8), meta(2, 6, 8, 8), meta(10, 6, 3, 3)
+    arguments = (grad, x, weight, [10], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+    of_input, of_weight, of_bias = work_of(call(aten.convolution_backward.default, *arguments))
+    assert of_input.sizes[:4] == (1, 128, 6, 90)
+    assert of_weight.sizes[:4] == (1, 10, 54, 128)
+    assert of_input.flops == of_weight.flops == 2 * 128 * 10 * 54
+    assert of_bias.op_class == "reduction"
+
+
+def test_batch_norm_in_training_reads_its_input_twice():
+    x, one = meta(2, 3, 4, 4), meta(3)
+    (inference,) = work_of(call(aten.native_batch_norm.default, x, one, one, one, one, False, 0.1, 1e-5))
+    (training,) = work_of(call(aten.native_batch_norm.default, x, one, one, one, one, True, 0.1, 1e-5))
+    assert inference.name.endswith("(inference)")
+    assert training.nbytes - inference.nbytes >= 96 * 4
+
+
+@pytest.mark.parametrize(
+    ("func", "arguments", "op_class"),
+    [
+        (aten.relu.default, (meta(4, 8),), "elementwise"),
+        (aten.gelu_backward.default, (meta(4, 8), meta(4, 8)), "elementwise"),
+        (aten._to_copy.default, (meta(4, 8),), "copy"),
+        (aten._softmax.default, (meta(4, 8), -1, False), "softmax"),
+        (aten.native_layer_norm.default, (meta(4, 8), [8], None, None, 1e-5), "norm"),
+        (aten.mean.dim, (meta(4, 8), [1]), "reduction"),
+        (aten.avg_pool2d.default, (meta(1, 2, 8, 8), [2, 2]), "pool"),
+        (aten.embedding.default, (meta(9, 8), meta(4, dtype=torch.long)), "index"),
+    ],
+)
+def test_classes(func, arguments, op_class):
+    (work,) = work_of(call(func, *arguments))
+    assert work.op_class == op_class
+
+
+@pytest.mark.parametrize(
+    ("func", "arguments"),
+    [  # what stands between value and is_causal differs
+        (aten._scaled_dot_product_flash_attention.default, (0.0,)),
+        (aten._scaled_dot_product_efficient_attention.default, (None, True, 0.0)),
+        (aten._scaled_dot_product_cudnn_attention.default, (None, True, 0.0)),
+    ],
+)
+def test_each_fused_attention_says_whether_it_is_causal(func, arguments):
+    tensors = [meta(2, 4, 16, 8, dtype=torch.float16) for _ in range(3)]
+    for is_causal in (False, True):
+        (work,) = work_of(call(func, *tensors, *arguments, is_causal))
+        assert work.sizes == (8, 16, 16, 8)
+        assert work.is_causal == is_causal
+        assert work.is_efficient == ("efficient" in str(func))
+
+
+def test_views_and_allocations_are_no_kernels():
+    assert work_of(call(aten.t.default, meta(4, 8))) == ()
+    assert work_of(call(aten.empty_like.default, meta(4, 8))) == ()
+
+
+def test_equal_calls_are_one_object_with_a_stable_key():
+    tensors = (meta(4, 8), meta(4, 8), meta(8, 4).t())
+    log = OperatorLog(id, set(map(id, tensors)))
+    for x in tensors:
+        log.note(aten.relu.default, (x,), {}, x)
+    first, second, turned = (run.call for run in log.runs)
+    assert first is second
+    assert first.key == "aten.relu.default(f32[4x8]p)"
+    assert turned.key == "aten.relu.default(f32[4x8/1x4]p)"
+
+
+def test_nodes_of_a_backward_in_another_thread():
+    """Autograd numbers the nodes of each thread by themselves; a backward on CUDA runs in a thread of its own."""
+    x = torch.ones(2, requires_grad=True)
+    x.sin().cos()  # the numbers of this thread are beyond those of a new one
+    log = OperatorLog(id, set())
+
+    def note():
+        log.note(aten.relu.default, (x,), {}, x)
+
+    x.sin()
+    note()
+    backward = Thread(target=note)
+    backward.start()
+    backward.join()
+    note()
+    assert [run.nodes for run in log.runs] == [1, 0, 0]
+
+
+def overloads():
+    """Every operator of torch and torchvision that a mode may see: not composite, without ``out=``."""
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    for full in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = full.partition("::")
+        base, _, overload = name.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), base, None)
+        func = getattr(packet, overload or "default", None)
+        is_test = "_test_" in base or base == "_foobar"
+        if (
+            namespace in ("aten", "torchvision", "quantized")
+            and func is not None
+            and "out" not in overload
+            and not is_test
+        ):
+            rule = op_rule(func)
+            if not rule.is_composite and not base.endswith("_out"):
+                yield rule
+
+
+# Their work depends on an algorithm or on values; or another device runs them.
+UNKNOWN = (
+    "_fft_ linalg_ cholesky_ geqrf ormqr _spsolve _compute_linear_combination mps _triton_ sparse_mm _sparse_semi"
+    " _sparse_sparse _cudnn_attention no_dropout_inplace rnn_backward quantized_ mkldnn_linear_backward matmul_backward"
+    " _slow_conv2d_backward _nnpack_ _foreach_mm linear_dynamic_fp16_unpacked linear_with_input_q_dq"
+).split()
+
+
+def test_every_operator_has_a_kernel_or_is_known_to_have_none():
+    rules = list(overloads())
+    assert len(rules) > 1500
+    unknown = {
+        rule.name for rule in rules if not rule.is_free and rule.facts.macs is None and class_of(rule) == "other"
+    }
+    assert sorted(name for name in unknown if not any(part in name for part in UNKNOWN)) == []
+
+
+def test_operators_without_a_kernel_are_told_by_their_schemas():
+    assert op_rule(aten.t_.default).is_free
+    assert op_rule(aten.split.Tensor).is_free
+    assert op_rule(aten.resize_.default).is_free
+    assert op_rule(aten.sym_size.int).is_free
+    assert op_rule(torch.ops.profiler._record_function_enter_new.default).is_free
+    assert not op_rule(aten.equal.default).is_free  # reads both tensors
+    assert not op_rule(aten._foreach_add_.List).is_free
+    with torch.library._scoped_library("told_by_schema", "DEF") as library:
+        library.define("view(Tensor(a) x) -> Tensor(a)")
+        library.define("new(Tensor x) -> Tensor")
+        library.define("write(Tensor(a!) x) -> ()")
+        library.define("look(Tensor x) -> int")
+        ops = torch.ops.told_by_schema
+        assert op_rule(ops.view.default).is_free
+        assert not any(op_rule(op.default).is_free for op in (ops.new, ops.write, ops.look))
+
+
+@pytest.fixture(scope="module")
+def product():
+    """An operator of another library with a formula, and one without."""
+    with torch.library._scoped_library("foreign", "FRAGMENT") as library:
+        library.define("product(Tensor a, Tensor b) -> Tensor")
+        library.define("int8_rowwise_quant(Tensor a) -> Tensor")
+        library.define("mystery(Tensor(a!) a, Tensor b) -> ()")
+        library.impl("product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]), "CompositeExplicitAutograd")
+        library.impl("mystery", lambda _a, _b: None, "CompositeExplicitAutograd")
+        library.impl("int8_rowwise_quant", lambda a: a.to(torch.int8), "CompositeExplicitAutograd")
+        register_op_cost(torch.ops.foreign.product)(lambda a, b, out: a.numel() * b.shape[1])
+        yield torch.ops.foreign
+
+
+def test_operators_of_other_libraries_take_the_time_of_their_multiply_adds_and_bytes(product):
+    (work,) = work_of(call(product.product.default, meta(8, 16), meta(16, 4)))
+    assert facts(work) == ("gemm", (1, 8, 4, 16), 2 * 8 * 16 * 4, 4 * (8 * 16 + 16 * 4 + 8 * 4))
+    (work,) = work_of(call(product.int8_rowwise_quant.default, meta(8)))
+    assert facts(work) == ("elementwise", (8,), 0, 4 * 8 + 8)
+    # reads 8 + 8 floats and writes 8, though it returns nothing
+    (work,) = work_of(call(product.mystery.default, meta(8), meta(8)))
+    assert facts(work) == ("other", (8,), 0, 4 * 3 * 8)
+
+
+def test_convolutions_of_every_library_are_convolutions():
+    x, weight, one = meta(2, 6, 8, 8), meta(10, 6, 3, 3), [1, 1]
+    same = ("conv", (1, 128, 10, 54, 8, 8), 2 * 128 * 10 * 54, 4 * (768 + 540 + 1280))
+    for func, arguments in (
+        (aten.mkldnn_convolution.default, (None, one, one, one, 1)),
+        (aten.cudnn_convolution.default, (one, one, one, 1, True, False, True)),  # (..., groups, benchmark, ...)
+        (aten.miopen_convolution.default, (None, one, one, one, 1, True, False)),
+        (aten._slow_conv2d_forward.default, ([3, 3], None, one, one)),
+        (aten.slow_conv_dilated2d.default, ([3, 3], None, one, one, one)),
+    ):
+        log = OperatorLog(id, set())
+        log.note(func, (x, weight, *arguments), {}, meta(2, 10, 8, 8))
+        (work,) = work_of(log.runs[0].call)
+        assert facts(work) == same, func
+        assert work.is_3x3 or "slow" in work.operator
+    log.note(aten._conv_depthwise2d.default, (x, meta(6, 1, 3, 3), [3, 3], None, one, one, one), {}, x)
+    (work,) = work_of(log.runs[-1].call)
+    assert facts(work)[:3] == ("depthwise", (768, 9), 2 * 768 * 9)
+
+
+def test_integer_products_compute_with_integers():
+    (work,) = work_of(call(aten._int_mm.default, meta(32, 16, dtype=torch.int8), meta(16, 8, dtype=torch.int8)))
+    assert (work.op_class, work.sizes, work.dtype) == ("gemm", (1, 32, 8, 16), torch.int8)
+
+
+def test_products_of_sparse_matrices_are_products():
+    matrix = torch.eye(8).to_sparse_coo()  # 8 elements
+    log = OperatorLog(id, set())
+    log.note(aten.mm.default, (matrix, torch.ones(8, 4)), {}, torch.ones(8, 4))
+    (work,) = work_of(log.runs[0].call)
+    assert (work.op_class, work.flops) == ("gemm", 2 * 8 * 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning", "ignore:.*deprecated.*:DeprecationWarning")
+def test_packed_weights_of_other_sizes_are_other_calls():
+    log = OperatorLog(id, set())
+    for k in (4, 8):
+        weight = torch.quantize_per_tensor(torch.rand(6, k), 0.1, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
+        log.note(torch.ops.quantized.linear_dynamic.default, (torch.rand(2, k), packed), {}, torch.rand(2, 6))
+    assert [work_of(run.call)[0].flops for run in log.runs] == [2 * 2 * 6 * 4, 2 * 2 * 6 * 8]
+    log = OperatorLog(id, set())
+    for out in (meta(2, 6), meta(2, 6)):
+        log.note(aten.relu.default, (out,), {}, out)
+    assert log.runs[0].call is log.runs[1].call
+
+
+class Flex(torch.nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x):
+        flex = pytest.importorskip("torch.nn.attention.flex_attention")
+        return flex.flex_attention(x, x, x, block_mask=self.mask)
+
+
+def test_flex_attention_is_a_kernel_without_the_blocks_that_its_mask_excludes():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    mask = flex.create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 256, 256, device="cpu")
+    for block_mask, part in ((None, 1.0), (mask, 0.75)):  # of 2 x 2 blocks of 128, one is excluded
+        stats = Statistics(Flex(block_mask), (torch.rand(2, 4, 256, 16),))
+        (kernel,) = [each for each in stats.kernels("A100") if each.op_class == "attention"]
+        assert kernel.sizes == (8, 256, 256, 16)
+        assert kernel.flops == part * 2 * 2 * 8 * 256 * 256 * 16 == 2 * (stats.root.macs - stats.root.skipped_macs)
