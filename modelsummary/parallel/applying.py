@@ -323,7 +323,7 @@ def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
             # The backward begins with what is called behind the blocks, as it does with the root.
             frees = plan.reshard_after_forward and unit != plan.last_unit
             fully_shard(modules if len(modules) > 1 else modules[0], **{**options, "reshard_after_forward": frees})
-            if unit[0] in plan.conditional and hasattr(modules[0], "set_reduce_scatter_unused_params"):  # torch 2.15
+            if unit[0] in plan.conditional and hasattr(modules[0], "set_reduce_scatter_unused_params"):  # torch 2.13
                 modules[0].set_reduce_scatter_unused_params(True, recurse=False)
             wrapped += modules[:1] if unit in called else []
     fully_shard(model, **{**options, "reshard_after_forward": False})

@@ -204,7 +204,7 @@ def _fsdp(plan: ParallelPlan) -> Iterator[str]:
     yield "for number, unit in enumerate(units):"
     yield f"    fully_shard(unit, mesh={mesh}, reshard_after_forward={frees}{policies})"
     yield f"fully_shard(model, mesh={mesh}, reshard_after_forward=False{policies})"
-    if plan.conditional:  # needs torch 2.15
+    if plan.conditional:  # needs torch 2.13
         yield f"for name in {list(plan.conditional)!r}:"
         yield "    model.get_submodule(name).set_reduce_scatter_unused_params(True, recurse=False)"
     n_called = len(plan.called_units)  # the others come last

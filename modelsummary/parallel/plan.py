@@ -98,7 +98,7 @@ class ParallelPlan(Printed):
         averaged: names of parameters without dimensions, which FSDP cannot shard: they are whole on each rank, and the
             optimizer averages their gradients.
         conditional: FQNs of units of which a rank may use other parameters than another one, because their forward
-            reads values, as a loop over experts does. FSDP of torch 2.15 reduces zeros for parameters that a rank does
+            reads values, as a loop over experts does. FSDP of torch 2.13 reduces zeros for parameters that a rank does
             not use; before, each rank must use all.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.

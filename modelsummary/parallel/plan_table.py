@@ -39,7 +39,7 @@ def report(plan: ParallelPlan) -> Report:
         lines += [f"Gathered with the root: {names}: {why}" for names, why in _with_root(plan)]
     names_by_text = {
         "Whole on each rank, having no dimensions to shard": plan.averaged,
-        "Ranks may use different parameters, which needs torch 2.15": plan.conditional,
+        "Ranks may use different parameters, which needs torch 2.13": plan.conditional,
     }
     lines += [f"{text}: {', '.join(_folded(names))}" for text, names in names_by_text.items() if names]
     if plan.loss_parallel:
