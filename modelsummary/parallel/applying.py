@@ -318,7 +318,7 @@ def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
     called = set(plan.called_units)
     wrapped: list[Any] = []
     for unit in plan.units:
-        modules: list[Any] = [part for fqn in unit if (part := _find(model, fqn)) is not None]
+        modules: list[Any] = [part for fqn in unit for part in _gathering(model, fqn)]
         if modules:
             # The backward begins with what is called behind the blocks, as it does with the root.
             frees = plan.reshard_after_forward and unit != plan.last_unit
@@ -330,6 +330,23 @@ def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
     for unit, following in pairwise(wrapped):
         unit.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([unit])
+
+
+def _gathering(model: nn.Module, fqn: str) -> list[nn.Module]:
+    """Return the modules whose calls gather a unit: those inside of a module that a stage has opened.
+
+    Empty if a stage does not hold the unit, or if calls of these modules do not use all its parameters: then the root
+    gathers them.
+    """
+    module = _find(model, fqn)
+    if module is None:
+        return []
+    paths = model.calls_inside(fqn) if hasattr(model, "calls_inside") else None
+    if paths is None:
+        return [module]
+    parts = [model.get_submodule(path) for path in paths]
+    used = {parameter for part in parts for parameter in part.parameters()}
+    return parts if len(set(paths)) == len(paths) and used == set(module.parameters()) else []
 
 
 # --------------------------------------------------------------------------------------------------- meta

@@ -280,6 +280,13 @@ class Stage(nn.Sequential):
             self._run(step, values, size, device)
         return self._fill(self._plan.gives, values, size, device, self.training)
 
+    def calls_inside(self, fqn: str) -> list[str] | None:
+        """Return the FQNs of the modules that are called inside of a module that is open; None if it is not."""
+        if not isinstance(find(self, fqn), StageScope):
+            return None
+        paths = (step.path for step in self._plan.steps if step.function is None)
+        return [path for path in paths if path.startswith(f"{fqn}.")]
+
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
         if self._plan.inputs is not None:
             return self._plan.inputs.bind(args, kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
@@ -56,6 +57,7 @@ def stop() -> None:
 
 
 def _join(n: int, port: int) -> None:
+    warnings.filterwarnings("ignore")  # thousands of lines of torch's would hide the failure of a test
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     rank = store.add("ranks", 1) - 1
@@ -105,7 +107,7 @@ def compare(model: nn.Module, sharded: nn.Module, inputs: dict[str, Any] | tuple
     own = dict(sharded.named_parameters())
     pairs = [(each, own[name]) for name, each in model.named_parameters() if name in own or "experts." not in name]
     for one, other in pairs:
-        if one.grad is None and other.grad is not None:  # FSDP reduces zeros for what no rank of a loop over experts used
+        if one.grad is None and other.grad is not None:  # FSDP reduces zeros for experts that no rank used
             one.grad = torch.zeros_like(one)
     found["grad"] = max(difference(one.grad, whole(other.grad)) for one, other in pairs if one.grad is not None)
     for each in (model, sharded):

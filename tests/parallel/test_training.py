@@ -72,6 +72,8 @@ def test_each_plan_trains_like_one_process_or_is_refused(plan):
 def test_plans_of_two_dimensions_train_like_one_process(sizes, schedule):
     # Torch sets whole states only where the ranks of both dimensions divide the vocabularies of 48, 50 and 49 rows.
     names = ("decoder",) if {"tensor", "shard"} <= sizes.keys() else ("decoder", "gpt2", "odd")
+    if {"pipeline", "shard"} <= sizes.keys():
+        names += ("transformers/llama",)  # a block that writes into a cache is open: its stage calls the layers inside
     for name in names:
         for rank in processes.run(training.compared, 4, name, sizes, schedule):
             assert "refused" in rank or rank["difference"] <= sweep.TOLERANCE, (name, rank)

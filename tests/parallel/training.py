@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import warnings
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from io import BytesIO
@@ -353,7 +352,6 @@ def _loop(name: str, sizes: dict[str, Any], schedule: str, **options: Any) -> An
 
 def compared(_rank: int, _n: int, name: str, sizes: dict[str, Any], schedule: str = "") -> dict[str, Any]:
     """The largest difference from one process, and of what; or the reason of a refusal."""
-    warnings.filterwarnings("ignore")
     loop = _loop(name, sizes, schedule, fused=True)
     if isinstance(loop, str):
         return {"refused": loop}
