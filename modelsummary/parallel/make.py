@@ -108,7 +108,7 @@ def make_plan(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
                 f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}"
             )
-    _check_held(layers, stages, cut)
+    _check_held(layers, checkpointed, stages, cut)
     ranks = {"tensor": tensor, "expert": expert}
     layers = _on_first_rank(model, layers, ranks)
     if calls is not None and checkpointed:
@@ -155,8 +155,8 @@ def make_plan(
     )
 
 
-def _check_held(layers: Sequence[LayerPlan], stages: Any, split: Any) -> None:
-    """Refuse stages that hold no parameters, or cut a module apart whose forward gets the sizes of one rank.
+def _check_held(layers: Sequence[LayerPlan], checkpointed: Sequence[str], stages: Any, split: Any) -> None:
+    """Refuse stages that hold no parameters, or that cut a module apart whose forward takes sizes or runs again.
 
     Args:
         split: function from a number of stages to them.
@@ -177,6 +177,14 @@ def _check_held(layers: Sequence[LayerPlan], stages: Any, split: Any) -> None:
             f"the stages cut {cut_apart} apart, whose forward takes sizes of the whole model; pass pipeline=1, or write"
             " these sizes as -1"
         )
+    for stage in stages:
+        opened = [fqn for fqn in checkpointed if hasattr(stage, "calls_inside") and stage.calls_inside(fqn) is not None]
+        if opened:
+            raise InputError(
+                f"checkpoint: {opened[0]} cannot run again, as a stage calls the layers inside of it: it changes an "
+                "argument, such as a cache of keys and values; call the model with use_cache=False, or pass "
+                "checkpoint=None"
+            )
 
 
 def _without_parameters(stages: Any) -> int | None:

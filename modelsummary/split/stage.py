@@ -282,7 +282,7 @@ class Stage(nn.Sequential):
 
     def calls_inside(self, fqn: str) -> list[str] | None:
         """Return the FQNs of the modules that are called inside of a module that is open; None if it is not."""
-        if not isinstance(find(self, fqn), StageScope):
+        if not isinstance(dict(self.named_modules()).get(fqn), StageScope):
             return None
         paths = (step.path for step in self._plan.steps if step.function is None)
         return [path for path in paths if path.startswith(f"{fqn}.")]

@@ -784,3 +784,33 @@ def test_experts_over_three_dimensions_are_not_split_by_width():
     (experts,) = (each for each in plan.layers if each.fqn == "mixture.experts")
     assert experts.style == "ExpertParallel"
     assert experts.params == 2 * (16 * 16 + 16 + 16 * 8 + 16)
+
+
+class Caching(nn.Module):
+    """Blocks that write into a list, as those of Hugging Face write into their cache."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x, cache):
+            cache.append(self.up(x))
+            return x + self.down(cache[-1])
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(4))
+
+    def forward(self, x):
+        cache = []
+        for block in self.blocks:
+            x = block(x, cache)
+        return x, cache
+
+
+def test_blocks_that_stages_open_cannot_run_again():
+    stats = Statistics(Caching(), torch.ones(2, 8))
+    with pytest.raises(InputError, match=r"checkpoint: blocks.0 cannot run again.*use_cache=False"):
+        stats.parallel_plan(pipeline=2, checkpoint="every")
+    assert stats.parallel_plan(pipeline=2).checkpoint == ()
