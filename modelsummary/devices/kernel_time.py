@@ -31,7 +31,7 @@ from modelsummary.devices.attention_time import (
     share_of_peak,
 )
 from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.product_time import PARTS, TILES, Tiles, fetched_elements, product_seconds
+from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_seconds
 from modelsummary.devices.sustained import half_speed, is_geforce, tensor_factor, vector_share
 from modelsummary.errors import InputError
 from modelsummary.operators.operator_work import Work
@@ -140,8 +140,7 @@ class DeviceModel:
         efficiency = by_class.get(special, by_class.get(work.op_class, by_class["other"]))
         half = self._half_of(work)
         efficiency = efficiency if half is None else half["moving"]
-        moved = passes * work.nbytes + self._fetched_again(work)
-        seconds = moved / (self.spec.bandwidth * self.stream * float(efficiency))
+        seconds = passes * work.nbytes / (self.spec.bandwidth * self.stream * float(efficiency))
         cache = self.spec.cache_bytes or 0
         if work.nbytes < cache and work.op_class in _FROM_CACHE:
             seconds *= 1 - (1 - 1 / _CACHE_SPEED) * (1 - work.nbytes / cache)
@@ -169,7 +168,6 @@ class DeviceModel:
         if work.op_class == "conv" and not self._on_tensor_cores(work.dtype):
             rate *= self.conv
         seconds = product_seconds(work.sizes[:4], rate, units, own, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
-        seconds *= self._far_rows(work)
         return min(seconds, self._winograd(work, rate, own)) if self._is_winograd(work) else seconds
 
     def _attention_rate(self, work: Work) -> float:
@@ -212,28 +210,6 @@ class DeviceModel:
         if work.sizes[0] == 1:
             return TILES, PARTS
         return tuple((rows, columns) for rows, columns in path["batched_tiles"].get(self.spec.generation, TILES)), (1,)
-
-    def _far_rows(self, work: Work) -> float:
-        """Return the factor by which long rows slow down a product; 1.0 on most devices.
-
-        The measured boards of the Pascal generation slow down, probably because the rows of a tile then lie on more
-        pages of memory than their address translation holds.
-        """
-        own = self._path(work.dtype)["gemm"].get("far_rows", {}).get(self.spec.name)
-        if own is None or work.op_class != "gemm" or work.sizes[0] > 1:
-            return 1.0
-        row = work.sizes[3] * work.dtype.itemsize
-        return 1.0 + float(own["slowdown"]) * row / (row + 1024 * float(own["reach_kib"]))
-
-    def _fetched_again(self, work: Work) -> float:
-        """Return the bytes of operands that the waves of tiles of a product fetch, beside one pass over all bytes."""
-        own = self._path(work.dtype)["gemm"].get("refetch", {})
-        factor = float(own.get(self.spec.generation, 0.0))
-        if not factor or work.op_class != "gemm" or work.sizes[0] != 1 or not all(work.sizes):
-            return 0.0
-        _, m, n, k = work.sizes
-        cache = (self.spec.cache_bytes or 0) // work.dtype.itemsize
-        return factor * work.dtype.itemsize * fetched_elements((m, n, k), self.spec.units or 100, cache)
 
     def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
         return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-__all__ = ["PARTS", "TILES", "Tiles", "fetched_elements", "largest_tile_factor", "product_seconds"]
+__all__ = ["PARTS", "TILES", "Tiles", "largest_tile_factor", "product_seconds"]
 
 Tiles = tuple[tuple[int, int], ...]
 TILES: Tiles = (
@@ -26,8 +26,7 @@ TILES: Tiles = (
     (64, 32),
 )
 PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
-_EDGE = 128
-_UNIT_TILE = _EDGE * _EDGE  # elements of the result that keep a unit busy
+_UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
 
 
 def product_seconds(
@@ -73,31 +72,6 @@ def product_seconds(
             seconds = max(ceil(tiles * parts / units) * tile, alone) + (parts * flush if parts > 1 else 0.0)
             best = min(best, seconds)
     return best
-
-
-def fetched_elements(sizes: tuple[int, int, int], units: int, cache: int) -> float:
-    """Return how many elements of its operands a product fetches from memory, in waves of square tiles.
-
-    A wave has one tile per unit. It fills the columns of the result first, and fetches the rows of both operands that
-    its tiles need. What the cache holds of both is not fetched.
-
-    Args:
-        sizes: rows, columns, inner dimension.
-        units: units that run tiles at the same time.
-        cache: elements that the last level of the cache holds.
-
-    Two waves of two tiles each need 128 rows of one operand and 256 of the other:
-
-    >>> fetched_elements((256, 256, 1000), 2, 0)
-    768000.0
-    """
-    m, n, k = sizes
-    down, across = ceil(m / _EDGE), ceil(n / _EDGE)
-    in_row = min(across, units)
-    rows = min(max(units / in_row, 1.0), down)
-    waves = max(across * down / (in_row * rows), 1.0)
-    fetched = waves * k * (min(in_row * _EDGE, n) + min(rows * _EDGE, m))
-    return float(fetched * max(0.0, 1 - cache / (k * (m + n))))
 
 
 def largest_tile_factor(own: Mapping[str, Any]) -> float:

@@ -212,30 +212,10 @@ def conv(pixels, side, channels, out, kernel=1):
     return Work("conv", "conv", torch.float32, sizes, flops, 4 * (pixels * (channels + out)), is_3x3=kernel == 3)
 
 
-def test_waves_of_tiles_fetch_operands_again_on_pascal():
-    # 112 tiles in one row are two waves of 56 units. Each needs 56 * 128 rows of one operand and 128 of the other. The
-    # cache of 4 MB holds a million of their 14,464,000 elements.
-    model, work = device_model(DeviceSpec("P100")), gemm(128, 14_336, 1000, dtype=torch.float32)
-    model = with_coefficients(model, "gemm", refetch={"pascal": 3.0})
-    fetched = 2 * 1000 * (7168 + 128) * (1 - 1_000_000 / 14_464_000)
-    assert model.moving(work) == pytest.approx((work.nbytes + 3 * 4 * fetched) / (732e9 * model.stream))
-    volta = device_model(DeviceSpec("V100"))
-    assert volta.moving(work) == pytest.approx(work.nbytes / (volta.spec.bandwidth * volta.stream))
-
-
 @pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 0, 8)])
 def test_products_of_empty_matrices_take_a_launch(sizes):
     model, work = device_model(DeviceSpec("P100")), gemm(*sizes, dtype=torch.float32)._replace(nbytes=0)
     assert model.seconds(work) == model.launch
-
-
-def test_long_rows_slow_products_down_on_pascal():
-    model, work = device_model(DeviceSpec("P100")), gemm(1024, 1024, 4096, dtype=torch.float32)  # rows of 16 KiB
-    plain = with_coefficients(model, "gemm", far_rows={}).computing(work)
-    model = with_coefficients(model, "gemm", far_rows={"P100": {"reach_kib": 48.0, "slowdown": 4.0}})
-    assert model.computing(work) == pytest.approx(2 * plain)  # 1 + 4 * 16 / (16 + 48)
-    batched = gemm(1024, 1024, 4096, batch=2, dtype=torch.float32)
-    assert model.computing(batched) == with_coefficients(model, "gemm", far_rows={}).computing(batched)
 
 
 def test_convolutions_have_a_speed_of_their_own():
