@@ -16,9 +16,6 @@ from modelsummary.operators.operator_facts import OpRule, tensors_in
 __all__ = ["Scores", "hidden_scores"]
 
 _HIDDEN = -1e4  # a score with this added has probability 0
-_SOFTMAXES = frozenset({"aten._softmax", "aten._safe_softmax"})
-_SUMS = frozenset({"aten.add", "aten.add_", "aten.sub", "aten.sub_"})
-_FILLS = frozenset({"aten.masked_fill", "aten.masked_fill_"})
 
 
 @dataclass(frozen=True)
@@ -69,32 +66,34 @@ class Scores:
         elif before is None or scores is None:
             after = None
         else:
-            after = self._after(rule.name, before, scores, args, out)
+            after = self._after(rule, before, scores, args, out)
         if after is not None:
             self._products[_storage(out)] = after
         else:
             self._products.pop(_storage(out), None)
 
-    def _after(self, name: str, before: _Product, scores: Tensor, args: Sequence[Any], out: Tensor) -> _Product:
-        if name in _SOFTMAXES:
+    def _after(self, rule: OpRule, before: _Product, scores: Tensor, args: Sequence[Any], out: Tensor) -> _Product:
+        does = rule.facts.on_scores
+        if does == "softmax":
             self.unknown += before.is_unknown
             return replace(before, is_normed=True)
         mask: Tensor | None = None
-        if name in _SUMS:
+        if does == "sum":
             mask = next(
                 (argument for argument in args[:2] if isinstance(argument, Tensor) and argument is not scores), None
             )
-        elif name in _FILLS and not isinstance(args[2], Tensor) and args[2] <= _HIDDEN:
-            mask = args[1]
-        elif name == "aten.where":
-            mask = args[0]
+        elif does:
+            call = rule.signature.bind(args, {})
+            value = call.get("value", _HIDDEN)
+            if not isinstance(value, Tensor) and value <= _HIDDEN:
+                mask = call["mask" if does == "fill" else "condition"]
         if mask is None or before.is_normed or _storage(mask) in self._products:
             return before
         values = self._values(mask)
         if values is None:
             return replace(before, is_unknown=before.is_unknown or mask.dim() > 1)
         # A filled element is hidden where the mask is True, a masked one where it is False.
-        hidden = values.numel() - hidden_scores(values) if name in _FILLS else hidden_scores(values)
+        hidden = values.numel() - hidden_scores(values) if does == "fill" else hidden_scores(values)
         return replace(before, hidden=before.hidden + hidden * (out.numel() // max(values.numel(), 1)))
 
 

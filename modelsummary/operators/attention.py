@@ -117,6 +117,15 @@ register(
     arguments=(*_FORWARD[:3], *_GRADIENTS),
 )
 
+# written as two products, with a mask and a softmax between them
+for _does, _names in {
+    "softmax": "_softmax _safe_softmax",
+    "sum": "add sub",
+    "fill": "masked_fill",
+    "where": "where",
+}.items():
+    register("aten", _names, on_scores=_does)
+
 # ------------------------------------------------------------------------------ whole blocks and layers
 
 

@@ -70,3 +70,23 @@ register("aten", "pow", overload="Tensor_Scalar", shape=_same)
 register("aten", "add sub mul div", overload="Tensor", shape=_arithmetic)
 register("aten", "add sub mul div", overload="Scalar", shape=_arithmetic)
 register("aten", "roll", overload="default", shape=_roll)
+register(
+    "aten",
+    "clone _to_copy copy copy_sparse_to_sparse_ cat _cat stack _stack contiguous roll flip repeat zeros zeros_like"
+    " new_zeros _new_zeros_with_same_feature_meta ones ones_like new_ones full full_like new_full fill zero arange"
+    " range linspace logspace scalar_tensor eye slice_backward select_backward diagonal_backward unfold_backward"
+    " as_strided_scatter diagonal_scatter slice_scatter select_scatter slice_inverse pixel_shuffle pixel_unshuffle"
+    " tril triu tril_indices triu_indices block_diag diag_embed complex polar rot90 lift im2col col2im from_file"
+    " _chunk_cat split_with_sizes_copy _pin_memory sparse_mask _sparse_mask_projection _spdiags _lazy_clone"
+    " _conj_physical _mkldnn_reshape _mkldnn_transpose _nested_compute_contiguous_strides_offsets"
+    " _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward",
+    op_class="copy",
+)
+register("quantized", "cat cat_relu", op_class="copy")
+register("fsdp", "all_gather_copy_in all_gather_copy_out chunk_cat split_with_sizes_copy copy_", op_class="copy")
+register(
+    "aten",
+    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ trunc_normal_",
+    overwrites=True,
+)
+register("fsdp", "copy_", overwrites=True)

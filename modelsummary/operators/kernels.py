@@ -85,7 +85,7 @@ class Kernel:
 
     @property
     def op_class(self) -> str:
-        """The operator class, one of ``modelsummary.operators.operator_work.CLASSES``."""
+        """The operator class; ``modelsummary.operators.operator_work`` lists them."""
         return self.work.op_class
 
     @property

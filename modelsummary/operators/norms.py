@@ -71,6 +71,7 @@ register(
     " batch_norm_update_stats",
     writes_in_training=("running_mean", "running_var"),
 )
+register("aten", "native_batch_norm native_layer_norm native_group_norm", dtypes="norm")
 register("aten", "native_batch_norm", overload="default", shape=_batch_norm, cpu_result=_cpu_batch_norm)
 register("aten", "native_layer_norm", overload="default", shape=_layer_norm, cpu_result=_cpu_layer_norm)
 register("aten", "native_group_norm", overload="default", cpu_result=_cpu_group_norm)

@@ -6,7 +6,6 @@ call. An operator that looks like a matrix product and has no formula is reporte
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary._torch import OpOverload
+from modelsummary.operators.names import COLLECTIVES, class_by_name, counted_by_name, launches_nothing, may_multiply
 from modelsummary.operators.table import NO_FACTS, NO_SIGNATURE, Count, OperatorFacts, Signature, facts_of
 from modelsummary.operators.tensor_bytes import inner_tensors, nbytes_of
 
@@ -42,61 +42,15 @@ class OpCost(NamedTuple):
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype})
 NO_COST = OpCost(0, 0, 0, 0, None)
 
-# Words in the names of operators that multiply matrices (or solve, factorise, transform), and words in the names of
-# their helpers, which do not.
-_PRODUCT_WORDS = frozenset(
-    "mm addmm bmm baddbmm addbmm matmul smm hspmm sspaddmm mv addmv addr ger dot vdot outer gemm"
-    " convolution conv conv1d conv2d conv3d linear bilinear trilinear attention attn mha transformer rnn lstm gru"
-    " linalg fft stft istft cholesky qr svd eig eigh solve lstsq lu geqrf orgqr ormqr cdist pdist matrix".split()
-)
-_HELPER_WORDS = frozenset(
-    "thnn prepack pack unpack reorder convert flatten check cross diagonal vector powsum vander fftfreq rfftfreq"
-    " cache search norm".split()
-)
-_COLLECTIVES = frozenset("c10d c10d_functional _c10d_functional".split())
-# Collectives, FSDP's copies, bookkeeping, and torchvision's pooling and box operators, which multiply no matrices.
-_FREE_NAMESPACES = _COLLECTIVES | frozenset("fsdp prim profiler rngprims torchvision".split())
-# Namespaces of torch with names as in aten: the name says whether an operator multiplies.
-_NAMED_NAMESPACES = frozenset("aten quantized quantized_decomposed".split())
-# Words in the names of operators that only convert their arguments, in any namespace.
-_CONVERSIONS = frozenset("quant dequant quantize dequantize qparams".split())
-
-# Operators without a kernel that their schemas do not reveal: allocations, hidden views, sparse and nested tensors
-# around tensors that exist, a copy to the host, another name for a storage, checks of the compiler.
-_NO_KERNELS = re.compile(
-    r"aten::(empty|empty_like|empty_strided|empty_permuted|new_empty|new_empty_strided|_empty_affine_quantized|resize"
-    r"|_efficientzerotensor|resize_as|record_stream"
-    r"|_unsafe_view|unsafe_(split|split_with_sizes|chunk)|_nested_(get_|view_from|tensor_(size|strides|storage_off)).*"
-    r"|_?sparse_(coo|compressed|csr|csc|bsr|bsc)_tensor.*|sparse_resize.*|resize_as_sparse_?|_?resize_output_?|_coalesced_?"
-    r"|_local_scalar_dense|_functional_(assert|sym_constrain).*|_make_dep_token|set|shallow_copy_data_)"
-)
 # Namespaces whose operators on tensors only look at metadata if they return plain values, except for some.
 _ASKING_NAMESPACES = frozenset({"aten", "prim"})
 _READS_ELEMENTS = frozenset({"aten::equal", "aten::allclose", "aten::is_nonzero"})
 
 _MOVES_DATA = frozenset("clone _to_copy copy lift_fresh_copy equal".split())
-_PER_INPUT = re.compile(
-    r".*(batch|layer|group|instance|rms)_norm|_?(safe_|log_)?softmax$|.*pool[123]?d|cum(sum|prod|max|min)"
-    r"|logcumsumexp|linalg_vector_norm|(nan)?(sum|mean|median|prod)$|all$|any$|arg(max|min)$|a(max|min)$|aminmax$"
-    r"|count_nonzero$|logsumexp$|norm$|std$|var$|(std|var)_mean$|max$|min$"
-)
-_PER_OUTPUT = re.compile(r"_?upsample|_?grid_sampler|cudnn_grid_sampler|native_dropout|_weight_norm_interface")
 # Tagged with a dynamic shape, which they have for some arguments only (a boolean mask, a LAPACK driver).
 _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
 # Not tagged, but the size of their result depends on values.
 _UNTAGGED_DYNAMIC = frozenset("nms _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split())
-# These read the rows they select, not the whole table.
-_GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
-# These write all elements of their first argument without reading them.
-_OVERWRITES = frozenset("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ trunc_normal_".split())
-# The negative log-likelihood reads one score per target in the forward, and none in the backward, for which only their
-# shape matters (aten/src/ATen/native/LossNLL.cpp): the position of the scores, and the scores read per target.
-_SCORES = {
-    "aten.nll_loss_forward": (0, 1),
-    "aten.nll_loss2d_forward": (0, 1),
-    "aten.nll_loss_backward": (1, 0),
-    "aten.nll_loss2d_backward": (1, 0),
-}
 
 
 @dataclass(slots=True)
@@ -118,7 +72,6 @@ class OpRule:
         needs_values: shape or value of the result depends on the values of tensors.
         makes_tensor: has a ``device`` argument.
         per_element: elements that count as element-wise operations: "in" (input), "out" (result) or "" (none).
-        gathers: reads only the rows it returns.
         overwrites: does not read its first argument, which it writes, or whose shape it takes.
         is_composite: consists of other operators; runs undecomposed only under ``torch.inference_mode``.
         is_free: a device runs no kernel for it: a view, an allocation, a question about metadata, bookkeeping. The time
@@ -140,11 +93,32 @@ class OpRule:
     needs_values: bool = False
     makes_tensor: bool = False
     per_element: str = ""
-    gathers: bool = False
     overwrites: bool = False
     is_composite: bool = False
     is_free: bool = False
     is_pointwise: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """True if it reads only the rows it returns."""
+        return bool(self.facts.gathers_from)
+
+    @property
+    def op_class(self) -> str:
+        """The class of its kernel without multiply-adds, by the table or by its name.
+
+        >>> op_rule(torch.ops.aten.relu_.default).op_class, op_rule(torch.ops.aten.linalg_qr.default).op_class
+        ('elementwise', 'other')
+        """
+        if self.facts.op_class:
+            return self.facts.op_class
+        if self.matrix_like and self.facts.macs is None:
+            return "other"
+        namespace, _, base = self.name.rpartition(".")
+        by_name = class_by_name(namespace, base)
+        if by_name is None:  # a conversion, by its name, or unknown
+            return "elementwise" if self.is_pointwise or not self.matrix_like else "other"
+        return by_name or ("elementwise" if self.is_pointwise or self.per_element else "other")
 
     @property
     def is_view(self) -> bool:
@@ -198,14 +172,14 @@ def _classify(func: Any, facts: OperatorFacts) -> OpRule:
             tuple(argument.name for argument in arguments),
             {argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
         ),
-        matrix_like=_may_multiply(namespace, base),
+        matrix_like=may_multiply(namespace, base),
         returns_alias=any(result.alias_info is not None for result in func._schema.returns),
         writes=writes if namespace != "c10d" else (0,),  # its schemas do not mark what they write
         may_write=bool(writes) or namespace == "c10d" or bool(facts.writes_in_training),
         moves_shape=moves_shape,
         keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape and bool(func._schema.returns),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        is_collective=namespace in _COLLECTIVES,
+        is_collective=namespace in COLLECTIVES,
         needs_values=base in _UNTAGGED_DYNAMIC
         or (
             base not in _SOMETIMES_DYNAMIC
@@ -215,10 +189,9 @@ def _classify(func: Any, facts: OperatorFacts) -> OpRule:
         per_element=_per_element(func, base, is_pointwise=is_pointwise)
         if facts.macs is None or facts.depends_on_views
         else "",
-        gathers=base in _GATHERS,
-        overwrites=base in _OVERWRITES or base.startswith("new_") or base.endswith("_like"),
+        overwrites=facts.overwrites or base.startswith("new_") or base.endswith("_like"),
         is_composite=_is_composite(func, namespace),
-        is_free=moves_shape or namespace in _COLLECTIVES or _has_no_kernel(func, namespace, writes=bool(writes)),
+        is_free=moves_shape or namespace in COLLECTIVES or _has_no_kernel(func, namespace, writes=bool(writes)),
         is_pointwise=is_pointwise,
     )
 
@@ -235,7 +208,7 @@ def _is_pointwise(func: OpOverload, namespace: str, base: str) -> bool:
 def _has_no_kernel(func: OpOverload, namespace: str, *, writes: bool) -> bool:
     """Return True for views, allocations, and operators that neither return nor write elements of tensors."""
     schema = func._schema
-    if _NO_KERNELS.fullmatch(schema.name):
+    if launches_nothing(schema.name):
         return True
     if writes:
         return False
@@ -257,23 +230,10 @@ def _is_composite(func: Any, namespace: str) -> bool:
     return bool(_torch.has_kernel_for(name, "CompositeImplicitAutograd") and not has_own)
 
 
-def _may_multiply(namespace: str, base: str) -> bool:
-    """Return True if an operator may multiply matrices: by its name, or if its library is unknown."""
-    words = set(base.split("_"))
-    looks_like_product = not words.isdisjoint(_PRODUCT_WORDS) and words.isdisjoint(_HELPER_WORDS)
-    if namespace in _NAMED_NAMESPACES:
-        return looks_like_product
-    return namespace not in _FREE_NAMESPACES and (looks_like_product or words.isdisjoint(_CONVERSIONS))
-
-
 def _per_element(func: OpOverload, base: str, *, is_pointwise: bool) -> str:
-    base = base.removesuffix("_")
-    takes_two = any(argument.name == "other" for argument in func._schema.arguments)
-    if _PER_OUTPUT.match(base):
-        return "out"
-    if _PER_INPUT.match(base) and not (is_pointwise and takes_two):  # max(a, b) is pointwise, max(a) a reduction
-        return "in"
-    return "out" if is_pointwise and base not in _MOVES_DATA else ""
+    is_binary = is_pointwise and any(argument.name == "other" for argument in func._schema.arguments)
+    computes = is_pointwise and base.removesuffix("_") not in _MOVES_DATA
+    return counted_by_name(base, is_binary=is_binary) or ("out" if computes else "")
 
 
 def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> OpCost:
@@ -303,16 +263,16 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
 
 
 def _bytes_read(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], written: int) -> int:
-    if rule.gathers:
-        return min(written, _bytes_of(args[0])) + _bytes_of(args[1:])
     if rule.overwrites:
         return _bytes_of((args[1:], kwargs))
-    if rule.name in _SCORES and len(args) > 2:
-        place, per_target = _SCORES[rule.name]
-        scores, target = args[place], args[place + 1]
-        picked: int = per_target * target.numel() * scores.element_size()
-        return picked + _bytes_of((*args[:place], *args[place + 1 :]))
-    return _bytes_of((args, kwargs))
+    facts = rule.facts
+    if not facts.gathers_from and facts.scores_per_target is None:
+        return _bytes_of((args, kwargs))
+    call: dict[str, Any] = rule.signature.bind(args, kwargs)
+    if facts.gathers_from:
+        return min(written, _bytes_of(call.pop(facts.gathers_from))) + _bytes_of(call)
+    picked: int = (facts.scores_per_target or 0) * call["target"].numel() * call.pop("self").element_size()
+    return picked + _bytes_of(call)
 
 
 def _elementwise_ops(rule: OpRule, args: Sequence[Any], out: Any) -> int:

@@ -95,6 +95,9 @@ register(
 )
 
 
+register("aten", "mm addmm mv addmv dot vdot baddbmm", dtypes="one")
+
+
 def _addmm_shape(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor | None:
     """Return the result of ``aten.addmm`` with a bias of one row; the factors may be transposed."""
     if not (isinstance(beta, Real) and isinstance(alpha, Real) and bias.dim() == 1 and a.dim() == b.dim() == 2):

@@ -82,6 +82,16 @@ class OperatorFacts:
         macs: the multiply-adds of a call, or None. It reads shapes only, which may be symbolic.
         kernels: the kernels that a device runs for a call; None: one kernel, from the multiply-adds and bytes.
         depends_on_views: the multiply-adds also depend on what the arguments are views of.
+        op_class: the class of its kernel without multiply-adds, where its name does not say it.
+        gathers_from: name of the argument of which it reads only the rows it returns.
+        overwrites: writes its first argument, or takes its shape, without reading it.
+        writes_rows: writes to some places of its first argument.
+        scores_per_target: how many of the scores ``self`` it reads for each element of ``target``; None: it reads all.
+        chooses: chooses among candidates; their positions are its result, or the second part of it.
+        on_scores: what it does to the scores of attention: ``"softmax"``, or ``"sum"``, ``"fill"`` or ``"where"`` of a
+            mask.
+        dtypes: device kernels refuse operands of several dtypes, which meta kernels accept: ``"one"``, or ``"norm"``
+            for half-precision inputs with float32 weights as well.
         shape: the results of a call on meta, without the meta kernel; None for a call that it does not handle.
         result: the results of a device, from the meta kernel's and the arguments, where their layout is another.
         cpu_result: the same for the CPU: meta kernels follow CUDA's.
@@ -94,6 +104,14 @@ class OperatorFacts:
     macs: Macs | None = None
     kernels: Kernels | None = None
     depends_on_views: bool = False
+    op_class: str = ""
+    gathers_from: str = ""
+    overwrites: bool = False
+    writes_rows: bool = False
+    scores_per_target: int | None = None
+    chooses: bool = False
+    on_scores: str = ""
+    dtypes: str = ""
     shape: Callable[..., Any] | None = None
     result: Callable[..., Any] | None = None
     cpu_result: Callable[..., Any] | None = None

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from modelsummary.operators.operator_facts import OpRule, op_rule
-from modelsummary.operators.operator_work import class_of
 from modelsummary.operators.table import TABLE
 
 PAGE = Path(__file__).parents[2] / "docs/operators.md"
@@ -47,7 +46,7 @@ def row(name: str) -> tuple[str, ...]:
         rows = (TABLE.get(each) for each in (name, name.removesuffix("_"), *map(str, funcs)))
         counted = "own" if any(row is not None and row.macs is not None for row in rows) else "torch"
     moved = "rows" if rule.gathers else "result" if rule.overwrites else "all"
-    kernels = "product" if rule.facts.macs is not None and not rule.facts.depends_on_views else class_of(rule)
+    kernels = "product" if rule.facts.macs is not None and not rule.facts.depends_on_views else rule.op_class
     kernels = "own" if rule.facts.kernels is not None else kernels
     shapes = ["rule" if any(each.facts.shape for each in rules) else "meta"]
     shapes += ["device"] * any(each.facts.result or each.facts.cpu_result for each in rules)

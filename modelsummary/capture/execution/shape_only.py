@@ -52,8 +52,6 @@ _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout
 # Arguments without effect on shapes; a generator of the CPU refuses tensors on meta.
 _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _MASKS = (torch.bool, torch.uint8)
-# Operators that choose among candidates; their positions are the result or its second part.
-_CHOICES = frozenset(f"aten.{name}" for name in "topk argmax max sort".split())
 # Operators whose result or cost may depend on values.
 _SPECIAL = frozenset({*BLOCK_MASKED, "aten.index"})
 
@@ -157,7 +155,7 @@ class ShapeOnly:
             except Exception:
                 self._note_obstacle(rule.name)
                 raise
-            if self.routes_evenly and rule.name in _CHOICES:
+            if self.routes_evenly and rule.facts.chooses:
                 self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
         if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
             self.log.append((func, *key[1:]))  # it does not only return a value to Python
@@ -371,16 +369,12 @@ def _shares_storage(func: Any, rule: OpRule) -> bool:
     return rule.is_view or func is _UNSAFE_VIEW or rule.moves_shape
 
 
-_SAME_DTYPE = frozenset(f"aten.{name}" for name in ("mm", "addmm", "mv", "addmv", "dot", "vdot", "baddbmm"))
-_NORMS = frozenset({"aten.native_layer_norm", "aten.native_batch_norm", "aten.native_group_norm"})
-
-
 def _check_dtypes(rule: OpRule, args: Any) -> None:
     """Raise ``RuntimeError`` for operands of different dtypes, which device kernels refuse and meta kernels accept."""
-    if rule.name not in _SAME_DTYPE and rule.name not in _NORMS:
+    if not rule.facts.dtypes:
         return
     dtypes = [tensor.dtype for tensor in tensors_in(args)]
-    if rule.name in _NORMS:  # half-precision input with float32 weights is allowed
+    if rule.facts.dtypes == "norm":  # half-precision input with float32 weights is allowed
         dtypes = [dtypes[0], *(dtype for dtype in dtypes[1:] if dtype is not torch.float32 or dtypes[0].itemsize > 4)]
     if len(set(dtypes)) > 1:
         raise RuntimeError(f"{rule.name} expects operands of one dtype, got {', '.join(map(str, dtypes))}")
