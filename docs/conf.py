@@ -17,6 +17,6 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autodoc_default_options = {
     "members": True,
-    "inherited-members": "object,LayerTree,ModelStatistics,Generic,BaseException,"
+    "inherited-members": "object,ReadableNumbers,ModelStatistics,Generic,BaseException,"
     "Module,Sequential,GraphModule,tuple,str,int",
 }

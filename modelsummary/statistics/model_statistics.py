@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.devices.roofline import Roofline, dtype_of, estimate, roofline
-from modelsummary.errors import InputError, NotLiveError
+from modelsummary.errors import InputError, LayerNotFoundError, NotLiveError, close_to
 from modelsummary.latency.measure import LatencyOverhead
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.statistics.explorable import ExplorableTree
-from modelsummary.statistics.hints import is_live, meant
+from modelsummary.units import ReadableNumbers
 from modelsummary.views import document, export, text
 from modelsummary.views.amounts import find_amounts
 from modelsummary.views.cells import TableOptions
@@ -30,6 +29,12 @@ from modelsummary.views.terminal import shows_colours
 if TYPE_CHECKING:  # imported on first use
     import pandas
 
+    from modelsummary.parallel.plan import ParallelPlan
+    from modelsummary.split import Stages
+    from modelsummary.views.diff import ModelDiff
+    from modelsummary.views.explorer.page import Page
+    from modelsummary.views.flow import Dataflow
+    from modelsummary.views.plot import Pictures
 
 __all__ = ["ModelStatistics"]
 
@@ -38,9 +43,22 @@ Columns = Sequence[str] | None
 Depth = int | Literal["auto"] | EllipsisType | None
 Prefix = str | None
 
+_MEANT = {  # names that people try
+    "flops": "total_flops",
+    "macs": "total_macs",
+    "params": "total_params",
+    "num_params": "total_params",
+    "parameters": "total_params",
+    "layers": "summary_list",
+    "summary": "print(stats), or table()",
+}
 
-class ModelStatistics(ExplorableTree):
+
+class ModelStatistics(ReadableNumbers):
     """The facts about a model as data: a tree of ``LayerInfo``, its totals, and views of it.
+
+    Iterating yields the rows in printed order without the root, as does ``summary_list``.
+    ``stats["layer1.conv"]`` is the first call of a module.
 
     ``load``, ``from_json`` and ``Profiler`` return this; ``Statistics`` adds methods that run the live model again.
 
@@ -62,6 +80,12 @@ class ModelStatistics(ExplorableTree):
     Attributes:
         latency_overhead: cost of measuring latency; None before a measurement.
         remarks: lines to print below the table.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 4)), (1, 2))
+    >>> [row.fqn for row in stats], stats["0"].macs, stats.total_macs, stats.total_params
+    (['0', '1'], 16, 48, 60)
     """
 
     latency_overhead: LatencyOverhead | None = None
@@ -76,7 +100,11 @@ class ModelStatistics(ExplorableTree):
         batch_dim: int | None = None,
         options: TableOptions | None = None,
     ) -> None:
-        super().__init__(root)
+        self.root = root
+        self.summary_list = [row for row in root.walk() if row is not root]
+        self._index: dict[str, list[LayerInfo]] = {}
+        for row in root.walk():
+            self._index.setdefault(row.fqn, []).append(row)
         self.execution = execution
         self.fallback_reason = fallback_reason
         self.batch_dim = batch_dim
@@ -98,7 +126,7 @@ class ModelStatistics(ExplorableTree):
             names = ("execution", "fallback_reason", "batch_dim")
             options = TableOptions(**facts["options"])
             stats = ModelStatistics(root, **{name: facts[name] for name in names}, options=options)
-            stats.remarks = [str(each) for each in facts.get("remarks", ())]
+            stats.remarks = [str(line) for line in facts.get("remarks", ())]
             if facts["latency_overhead"] is not None:
                 stats.latency_overhead = LatencyOverhead.from_dict(facts["latency_overhead"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -108,15 +136,115 @@ class ModelStatistics(ExplorableTree):
     if not TYPE_CHECKING:  # type checkers see only the attributes that exist
 
         def __getattr__(self, name: str) -> Any:
-            if is_live(name):
+            from modelsummary.statistics.statistics import Statistics
+
+            if not name.startswith("_") and hasattr(Statistics, name) and not hasattr(ModelStatistics, name):
                 raise NotLiveError(self._not_live(name))
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{meant(type(self), name)}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_meant(type(self), name)}")
 
     def _not_live(self, name: str) -> str:
         return (
             f"{name} needs the live model and an input: pass input_data to Statistics; statistics that were pickled, "
             "loaded from a file or cut short by an error have none"
         )
+
+    # --------------------------------------------------------------------------------------------- rows
+
+    def __iter__(self) -> Iterator[LayerInfo]:
+        return iter(self.summary_list)
+
+    def __len__(self) -> int:
+        return len(self.summary_list)
+
+    def __getitem__(self, fqn: str) -> LayerInfo:
+        """Return the first call of the module ``fqn`` (``""``: the model). Raise ``LayerNotFoundError``, a KeyError."""
+        return self.calls(fqn)[0]
+
+    def calls(self, fqn: str) -> list[LayerInfo]:
+        """Return all calls of the module ``fqn`` in printed order; one row if it was not called.
+
+        Raises:
+            InputError: ``fqn`` is not a string.
+            LayerNotFoundError: the model has no such module.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> relu = nn.ReLU()
+        >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), relu, nn.Linear(8, 8), relu), (1, 2))
+        >>> len(stats.calls("1"))
+        2
+        """
+        if not isinstance(fqn, str):
+            raise InputError(f"fqn must be a fully qualified name such as 'layer1.0.conv1', got {fqn!r}")
+        rows = self._index.get(fqn) or self._index.get(self._first_path(fqn))
+        if rows is not None:
+            return list(rows)
+        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{close_to(fqn, self._index)}")
+
+    def _first_path(self, fqn: str) -> str:
+        """Return the FQN in the tree for another path to the same module, if live modules are there to follow it."""
+        module = self.root.module
+        for name in fqn.split("."):
+            module = module._modules.get(name) if module is not None else None
+        return next((row.fqn for row in self.root.walk() if module is not None and row.module is module), fqn)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._index)
+
+    # ------------------------------------------------------------------------------------------- totals
+
+    @property
+    def total_params(self) -> int:
+        """The number of elements of all parameters; a tied parameter counts once."""
+        return self.root.num_params
+
+    @property
+    def trainable_params(self) -> int:
+        """The number of elements of the parameters with ``requires_grad``."""
+        return self.root.trainable_params
+
+    @property
+    def total_mult_adds(self) -> int:
+        """The MACs of one forward of the batch that was passed. Raises ``InputError`` if no forward ran."""
+        return self._of_forward("total_mult_adds").macs
+
+    total_macs = total_mult_adds
+
+    @property
+    def total_flops(self) -> int:
+        """2 x ``total_mult_adds``."""
+        return self._of_forward("total_flops").flops
+
+    @property
+    def total_param_bytes(self) -> int:
+        """The bytes of all parameters in their own dtypes."""
+        return self.root.params_bytes
+
+    @property
+    def total_buffer_bytes(self) -> int:
+        """The bytes of all buffers (and packed quantised weights) in their own dtypes."""
+        return self.root.buffer_bytes
+
+    @property
+    def total_input_bytes(self) -> int:
+        """The bytes of the model's inputs."""
+        return self._of_forward("total_input_bytes").input_bytes
+
+    @property
+    def total_output_bytes(self) -> int:
+        """The bytes of the outputs of all leaf calls: the forward's activations, as seen from modules."""
+        return leaf_output_bytes(self._of_forward("total_output_bytes"))
+
+    @property
+    def uncounted_ops(self) -> dict[str, int]:
+        """The ledger: names of operators that look like matrix products and have no MAC formula -> number of runs."""
+        return ledger(self.root)
+
+    def _of_forward(self, name: str) -> LayerInfo:
+        """Return the root. Raise ``InputError`` if no forward ran."""
+        if not self.root.executed:
+            raise InputError(f"{name} needs a forward, and none was run; pass an input: Statistics(model, input_data)")
+        return self.root
 
     # -------------------------------------------------------------------------------------------- views
 
@@ -379,6 +507,127 @@ class ModelStatistics(ExplorableTree):
         device = self.latency_overhead.device if self.latency_overhead is not None else ""
         return export.written(profile_report(self.root, **options, device=device) + "\n", output_file)[:-1]
 
+    # ------------------------------------------------------------------------------ explorer and comparison
+
+    def explore(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        compare: ModelStatistics | None = None,
+        memory: MemoryEstimate | None = None,
+        stages: Stages | None = None,
+        plan: ParallelPlan | None = None,
+    ) -> Page:
+        """Return one HTML page to look at the model: it needs no network, and opens from disk.
+
+        The page has the tree with search, the graph by levels (modules open down to operators; equal blocks are one
+        with a multiplier), the facts of what is selected, and the same selection as treemap, icicle, roofline and
+        memory timeline, coloured by any figure. A notebook shows it in a frame; ``open()`` shows it in the browser.
+
+        The graph has edges where the dataflow is known: for live models, which are recorded again as for ``split``,
+        and for ONNX and ``.pt2`` files. For others, it shows the modules of each level.
+
+        Args:
+            path: path of a file to write the page to as well.
+            compare: statistics of another model, taken as the later one, shown beside this one with differences
+                marked.
+            memory: result of ``memory()`` of this model, for the timeline.
+            stages: result of ``split`` on this model; nodes have the colours of their stages.
+            plan: result of ``parallel_plan`` on this model; modules have the colours of their sharding.
+
+        Raises:
+            InputError: an argument is unusable or belongs to another model, or the file cannot be written.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> Statistics(nn.Sequential(nn.Linear(2, 8), nn.ReLU()), (1, 2)).explore().html[:15]
+        '<!DOCTYPE html>'
+        """
+        from modelsummary.capture.run import no_collection
+        from modelsummary.views.explorer.data import VERSION, Explored, diff_data, model_data
+        from modelsummary.views.explorer.page import page_of
+
+        if compare is not None and not isinstance(compare, ModelStatistics):
+            raise InputError(f"compare must be the Statistics of a model, got {compare!r:.80}")
+        with no_collection():  # which takes a third of the time
+            models = [Explored(self.root, self._dataflow(stages), memory=memory, plan=plan)]
+            difference = None
+            if compare is not None:
+                models.append(Explored(compare.root, compare._dataflow()))
+                difference = diff_data(*models)
+            data = {"version": VERSION, "models": [model_data(model) for model in models], "diff": difference}
+            page = page_of(data, " and ".join(model.root.class_name for model in models))
+        if path is not None:
+            page.save(path)
+        return page
+
+    def to_model_explorer(self, path: str | PathLike[str]) -> list[Path]:
+        """Write files for Google's Model Explorer: the graph, and beside it one file of node data per figure.
+
+        Nodes are operators and the smallest calls of modules, with edges as in ``explore``; namespaces are the modules
+        around them. ``net.json`` comes with ``net.macs.json``, ``net.params.json`` and so on; open them by
+        ``model-explorer net.json --node_data_paths net.macs.json``.
+
+        Returns:
+            The paths, the graph first.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        from modelsummary.views.explorer.data import Explored
+        from modelsummary.views.model_explorer import write_files
+
+        return write_files(Explored(self.root, self._dataflow()), path)
+
+    @property
+    def plot(self) -> Pictures:
+        """The plots with matplotlib, such as ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
+        from modelsummary.views.plot import Pictures
+
+        return Pictures(self.root, lambda: dtype_of(self.root))
+
+    def diff(self, other: ModelStatistics) -> ModelDiff:
+        """Return the differences to another model: modules added, removed, renamed and changed, with their figures.
+
+        Figures are a module's own, without its submodules, so they add up to the totals. Times are shown if both models
+        were measured, and do not count as a difference. Without an input, MACs and shapes are not compared.
+
+        Args:
+            other: statistics of the other model, taken as the later one.
+
+        Returns:
+            The differences: they print as a table, and are true if there are any.
+
+        Raises:
+            InputError: ``other`` is not a ``ModelStatistics``.
+        """
+        from modelsummary.views.diff import diff_trees
+
+        if not isinstance(other, ModelStatistics):
+            raise InputError(
+                f"other must be the Statistics of a model, got {type(other).__name__}: {other!r:.80}; "
+                "pass Statistics(model, input_data)"
+            )
+        return diff_trees(self.root, other.root)
+
+    def _dataflow(self, stages: Stages | None = None) -> Dataflow:
+        """Return what is known of the dataflow."""
+        from modelsummary.views.flow import Dataflow
+
+        if stages is not None:
+            raise InputError("stages need the live model that was split; pass them to the explore of its Statistics")
+        return Dataflow()
+
 
 def _device_spec(spec: DeviceSpec | str) -> DeviceSpec:
     return spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
+
+
+def _meant(owner: type, name: str) -> str:
+    """Return a suggestion to append to a message; empty if no attribute is close.
+
+    >>> _meant(ModelStatistics, "flops"), _meant(ModelStatistics, "tabel")
+    ('; did you mean total_flops?', "; did you mean 'table'?")
+    """
+    public = [] if name.startswith("_") else [attribute for attribute in dir(owner) if not attribute.startswith("_")]
+    return f"; did you mean {_MEANT[name]}?" if name in _MEANT else close_to(name, public)

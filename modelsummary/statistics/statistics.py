@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from modelsummary import memory as _memory
 from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import cycle_in
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.sizes import Dtypes
-from modelsummary.errors import SplitError
-from modelsummary.statistics.graph_statistics import GraphStatistics
+from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, SplitError
+from modelsummary.latency.measure import measure_latency
+from modelsummary.memory.checkpointing import CheckpointPlan
+from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
+from modelsummary.memory.step_plan import OptimizerLike, StepOptions, step_plan
+from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
 if TYPE_CHECKING:  # imported on first use
+    from torch.fx import GraphModule, Node
+    from typing_extensions import Self, Unpack
+
     from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepEstimate
     from modelsummary.cluster.pipeline_plan import PipelinePlans
+    from modelsummary.devices.device_spec import DeviceSpec
+    from modelsummary.formulas import DimensionNames, FiguresAt, FlopsPerToken, Scaling
+    from modelsummary.latency import Calibration, Kernels, TimeOptions
     from modelsummary.parallel import ParallelPlan
+    from modelsummary.serving import ServingEstimate
+    from modelsummary.serving.cache import MakeCache
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
+    from modelsummary.views.flow import Dataflow
+    from modelsummary.views.graph import Graph
 
-__all__ = ["Statistics"]
+__all__ = ["Statistics", "as_live", "measure_memory"]
 
 
-class Statistics(GraphStatistics):
+class Statistics(ModelStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
 
     Shape-only execution computes nothing: a model of any size takes the time of its Python code. The model stays
@@ -70,7 +88,9 @@ class Statistics(GraphStatistics):
     (16, 48, 'shape')
     """
 
+    _live: LiveModel | None = None
     _splitter: ModelSplitter | None = None
+    _scalings: dict[str, Scaling]
 
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
         """Return the statistics of a file for a path, else a new ``Statistics``."""
@@ -114,11 +134,520 @@ class Statistics(GraphStatistics):
         call, recording = recorded
         facts = facts_of(recording, batch_dim, options)
         super().__init__(**facts)
-        self._splitter = None
+        self._splitter, self._scalings = None, {}
         self._live = live_model(called, call, recording, facts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
+
+    def _live_for(self, what: str) -> LiveModel:
+        """Return the live model. Raise ``NotLiveError`` if there is none: after pickling, or without an input."""
+        if self._live is None:
+            raise NotLiveError(self._not_live(what))
+        return self._live
+
+    def _tree_for(self, what: str, error: type[ModelSummaryError] = InputError) -> LiveModel:
+        """Return the live model. Raise ``error`` if a first forward makes a part of it, or a module contains itself."""
+        live = self._live_for(what)
+        if live.uninitialized is not None:
+            raise error(f"{what}: {live.uninitialized}; run the model once")
+        if (cycle := cycle_in(live.model)) is not None:
+            raise error(
+                f"{what} needs a tree of modules, but {cycle!r} is a module around it, so torch's state_dict(), to() "
+                "and train() do not end either; keep such a reference in a list: self.parent = [parent]"
+            )
+        return live
+
+    @property
+    def live(self) -> LiveModel:
+        """The model and its input, for functions that run it again."""
+        return self._live_for("live")
+
+    # --------------------------------------------------------------------------------------------- time
+
+    @exclusive
+    def measure_latency(
+        self,
+        x: Any = None,
+        warmup: int = 3,
+        runs: int = 10,
+        backward: bool = False,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Run the model for real and time every call; the model and its state stay untouched.
+
+        Fills ``latency_ms``, ``self_latency_ms``, ``latency_share`` and ``latency_iqr_ms`` of every row (medians over
+        runs, in milliseconds), ``backward_*`` with ``backward=True``, and ``latency_overhead``. Without a backward, the
+        model runs without gradients. Every call of a module has a mark before and after it. Runs with and without marks
+        alternate, and the cost of a mark on the CPU is subtracted.
+
+        Args:
+            x: input with values, of the recorded sizes; default: the recorded input, with random values for sizes.
+            warmup: number of runs that do not count.
+            runs: number of runs that count.
+            backward: also time the backward of the output, started with ones.
+            device: device to run a copy on; default: the model runs where it is.
+
+        Returns:
+            These statistics.
+
+        Raises:
+            InputError: an argument is unusable, or the model has no values.
+            StepError: the forward or the backward raised.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.Linear(2, 8), (1, 2)).measure_latency(warmup=0, runs=1)
+        >>> stats[""].latency_ms > 0, stats.latency_overhead.runs
+        (True, 1)
+        """
+        options: dict[str, Any] = {"warmup": warmup, "runs": runs, "backward": backward, "device": device}
+        self.latency_overhead = measure_latency(self._live_for("measuring"), self.root, x, **options)
+        return self
+
+    @exclusive
+    def kernels(
+        self,
+        device: DeviceSpec | torch.device | str | None = None,
+        mode: str = "eager",
+        backward: bool = False,
+        optimizer: OptimizerLike | None = None,
+        **options: Unpack[TimeOptions],
+    ) -> Kernels:
+        """Return the kernels that a device runs for a forward or a step, in order, with their predicted times.
+
+        They print as a table; ``to_pandas()`` returns a dataframe.
+
+        Args:
+            device, mode, backward, optimizer: as for ``estimate_latency``.
+            **options: as for ``estimate_latency``.
+
+        Raises:
+            InputError: an argument is unusable, or this machine was not calibrated.
+        """
+        from modelsummary import latency
+
+        live = self._live_for("the kernels of a step")
+        plan = latency.time_plan(backward, optimizer, options, self.root, device)
+        return latency.Kernels(latency.predict_kernels(live, latency.target(device, options), mode, plan))
+
+    @exclusive
+    def calibrate(
+        self,
+        device: torch.device | str | None = None,
+        backward: bool = False,
+        optimizer: OptimizerLike | None = None,
+        *,
+        grid: bool = False,
+        again: bool = False,
+        **options: Unpack[TimeOptions],
+    ) -> Calibration:
+        """Measure the distinct operator calls of the model on this machine, one by one, unless they are known.
+
+        The model itself does not run. Results are kept in the user's cache directory by device, number of threads and
+        version of torch; ``estimate_latency()`` and ``memory()`` of any model use them.
+
+        Args:
+            device: the CPU (default), or CUDA.
+            backward, optimizer: the step whose calls are measured, as for ``estimate_latency``.
+            **options: as for ``estimate_latency``.
+            grid: also measure the standard grid of some 650 common calls.
+            again: measure known calls again, minutes or hours later: the median of all visits counts, so that slow
+                periods of the machine matter less.
+
+        Returns:
+            Counts, and ``cpu_share``: below 0.9, the times are too long; measure again on a quiet machine.
+
+        Raises:
+            InputError: an argument is unusable.
+        """
+        from modelsummary import latency
+
+        live = self._live_for("calibrating")
+        plan = latency.time_plan(backward, optimizer, options, self.root, device)
+        return latency.calibrate(live, device, plan, grid=grid, again=again)
+
+    @exclusive
+    def estimate_latency(
+        self,
+        device: DeviceSpec | torch.device | str | None = None,
+        mode: str = "eager",
+        backward: bool = False,
+        optimizer: OptimizerLike | None = None,
+        **options: Unpack[TimeOptions],
+    ) -> float:
+        """Predict the milliseconds of a forward, or of a training step, from its kernels, without running it.
+
+        Fills ``estimated_latency_ms`` of every row, and with a backward ``estimated_backward_latency_ms``.
+        ``split(by="latency")`` and ``plan(by="latency")`` use them if nothing was measured.
+
+        Args:
+            device: a ``DeviceSpec``; the name of an accelerator, such as ``"A100"``; or this machine, as measured by
+                ``calibrate``: ``"cpu"`` (default) or ``"cuda"``.
+            mode: ``"eager"``, or ``"compiled"`` as by ``torch.compile``.
+            backward: include the backward of the loss.
+            optimizer: name, class or instance of an optimizer whose step is included, as for ``memory``. Default: no
+                optimizer.
+            **options: see ``modelsummary.latency.TimeOptions``: ``dtype``, ``autocast``, ``loss``, ``checkpoint``.
+
+        Returns:
+            A ``LatencyEstimate``: a float with its source and its typical error. Statistics without a live model return
+            the roofline's bound.
+
+        Raises:
+            InputError: an argument is unusable, the device lacks the dtype, or this machine was not calibrated.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> estimate = Statistics(nn.Linear(64, 32), (8, 64)).estimate_latency("A100", backward=True)
+        >>> estimate.device, estimate.backward_ms > 0, estimate.optimizer_ms, estimate.limited_by
+        ('A100 80GB', True, 0.0, 'host')
+        """
+        from modelsummary import latency
+
+        if self._live is None:
+            return latency.bound_of_data(self, device, mode, backward, optimizer, options)
+        plan = latency.time_plan(backward, optimizer, options, self.root, device)
+        return latency.estimate(self._live, self.root, latency.target(device, options), mode, plan)
+
+    # ------------------------------------------------------------------------------------------- memory
+
+    @exclusive
+    def memory(
+        self,
+        mode: str = "train",
+        optimizer: OptimizerLike | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        loss: Callable[[Any], Tensor] | None = None,
+        checkpoint: Sequence[str] | str | None = None,
+        *,
+        autocast: torch.dtype | None = None,
+        accumulates: bool = False,
+        block_bytes: int | None = None,
+        workspaces: bool = True,
+    ) -> MemoryEstimate:
+        """Predict the memory of one step in bytes without running it: nothing is computed or allocated.
+
+        The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
+        until it is freed. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
+        every row. The estimate counts the storages of tensors, and the workspaces of operators if ``calibrate``
+        measured them on this machine. It does not count reserves of an allocator. Modules keep their training mode.
+
+        Args:
+            mode: ``"train"``, or ``"inference"``: a forward without gradients.
+            optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes, workspaces: see
+                ``modelsummary.memory.step_plan.StepOptions``.
+
+        Raises:
+            InputError: an argument is unusable, or no result requires a gradient.
+            StepError: the step raised; its ``phase`` says where, and the message what to do.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> estimate = Statistics(nn.Linear(2, 8), (1, 2)).memory(optimizer="sgd")
+        >>> estimate.params, estimate.grads, estimate.inputs
+        (96, 96, 8)
+        """
+        options = StepOptions(optimizer=optimizer, dtype=dtype, device=device, loss=loss, checkpoint=checkpoint)
+        options |= {"autocast": autocast, "accumulates": accumulates, "block_bytes": block_bytes}
+        options |= {"workspaces": workspaces}
+        return _memory.predict(self._live_for("predicting memory"), self.root, step_plan(mode, options, self.root))
+
+    @exclusive
+    def measure_memory(self, mode: str = "train", **options: Unpack[StepOptions]) -> MemoryMeasurement:
+        """Run two steps for real and measure the memory of the second; the model stays untouched.
+
+        The figures are from events of torch's profiler on the CPU, from statistics of the allocator on CUDA.
+
+        Args:
+            mode: as for ``memory``.
+            **options: as for ``memory``, which predicts the same step; without ``device`` and ``dtype``.
+
+        Raises:
+            InputError: an argument is unusable, or the model has no values.
+        """
+        return _memory.measure(self._live_for("measuring memory"), self.root, step_plan(mode, options, self.root))
+
+    @exclusive
+    def suggest_checkpoint(
+        self, budget_bytes: int | str, *, by: str = "macs", **options: Unpack[StepOptions]
+    ) -> CheckpointPlan:
+        """Choose modules to checkpoint so that a training step fits a budget with the least recomputation.
+
+        Candidates are the repeated blocks of the model.
+
+        Args:
+            budget_bytes: largest allowed peak: an integer, or text such as ``"24GB"``.
+            by: measure of recomputation: ``"macs"``, or ``"latency"``, predicted by ``estimate_latency``.
+            **options: as for ``memory``, without ``checkpoint``.
+
+        Returns:
+            The plan, for ``apply_checkpoint(model, plan.fqns)``.
+
+        Raises:
+            InputError: an argument is unusable, or recomputing all blocks is not enough.
+        """
+        live = self._live_for("predicting memory")
+        plan = step_plan("train", options, self.root)
+        return _memory.suggest_checkpoint(live, self.root, budget_bytes, plan, by)
+
+    @exclusive
+    def max_batch_size(self, memory_bytes: int | str, mode: str = "train", **options: Unpack[StepOptions]) -> int:
+        """Find the largest batch size whose peak fits; 0 if the smallest one does not.
+
+        Args:
+            memory_bytes: memory of the device: an integer, or text such as ``"24GB"``.
+            mode: as for ``memory``.
+            **options: as for ``memory``.
+
+        Raises:
+            InputError: an argument is unusable, no input has a batch dimension, or the forward needs values.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> Statistics(nn.Linear(2, 8), (1, 2)).max_batch_size(1_000_000, "inference")
+        24997
+        """
+        live = self._live_for("predicting memory")
+        return _memory.max_batch_size(live, memory_bytes, step_plan(mode, options, self.root))
+
+    # ------------------------------------------------------------------------------------------ serving
+
+    @exclusive
+    def serving(
+        self,
+        context: int,
+        batch: int = 1,
+        device: DeviceSpec | torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        tensor: int = 1,
+        cache: str | MakeCache | None = None,
+        mode: str | None = None,
+        memory_bytes: int | str | None = None,
+        batches: Sequence[int] | None = None,
+        calibrate: bool = False,
+    ) -> ServingEstimate:
+        """Predict memory and time of serving the model with a cache, without computing anything.
+
+        A request runs on shapes: the forward of its prompt, then the forward of one further token with the cache that
+        the first one returned. The bytes are the bytes of the cache's own tensors, and the times are the times of the
+        operators that ran. The model runs in evaluation mode.
+
+        Args:
+            context: tokens of each request that the cache holds at the end, at least 2.
+            batch: number of requests that are decoded together.
+            device: a ``DeviceSpec``, the name of an accelerator, or this machine, as for ``estimate_latency``.
+            dtype: floating point dtype of weights and cache; default: their own.
+            tensor: number of devices over which ``parallel_plan`` splits the layers; bytes and times are then for one
+                of them, with the collectives between them.
+            cache: ``"dynamic"``, ``"static"``, ``"fp8"`` or ``"quanto"``, caches of transformers; or a
+                function from the model and a number of tokens to a cache. Default: the cache that the model makes.
+            mode: ``"eager"`` or ``"compiled"``. Default: compiled on a named device, eager on this machine.
+            memory_bytes: memory of the device: an integer, or text such as ``"24GB"``. Default: the device's.
+            batches: batch sizes of the table of throughput. Default: powers of four that fit, up to 256.
+            calibrate: measure the operator calls of the requests that the table of this machine lacks.
+
+        Raises:
+            InputError: an argument is unusable, the forward returns no cache that it takes back, or the weights alone
+                do not fit.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> class Sums(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.table, self.head = nn.Embedding(100, 8), nn.Linear(8, 100)
+        ...     def forward(self, ids, cache=None):
+        ...         x = self.table(ids)
+        ...         cache = [x if cache is None else torch.cat([cache[0], x], dim=1)]
+        ...         return self.head(x + cache[0].mean(1, keepdim=True)), cache
+        >>> estimate = Statistics(Sums(), torch.zeros(1, 4, dtype=torch.long)).serving(1024, device="A100")
+        >>> estimate.cache_bytes_per_token, estimate.cache_bytes, estimate.weight_bytes  # 8 float32 per token
+        (32.0, 32768, 6800)
+        """
+        from modelsummary.serving import ServingOptions, estimate_serving
+
+        live = self._live_for("serving")
+        options = ServingOptions(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate)
+        return estimate_serving(live, self.root, device, options)
+
+    # ------------------------------------------------------------------------------------------------------ formulas
+
+    @exclusive
+    def formula(self, figure: str = "macs", layer: str = "", *, dimensions: DimensionNames | None = None) -> Any:
+        """Return a figure as a sympy expression of the sizes of the inputs, such as ``32*batch*sequence``.
+
+        The formula is found by runs on shapes, up to some 320 times the recorded size, and checked at six other sizes.
+        Beyond the largest size that the model ran with, it is an extrapolation: ``at`` knows that size. It is a
+        polynomial of the sizes, of rounded sizes (``floor((height + 1)/2)``), or ``Piecewise`` of these. The first
+        formula takes some tens of runs; others share them. ``activation_bytes`` runs training steps as ``memory()``.
+
+        Args:
+            figure: a name in ``modelsummary.formulas.FIGURES``: ``"macs"``, ``"output_bytes"``, ``"params"`` ...
+            layer: FQN of a layer, whose first call counts, as in ``stats[layer]``; ``""`` is the model.
+            dimensions: input -> position in its shape -> name, as ``dynamic_axes`` of ``torch.onnx.export``; positions
+                of the same name change together. Default: ``batch`` is the first; ``sequence``, ``length``, ``height``,
+                ``width`` or ``frames`` the others that the model accepts at other sizes; equal sizes change together.
+
+        Raises:
+            InputError: an argument is unusable.
+            LayerNotFoundError: the model has no such layer.
+            FormulaError: no polynomial fits, or values decide what the forward does; says why.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.Linear(4, 8), (2, 16, 4))
+        >>> stats.formula("macs"), stats.formula("output_bytes", dimensions={"input": {0: "n"}})
+        (32*batch*sequence, 512*n)
+        """
+        return self._scaling(dimensions).formula(figure, layer)
+
+    @exclusive
+    def at(self, *, layer: str = "", dimensions: DimensionNames | None = None, **sizes: int) -> FiguresAt:
+        """Return the figures for other sizes of the inputs, by their formulas, such as ``at(batch=8, sequence=4096)``.
+
+        Where a size is beyond the largest that was run, the result says so when it is printed, and ``beyond()`` has it.
+
+        Args:
+            layer, dimensions: as for ``formula``.
+            **sizes: name of a dimension -> size; default: as recorded.
+
+        Raises:
+            InputError: a dimension is unknown, or a size is unusable.
+            FormulaError: as for ``formula``, when a figure is read.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> Statistics(nn.Linear(4, 8), (2, 16, 4)).at(batch=1000).macs
+        512000
+        """
+        return self._scaling(dimensions).at(sizes, layer)
+
+    @exclusive
+    def flops_per_token(
+        self,
+        tokens: int | None = None,
+        *,
+        loss: Callable[[Any], Tensor] | None = None,
+        dimensions: DimensionNames | None = None,
+        **sizes: int,
+    ) -> FlopsPerToken:
+        """Count the model FLOPs per token of a forward, and of a forward with its backward, without recomputation.
+
+        They are given dense, and without the attention scores that causal masks, windows and padding hide; with the
+        active and the total parameters of a mixture of experts.
+
+        Args:
+            tokens: number of tokens in a call. Default: the elements of the first two-dimensional integer input; for a
+                model without one, the samples of the batch.
+            loss: as for ``memory``.
+            dimensions: as for ``formula``.
+            **sizes: other sizes of the inputs, as for ``at``.
+
+        Raises:
+            InputError: an argument is unusable, or no result requires a gradient.
+            StepError: the model's own forward, the loss or the backward raised.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> Statistics(nn.Linear(4, 8), (2, 4)).flops_per_token().training  # the input requires no gradient
+        128.0
+        """
+        from modelsummary.formulas.tokens import flops_per_token
+
+        live = self._live_for("FLOPs per token")
+        call = live.call if not sizes else self._scaling(dimensions).call_at(sizes)
+        return flops_per_token(live, self.root, call, tokens, loss)
+
+    def _scaling(self, names: DimensionNames | None) -> Scaling:
+        """Return the formulas for these names of dimensions, with the runs that they made so far."""
+        from modelsummary.formulas import Scaling
+
+        live = self._live_for("a formula")
+        if repr(names) not in self._scalings:
+            self._scalings[repr(names)] = Scaling(live, self.root, names, self.fallback_reason)
+        return self._scalings[repr(names)]
+
+    # -------------------------------------------------------------------------------------------------------- graphs
+
+    @exclusive
+    def graph(
+        self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None, fold: bool | None = None
+    ) -> Graph:
+        """Return the dataflow graph: the modules and functions that pass tensors to each other.
+
+        The forward is recorded again, as for ``split``. Edges have the shapes of the tensors; nodes have parameters and
+        multiply-adds. A module whose calls are shown one by one is a group.
+
+        Args:
+            depth: levels of nested calls that are shown: 1 shows the modules that the model calls; None: all. Default:
+                as many as give at most 60 nodes. Containers that are never called, such as ``nn.ModuleList``, do not
+                count as a level.
+            stages: result of ``split`` on this model; nodes get the colours of their stages, and modules that are cut
+                are shown as groups.
+            fold: draw equal consecutive modules as one, with their number. None: if the graph has more than 60 nodes.
+
+        Raises:
+            InputError: an argument is unusable, or the statistics have no live model with an input.
+            SplitError: a parameter is not initialised yet, or the stages were pickled.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)), (1, 2))
+        >>> [node.name for node in stats.graph().nodes]
+        ['input', '0', '1', '2', 'output']
+        """
+        from modelsummary.statistics.live_dataflow import dataflow
+
+        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages, fold)
+
+    @exclusive
+    def _dataflow(self, stages: Stages | None = None) -> Dataflow:
+        from modelsummary.statistics.live_dataflow import explored_dataflow
+
+        return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
+
+    def graph_module(
+        self,
+        *,
+        trace_act_ckpt: bool = False,
+        bias_addition_split: bool = False,
+        device: torch.device | str | None = None,
+    ) -> GraphModule:
+        """Return the model as a ``torch.fx`` graph, traced and profiled with the recorded input.
+
+        ``node.meta["info"]`` holds the facts about a node, ``node.meta["layer_info"]`` the row of the call that it is
+        or belongs to. ``nodes_of`` returns the nodes of a module.
+
+        Args:
+            trace_act_ckpt, bias_addition_split: as for ``symbolic_trace``.
+            device: device whose kernels are assumed, as for ``symbolic_profile``.
+
+        Raises:
+            InputError: the statistics have no live model with an input.
+            TraceError: the forward cannot be written as a graph; the message gives the reason.
+        """
+        from modelsummary.fx.layer_nodes import graph_module
+
+        options: dict[str, Any] = {"trace_act_ckpt": trace_act_ckpt, "bias_addition_split": bias_addition_split}
+        return graph_module(self._live_for("a graph module"), self.calls, **options, device=device)
+
+    def nodes_of(self, graph: GraphModule, fqn: str) -> list[Node]:
+        """Return the nodes of a graph of this model that belong to a module or to modules in it.
+
+        Args:
+            graph: result of ``graph_module``.
+            fqn: name of the module.
+
+        Raises:
+            LayerNotFoundError: the model has no such module.
+        """
+        from modelsummary.fx.layer_nodes import nodes_of
+
+        self.calls(fqn)
+        return nodes_of(graph, fqn)
 
     # -------------------------------------------------------------------------------------------- stages
 
@@ -321,3 +850,26 @@ class Statistics(GraphStatistics):
             live = self._live if self._live is None else self._tree_for("a split", SplitError)
             self._splitter = ModelSplitter(live, list(self.root.walk()))
         return self._splitter
+
+
+def measure_memory(
+    model: nn.Module, input_data: Any, mode: str = "train", **options: Unpack[StepOptions]
+) -> MemoryMeasurement:
+    """Measure the memory of a real step of ``model`` beside its prediction: ``Statistics(...).measure_memory(...)``.
+
+    Args:
+        model, input_data: as for ``Statistics``.
+        mode: as for ``Statistics.memory``.
+        **options: as for ``Statistics.memory``.
+
+    Raises:
+        InputError: an argument is unusable, or the model has no values.
+    """
+    return Statistics(model, input_data).measure_memory(mode, **options)
+
+
+def as_live(stats: ModelStatistics, what: str) -> Statistics:
+    """Return ``stats`` if they have a live model. Raise ``NotLiveError`` if they are data only."""
+    if not isinstance(stats, Statistics):
+        raise NotLiveError(stats._not_live(what))
+    return stats
