@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "HELP_OF_INPUT",
-    "HELP_OF_RUN",
     "SOURCES",
     "Input",
     "Parser",
@@ -29,10 +27,6 @@ __all__ = [
     "parse_settings",
 ]
 
-HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
-HELP_OF_RUN = (
-    "follow the code of TorchScript on the --input: it is interpreted, and only operators that compute are run"
-)
 SOURCES = (
     "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, package.module:factory,"
     " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt, .safetensors, .gguf"

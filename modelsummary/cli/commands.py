@@ -6,14 +6,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
 from modelsummary.cli.arguments import (
-    HELP_OF_INPUT,
-    HELP_OF_RUN,
     SOURCES,
     Parser,
     parse_budget,
@@ -22,14 +20,17 @@ from modelsummary.cli.arguments import (
     parse_optimizer,
     parse_settings,
 )
-from modelsummary.cli.output import red
 from modelsummary.errors import ModelSummaryError
 from modelsummary.views.columns import COLUMNS
+from modelsummary.views.terminal import red
 
 __all__ = ["main", "run"]
 
+_HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
+_HELP_OF_RUN = (
+    "follow the code of TorchScript on the --input: it is interpreted, and only operators that compute are run"
+)
 _HELP_OF_MEMORY = "memory of a training step with an optimizer such as adamw, or none; or of an inference: inference"
-_FORMATS = ("text", "json", "csv", "markdown", "latex", "html")
 _EXAMPLES = f"""\
 a model is one of
   {SOURCES}
@@ -86,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
         if debug:
             raise
         lines = str(error).splitlines() or [type(error).__name__]
-        print(f"{red('error:')} {lines[0]}", file=sys.stderr)
+        print(f"{red('error:', sys.stderr)} {lines[0]}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         raise
@@ -95,72 +96,172 @@ def run(arguments: Sequence[str]) -> int:
             raise
         lines = str(error).splitlines() or [""]
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        print(f"{red('error:')} {name}{lines[0]} (--debug shows the traceback)", file=sys.stderr)
+        print(f"{red('error:', sys.stderr)} {name}{lines[0]} (--debug shows the traceback)", file=sys.stderr)
         return 2
 
 
 def _run(arguments: Sequence[str]) -> int:
     """Run the command that the first argument names, or summarize a model; return the exit status."""
-    if arguments[:1] == ["compare"]:
-        from modelsummary.cli.compare import compare_models
+    command = next((name for name in arguments[:1] if name in _PARSERS), "")
+    parser = _PARSERS[command]()
+    _complete(parser)
+    options = parser.parse_args(arguments[1:] if command else arguments)
+    from modelsummary.cli import actions
 
-        return compare_models(arguments[1:])
-    if arguments[:1] == ["calibrate"]:
-        from modelsummary.cli.calibrate import calibrate
-
-        return calibrate(arguments[1:])
-    if arguments[:1] == ["serve-plan"]:
-        from modelsummary.cli.serve_plan import serve_plan
-
-        return serve_plan(arguments[1:])
-    if arguments[:1] == ["explore"]:
-        from modelsummary.cli.explore import explore
-
-        return explore(arguments[1:])
-    options = _parsed(arguments)
-    from modelsummary.cli.summarize import summarize
-
-    return summarize(options)
+    action: Callable[[argparse.Namespace], int] = getattr(actions, command.replace("-", "_") or "summarize")
+    return action(options)
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+# ------------------------------------------------------------------------------------ options of several commands
+
+
+def _parent() -> Parser:
+    return Parser(add_help=False, allow_abbrev=False)
+
+
+def _made() -> Parser:
+    """Return the options with which a model is made and called."""
+    parent = _parent()
+    add = parent.add_argument
+    add("--input", action="append", type=parse_input, metavar="SIZE", help=_HELP_OF_INPUT)
+    add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
+    add("--debug", action="store_true", help="show tracebacks")
+    return parent
+
+
+def _read(mode: str | None = None) -> Parser:
+    """Return the options of a model that is live or in a file."""
+    parent = _parent()
+    default = mode or "the mode it is made in"
+    add = parent.add_argument
+    add("--mode", choices=["train", "eval"], default=mode, help=f"mode of the model (default: {default})")
+    add("--run", action="store_true", help=_HELP_OF_RUN)
+    return parent
+
+
+def _trained() -> Parser:
+    """Return the options of a model that is placed, trained and split."""
+    parent = _parent()
+    add = parent.add_argument
+    add("--device", help="device of the model (default: the CPU)")
+    add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
+    add("--memory", type=parse_optimizer, metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
+    add("--split", type=int, metavar="N", help="cut the model into N stages")
+    return parent
+
+
+def _written(*formats: str) -> Parser:
+    """Return the options of what is printed."""
+    parent = _parent()
+    add = parent.add_argument
+    add("--format", choices=("text", "json", *formats), default="text", help="format of the output (default: text)")
+    add("--output", type=Path, metavar="FILE", help="write the output to this file")
+    return parent
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def _summarize() -> Parser:
     parser = Parser(
         "modelsummary",
         description="Layers, shapes, parameters, multiply-adds and memory of a PyTorch model; nothing is computed.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[_made(), _read(), _written("csv", "markdown", "latex", "html"), _trained()],
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", help="name or file of the model, see below")
-    add("--input", action="append", type=parse_input, metavar="SIZE", help=HELP_OF_INPUT)
-    add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
-    add("--mode", choices=["train", "eval"], help="mode of the model (default: the mode it is made in)")
-    add("--run", action="store_true", help=HELP_OF_RUN)
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns of the table, see below")
     add("--depth", type=int, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
     add("--sort", metavar="AMOUNT", help="sort the rows of the table by macs, params, flops ..., largest first")
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
-    add("--format", choices=_FORMATS, default="text", help="format of the output (default: text)")
-    add("--output", type=Path, metavar="FILE", help="write the output to this file")
-    add("--split", type=int, metavar="N", help="cut the model into N stages")
     add("--latency", action="store_true", help="run the model and time its layers")
-    add("--memory", type=parse_optimizer, metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
     add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
-        add(
-            f"--max-{what}",
-            type=parse_budget,
-            metavar=unit,
-            help=f"budget of {what}: exit with status 1 if it is exceeded",
-        )
-    add("--device", help="device of the model (default: the CPU)")
-    add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
-    add("--debug", action="store_true", help="show tracebacks")
+        help_ = f"budget of {what}: exit with status 1 if it is exceeded"
+        add(f"--max-{what}", type=parse_budget, metavar=unit, help=help_)
     add("--version", action=_Version, nargs=0, help="show the versions of modelsummary and torch")
-    _complete(parser)
-    return parser.parse_args(arguments)
+    return parser
+
+
+def _compare() -> Parser:
+    parser = Parser(
+        "modelsummary compare",
+        description="Forms of one model side by side.",
+        parents=[_made(), _read("eval"), _written()],
+        allow_abbrev=False,
+    )
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="name or file of a model, as for modelsummary")
+    return parser
+
+
+def _explore() -> Parser:
+    parser = Parser(
+        "modelsummary explore",
+        description="One HTML page to look at a model: tree, graph, treemap, roofline; it needs no network.",
+        parents=[_made(), _read(), _trained()],
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", help="name or file of a model, as for modelsummary; or a .json file that it wrote")
+    add("--compare", metavar="MODEL", help="another model, shown beside it with the differences marked")
+    add("--output", type=Path, default=Path("model.html"), metavar="FILE", help="page to write (default: model.html)")
+    add("--open", action="store_true", help="show the page in the browser")
+    return parser
+
+
+def _calibrate() -> Parser:
+    parser = Parser(
+        "modelsummary calibrate",
+        description="Measure how long operators take on this machine, each alone, and what they allocate: the calls of "
+        "a model, or without one a grid of some 650 common calls (about a minute). What is known is not repeated.",
+        parents=[_made()],
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", nargs="?", help="as for modelsummary; without one: the standard grid")
+    add("--backward", action="store_true", help="with the backward of the model")
+    add("--optimizer", metavar="NAME", help="with a step of this optimizer, such as adamw")
+    add("--device", default="cpu", help="cpu (default) or cuda")
+    add("--again", action="store_true", help="measure what is known once more")
+    return parser
+
+
+def _serve_plan() -> Parser:
+    from modelsummary.operators.kernels import MODES
+    from modelsummary.serving.cache import CACHES
+
+    parser = Parser(
+        "modelsummary serve-plan",
+        description="Memory and time of serving a model with a cache: what fits, prefill, decode, tokens per second. "
+        "Nothing is computed or downloaded.",
+        parents=[_made(), _written()],
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", help="as for modelsummary, such as hf:config.json")
+    add("--device", required=True, help="name of an accelerator such as H100; cpu or cuda of this calibrated machine")
+    add("--context", type=int, required=True, metavar="TOKENS", help="tokens of each request that the cache holds")
+    add("--batch", type=int, default=1, metavar="N", help="number of requests decoded together (default: 1)")
+    add("--dtype", type=parse_dtype, help="dtype of weights and cache, such as bfloat16 (default: the model's)")
+    add("--tensor", type=int, default=1, metavar="N", help="devices over which the layers are split (default: 1)")
+    add("--cache", choices=CACHES, help="kind of cache of transformers (default: the one that the model makes)")
+    add("--mode", choices=MODES, help="default: compiled on a named device, eager on this machine")
+    add("--memory", metavar="BYTES", help="memory of the device, such as 24GB (default: the device's)")
+    add("--plot", type=Path, metavar="FILE", help="draw tokens per second against the batch size into this file")
+    return parser
+
+
+_PARSERS: dict[str, Callable[[], Parser]] = {
+    "": _summarize,
+    "calibrate": _calibrate,
+    "compare": _compare,
+    "explore": _explore,
+    "serve-plan": _serve_plan,
+}
 
 
 class _Version(argparse.Action):

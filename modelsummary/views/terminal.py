@@ -10,7 +10,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.units import percent
 from modelsummary.views.folding import Shown
 
-__all__ = ["paint", "share_bars", "shares", "shows_colours"]
+__all__ = ["paint", "red", "share_bars", "shares", "shows_colours"]
 
 _RED, _YELLOW, _DIM, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 _EXPENSIVE, _NOTABLE = 0.1, 0.03  # shares of the model's multiply-adds
@@ -23,6 +23,11 @@ def shows_colours(stream: TextIO | None) -> bool:
     if stream is None or not stream.isatty():
         return False
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def red(text: str, stream: TextIO | None) -> str:
+    """Return the text in red if ``stream`` shows colours."""
+    return f"{_RED}{text}{_PLAIN}" if shows_colours(stream) else text
 
 
 def shares(rows: Iterable[Shown], root: LayerInfo, level: int | None) -> list[tuple[float, float]]:

@@ -1,0 +1,219 @@
+"""What the commands do: each function takes the parsed options, and returns the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
+from modelsummary.cli.sources import build_model
+from modelsummary.devices.kernel_table import device_here
+from modelsummary.errors import InputError
+from modelsummary.files.comparing import compare as compare_forms
+from modelsummary.files.loading import is_file, is_torchscript, load
+from modelsummary.files.statistics import FileStatistics
+from modelsummary.latency import calibrate_grid
+from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.split import Stages
+from modelsummary.statistics import ModelStatistics, Statistics, as_live
+from modelsummary.views.cells import TableOptions
+from modelsummary.views.terminal import red, shows_colours
+
+__all__ = ["calibrate", "compare", "explore", "serve_plan", "summarize"]
+
+_TOKENS = (1, 16)  # size of the recorded input of serve-plan; requests have the sizes of the options
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print the figures of several forms of a model side by side."""
+    models: dict[str, ModelStatistics] = {}
+    for name in options.models:
+        if is_file(name):
+            models[name] = load(name, inputs_of_file(options.input), run=options.run and is_torchscript(name))
+        else:
+            source = build_model(name, options.kwargs, with_values=False)
+            args, kwargs = arguments_of(source, options.input)
+            models[name] = Statistics(source.model.train(options.mode == "train"), args, **kwargs)
+    comparison = compare_forms(models)
+    facts = {"forms": comparison.to_records(), "reasons": comparison.reasons}
+    _write(json.dumps(facts) if options.format == "json" else str(comparison), options.output)
+    return 0
+
+
+def explore(options: argparse.Namespace) -> int:
+    """Write the page of a model, or of two models side by side."""
+    stats = _explored(options.model, options)
+    other = None if options.compare is None else _explored(options.compare, options)
+    memory, stages = _memory(stats, options.memory), _stages(stats, options)
+    path = stats.explore(compare=other, memory=memory, stages=stages).save(options.output)
+    print(f"written: {path}")
+    if options.open:
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def _explored(name: str, options: argparse.Namespace) -> ModelStatistics:
+    return ModelStatistics.from_json(Path(name)) if name.endswith(".json") else statistics_of(name, options)
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Measure the operator calls of a model, or the standard grid."""
+    device = device_here(options.device)
+    if options.model is None:
+        print(calibrate_grid(device, again=options.again))
+        return 0
+    source = build_model(options.model, options.kwargs, with_values=False)
+    args, kwargs = arguments_of(source, options.input)
+    if args is None:
+        raise InputError("calibrating a model needs an --input, such as --input 8,3,224,224")
+    backward = options.backward or options.optimizer is not None
+    stats = Statistics(source.model, args, **kwargs)
+    print(stats.calibrate(device, backward, options.optimizer, again=options.again))
+    return 0
+
+
+def serve_plan(options: argparse.Namespace) -> int:
+    """Print what serving a model takes."""
+    source = build_model(options.model, options.kwargs, with_values=False)
+    sizes = options.input or []
+    if not sizes and not source.takes_indices:
+        raise InputError(f"serve-plan needs an --input of {options.model!r}, such as input_ids=1,16:long")
+    inputs = {
+        name or source.model.main_input_name: torch.empty(size, dtype=dtype or torch.float32, device="meta")
+        for name, size, dtype in sizes
+    } or {"input_ids": torch.empty(_TOKENS, dtype=torch.long, device="meta")}
+    estimate = Statistics(source.model, inputs).serving(
+        options.context,
+        options.batch,
+        options.device,
+        options.dtype,
+        tensor=options.tensor,
+        cache=options.cache,
+        mode=options.mode,
+        memory_bytes=options.memory,
+    )
+    text = json.dumps(estimate.to_dict()) if options.format == "json" else str(estimate)
+    _write(text, options.output)
+    if options.plot is not None:
+        estimate.plot().figure.savefig(options.plot)  # type: ignore[union-attr]
+    return 0
+
+
+def _write(text: str, path: Path | None) -> None:
+    """Print the text, or write it to a file."""
+    if path is None:
+        print(text)
+    else:
+        path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def summarize(options: argparse.Namespace) -> int:
+    """Write what the options ask about a model, and return the exit status."""
+    extra = [name for name in ("memory", "split", "diff") if getattr(options, name) is not None]
+    if extra and options.format not in ("text", "json"):
+        raise InputError(f"--format {options.format} writes only the table; --{extra[0]} needs --format text or json")
+    if options.sort is not None and options.format != "text":
+        raise InputError(f"--sort is for the printed table; leave out --format {options.format}")
+    stats = statistics_of(options.model, options)
+    stats.options = _table_options(options)
+    asks = ("max_macs", "max_memory", "memory", "split", "latency")
+    asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]
+    if stats.execution == "none" and asked:
+        raise InputError(f"--{asked[0]} needs an --input")
+    memory = _memory(
+        stats, "inference" if options.memory is None and options.max_memory is not None else options.memory
+    )
+    stages = _stages(stats, options)
+    other = None if options.diff is None else statistics_of(options.diff, options)
+    for measured in (stats, other) if options.latency else ():
+        if measured is not None:
+            as_live(measured, "measure_latency").measure_latency()
+    _write(_report(stats, memory, stages, other, options), options.output)
+    return _exceeded(stats, memory, options)
+
+
+def _table_options(options: argparse.Namespace) -> TableOptions:
+    chosen: dict[str, Any] = {} if options.depth is None else {"depth": options.depth}
+    chosen |= {"depth": options.depth, "fold": False} if options.full else {}
+    return TableOptions(columns=options.columns, units=options.units, sort=options.sort, **chosen)
+
+
+def _memory(stats: ModelStatistics, step: str | None) -> MemoryEstimate | None:
+    """Return the memory of an inference, or of a training step with an optimizer or ``none``; None for no step."""
+    if step is None:
+        return None
+    live = as_live(stats, "memory")
+    return live.memory("inference") if step == "inference" else live.memory(optimizer=None if step == "none" else step)
+
+
+def _stages(stats: ModelStatistics, options: argparse.Namespace) -> Stages | None:
+    return None if options.split is None else as_live(stats, "split").split(options.split)
+
+
+def _report(
+    stats: ModelStatistics,
+    memory: MemoryEstimate | None,
+    stages: Stages | None,
+    other: ModelStatistics | None,
+    options: argparse.Namespace,
+) -> str:
+    difference = None if other is None else stats.diff(other)
+    asked = memory if options.memory is not None else None
+    if options.format == "text":
+        colours = options.output is None and shows_colours(sys.stdout)
+        parts = [stats.printed(colours=colours) if difference is None else difference, asked, stages]
+        return "\n\n".join(str(part) for part in parts if part is not None)
+    if options.format == "json":
+        facts = stats.to_dict()
+        if asked is not None:
+            facts["memory"] = asked.to_dict()
+        if stages is not None:
+            facts["stages"] = stages.to_records()
+        if difference is not None:
+            facts["diff"] = difference.to_dict()
+        return json.dumps(facts)
+    text: str = getattr(stats, f"to_{options.format}")(
+        columns=options.columns, depth=options.depth, units=options.units
+    )
+    return text.rstrip()
+
+
+def _check_closed(stats: FileStatistics) -> None:
+    """Raise ``InputError`` if multiply-adds depend on open dimensions, which the table counts as 1."""
+    names = stats.open_dimensions()
+    if names:
+        inputs = [tensor for tensor in stats.program.inputs if any(isinstance(dim, str) for dim in tensor.shape or ())]
+        sizes = " ".join(f"--input {tensor.name}={','.join(map(str, tensor.shape or ()))}" for tensor in inputs[:4])
+        listed = ", ".join(names[:8])
+        raise InputError(f"--max-macs cannot be checked: multiply-adds depend on {listed}; pass numbers in {sizes}")
+
+
+def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: argparse.Namespace) -> int:
+    """Print which budgets are exceeded, and return the exit status."""
+    figures = {
+        "params": (stats.total_params, options.max_params),
+        "macs": (stats.root.macs, options.max_macs),
+        "memory": (memory.peak if memory is not None else 0, options.max_memory),
+    }
+    if options.max_macs is not None and isinstance(stats, FileStatistics):
+        _check_closed(stats)
+    status = 0
+    for what, (value, most) in figures.items():
+        if most is not None and value > most:
+            unit = " bytes" if what == "memory" else ""
+            print(f"{red('exceeded:', sys.stderr)} {value:,} {what}{unit}, of {most:,} allowed", file=sys.stderr)
+            status = 1
+        elif most is not None and what == "macs" and any(row.is_uncertain for row in stats.root.walk()):
+            why = ", ".join(stats.uncounted_ops) or "calls that cannot be seen"
+            print(
+                f"{red('unknown:', sys.stderr)} at least {value:,} macs, of {most:,} allowed; not counted: {why}",
+                file=sys.stderr,
+            )
+            status = 1
+    return status
