@@ -18,9 +18,8 @@ from modelsummary.statistics.forward_error import failure
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.cells import TableOptions
 
-__all__ = ["Recorded", "facts_of", "live_model", "record_model", "statistics_of_file"]
+__all__ = ["Recorded", "live_model", "record_model", "statistics_of_file"]
 
-Facts = dict[str, Any]  # arguments of ``ModelStatistics``
 Recorded = tuple[CallArguments | None, Recording]  # arguments of the call (None without an input), and its recording
 
 
@@ -62,12 +61,13 @@ def _meant(model: Any, input_data: Any) -> str:
     return ""
 
 
-def live_model(called: nn.Module, call: CallArguments | None, recording: Recording, facts: Facts) -> LiveModel | None:
+def live_model(called: nn.Module, recorded: Recorded, stats: ModelStatistics) -> LiveModel | None:
     """Return the live model, which can run again; None without an input.
 
     Raises:
-        ForwardError: the forward raised; ``error.partial`` holds ``facts``, recorded up to that call.
+        ForwardError: the forward raised; ``error.partial`` holds the facts in ``stats``, recorded up to that call.
     """
+    call, recording = recorded
     if call is None:
         return None
     if recording.error is not None:
@@ -75,18 +75,13 @@ def live_model(called: nn.Module, call: CallArguments | None, recording: Recordi
             raise InputError(call.nothing_found) from recording.error
         if isinstance(recording.error, InputError):
             raise recording.error
-        raise ForwardError(failure(unwrap(called), call, recording), ModelStatistics(**facts)) from recording.error
+        partial = ModelStatistics(stats.root, **stats._facts(), options=stats.options)
+        raise ForwardError(failure(unwrap(called), call, recording), partial) from recording.error
     compiled = called if is_compiled(called) else None
     model = unwrap(called)
     names = {fqn for fqn, _ in named_modules(model)}
     added = next((row.fqn for row in recording.root.walk() if row.fqn not in names), None)
-    return LiveModel(model, call, recording.execution, facts["batch_dim"], compiled, added)
-
-
-def facts_of(recording: Recording, batch_dim: int | None, options: TableOptions | None) -> Facts:
-    """Return a recording as the arguments of ``ModelStatistics``."""
-    facts = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
-    return {"root": recording.root, **facts, "batch_dim": batch_dim, "options": options}
+    return LiveModel(model, call, recording.execution, stats.batch_dim, compiled, added)
 
 
 def statistics_of_file(

@@ -24,7 +24,7 @@ from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
 from modelsummary.memory.step_plan import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
-from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
+from modelsummary.statistics.recording import Recorded, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
 if TYPE_CHECKING:  # imported on first use
@@ -131,11 +131,11 @@ class Statistics(ModelStatistics):
         self, called: Any, recorded: Recorded, batch_dim: int | None, options: TableOptions | None = None
     ) -> None:
         """Fill in the recorded facts. Raise ``ForwardError`` if the forward raised."""
-        call, recording = recorded
-        facts = facts_of(recording, batch_dim, options)
-        super().__init__(**facts)
+        _, recording = recorded
+        ran: dict[str, Any] = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
+        super().__init__(recording.root, **ran, batch_dim=batch_dim, options=options)
         self._splitter, self._scalings = None, {}
-        self._live = live_model(called, call, recording, facts)
+        self._live = live_model(called, recorded, self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
