@@ -8,8 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.errors import MissingExtraError
 from modelsummary.split.schedule import Simulation
+from modelsummary.views.export import saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,9 +63,4 @@ def write_trace(simulation: Simulation, path: str | PathLike[str]) -> Path:
             times = {"ts": 1e6 * each.begin, "dur": 1e6 * (each.end - each.begin)}
             label = f"{_NAMES[each.kind]} {each.microbatch}"
             events.append({"ph": "X", "name": label, "cat": each.kind, "pid": 1, "tid": rank, **times, "args": facts})
-    try:
-        target = Path(path)
-        target.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
-    except (OSError, TypeError) as error:
-        raise InputError(f"path={path!r} cannot be written: {error}") from error
-    return target
+    return saved(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)

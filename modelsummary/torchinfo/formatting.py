@@ -10,6 +10,7 @@ from typing import Any
 from modelsummary.torchinfo.enums import ColumnSettings, RowSettings, Verbosity
 from modelsummary.torchinfo.rows import SummaryRow
 from modelsummary.units import ReadableNumbers, Units, in_parentheses
+from modelsummary.views.labels import branch
 
 __all__ = ["HEADER_TITLES", "FormattingOptions", "SummaryTotals", "render_summary"]
 
@@ -86,10 +87,7 @@ class FormattingOptions:
 
     def get_start_str(self, depth: int) -> str:
         """Return the tree branch before the name of a row at this depth."""
-        if not depth:
-            return ""
-        stem, branch, last = ("|    ", "+ ", "+ ") if self.ascii_only else ("│    ", "├─", "└─")
-        return branch if depth == 1 else stem * (depth - 1) + last
+        return branch(depth, ascii_only=self.ascii_only)
 
     def format_row(self, layer_name: str, row_values: Mapping[ColumnSettings, str]) -> str:
         """Return one line of the table, with the newline."""

@@ -12,7 +12,7 @@ from modelsummary.units import NOTHING, check_prefix, decimals, format_number, p
 from modelsummary.views.amounts import column_of, find_amounts
 from modelsummary.views.columns import COLUMNS, Column, find_columns
 from modelsummary.views.folding import LARGE, Shown, deepest_fitting, fold, unfolded
-from modelsummary.views.labels import check_depth, one_line
+from modelsummary.views.labels import branch, check_depth, one_line
 
 __all__ = ["Table", "TableOptions", "lay_out"]
 
@@ -192,8 +192,7 @@ class _Cells:
             text += f" ({shown.names(info.name)})"
         if not info.depth:
             return text
-        stem, branch, last = ("|    ", "+ ", "+ ") if self._options.ascii_only else ("│    ", "├─", "└─")
-        return f"{stem * (info.depth - 1)}{branch if info.depth == 1 else last}{text}: {info.depth}-{info.depth_index}"
+        return f"{branch(info.depth, ascii_only=self._options.ascii_only)}{text}: {info.depth}-{info.depth_index}"
 
     def cell(self, name: str, column: Column, shown: Shown) -> str:
         info = shown.row

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, first_shape
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
+from modelsummary.views.export import saved
 from modelsummary.views.labels import row_label
 
 __all__ = ["trace_events", "write_trace"]
@@ -50,13 +51,7 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
         )
     if memory is None and root.latency_ms is None:
         raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
-    text = json.dumps({"traceEvents": trace_events(root, memory), "displayTimeUnit": "ms"})
-    try:
-        target = Path(path)
-        target.write_text(text, encoding="utf-8")
-    except (OSError, TypeError) as error:
-        raise InputError(f"path={path!r} cannot be written: {error}") from error
-    return target
+    return saved(json.dumps({"traceEvents": trace_events(root, memory), "displayTimeUnit": "ms"}), path)
 
 
 def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, auto_prefix, decimals, format_number, grouped, number_of, symbol
-from modelsummary.views.labels import one_line
+from modelsummary.views.labels import one_line, settings
 
 __all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
 
@@ -244,7 +244,7 @@ def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleSide:
         fqn=first.fqn,
         class_name=first.class_name,
         parameters=dict(first.inner_layers),
-        settings=" ".join(first.module.extra_repr().split()) if first.module is not None else None,
+        settings=settings(first),
         trainable=sum(row.self_trainable_params for row in rows),
         params=sum(row.self_params for row in rows),
         params_bytes=sum(row.self_params_bytes for row in rows),

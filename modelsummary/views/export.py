@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.errors import harmless
+from modelsummary.errors import InputError, harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.tables import data_frame, table
 from modelsummary.units import PREFIXES, symbol
@@ -19,7 +19,18 @@ from modelsummary.views.columns import COLUMNS, Column, find_columns
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_pandas", "to_records", "written"]
+__all__ = [
+    "FACTS",
+    "in_script",
+    "saved",
+    "to_csv",
+    "to_html",
+    "to_latex",
+    "to_markdown",
+    "to_pandas",
+    "to_records",
+    "written",
+]
 
 # Records have parameters and MACs of a row both alone and with its descendants. They leave out the columns of printed
 # tables that show one or the other, depending on the rows below.
@@ -139,3 +150,22 @@ def written(content: str, path: str | PathLike[str] | None) -> str:
     if path is not None:
         Path(path).write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
     return content
+
+
+def saved(content: str, path: str | PathLike[str]) -> Path:
+    """Write a text to a file and return its path.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        target = Path(path)
+        target.write_text(content, encoding="utf-8")
+    except (OSError, TypeError, ValueError) as error:
+        raise InputError(f"path={path!r} cannot be written: {error}") from error
+    return target
+
+
+def in_script(text: str) -> str:
+    """Return JSON that cannot end the ``<script>`` that holds it, whatever the names in it are."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

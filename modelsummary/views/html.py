@@ -17,6 +17,7 @@ from modelsummary.errors import harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.cells import TableOptions, lay_out
 from modelsummary.views.columns import Column, find_columns
+from modelsummary.views.export import in_script
 from modelsummary.views.folding import Folding, Shown, is_folded
 
 __all__ = ["notebook_columns", "to_notebook"]
@@ -231,8 +232,7 @@ class _Page:
             },
             "each": self._rows.each,
         }
-        text = json.dumps(data, separators=(",", ":"))
-        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+        return in_script(json.dumps(data, separators=(",", ":")))
 
     def _drawn(self, written: set[int]) -> list[int]:
         """Return the rows that the script draws: rows that are not written, and rows that unfolding draws anew."""

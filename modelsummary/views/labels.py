@@ -1,11 +1,11 @@
-"""The names of rows in views, and the check of ``depth``."""
+"""The names of rows in views, their branches and settings, and the check of ``depth``."""
 
 from __future__ import annotations
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["check_depth", "name_range", "one_line", "row_label"]
+__all__ = ["branch", "check_depth", "name_range", "one_line", "row_label", "settings"]
 
 
 def one_line(text: str) -> str:
@@ -21,6 +21,23 @@ def row_label(row: LayerInfo) -> str:
     """Return the FQN of a row, or the model's class, with the number of the call from the second call on."""
     name = one_line(row.fqn or row.class_name)
     return f"{name} (call {row.call_index + 1})" if row.call_index else name
+
+
+def branch(depth: int, *, ascii_only: bool = False) -> str:
+    """Return the tree's branch before the name of a row at this depth; empty for the model.
+
+    >>> branch(0), branch(1), branch(2)
+    ('', '├─', '│    └─')
+    """
+    if not depth:
+        return ""
+    stem, first, deeper = ("|    ", "+ ", "+ ") if ascii_only else ("│    ", "├─", "└─")
+    return first if depth == 1 else stem * (depth - 1) + deeper
+
+
+def settings(row: LayerInfo) -> str | None:
+    """Return the ``extra_repr()`` of the module on one line; None without a live module."""
+    return None if row.module is None else " ".join(str(row.module.extra_repr()).split())
 
 
 def name_range(first: str, last: str, between: str = " .. ") -> str:

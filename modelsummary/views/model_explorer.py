@@ -11,9 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from modelsummary.errors import InputError
 from modelsummary.units import scaled
 from modelsummary.views.explorer.data import Explored, model_data
+from modelsummary.views.export import saved
 
 __all__ = ["graph_of", "node_data_of", "write_files"]
 
@@ -26,16 +26,9 @@ def write_files(model: Explored, path: str | PathLike[str]) -> list[Path]:
     Raises:
         InputError: a file cannot be written.
     """
-    try:
-        target = Path(path)
-        texts = {target: json.dumps(graph_of(model))}
-        for name, data in node_data_of(model).items():
-            texts[target.with_suffix(f".{name}.json")] = json.dumps(data)
-        for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
-    except (OSError, TypeError, ValueError) as error:
-        raise InputError(f"path={path!r} cannot be written: {error}") from error
-    return list(texts)
+    target = saved(json.dumps(graph_of(model)), path)
+    figures = node_data_of(model).items()
+    return [target, *(saved(json.dumps(data), target.with_suffix(f".{name}.json")) for name, data in figures)]
 
 
 def graph_of(model: Explored) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from modelsummary.errors import InputError, harmless
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
 from modelsummary.units import duration, percent, scaled
-from modelsummary.views.labels import check_depth
+from modelsummary.views.labels import check_depth, settings
 
 __all__ = ["ClassTotals", "flops_with_elementwise", "latency_lines", "profile_report", "top_classes"]
 
@@ -158,8 +158,8 @@ def _top(classes: list[ClassTotals], count: int) -> Iterator[str]:
 
 
 def _annotated(row: LayerInfo, root: LayerInfo, indent: str, depth: int | None) -> Iterator[str]:
-    extra = row.module.extra_repr() if row.module is not None else ""
-    figures = ", ".join([*_figures(row, root), *([" ".join(extra.split())] if extra else [])])
+    extra = settings(row)
+    figures = ", ".join([*_figures(row, root), *([extra] if extra else [])])
     name = f"({row.name}): " if row.name else ""
     children = row.children if depth is None or row.depth < depth else []
     if not children:

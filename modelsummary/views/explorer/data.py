@@ -19,7 +19,7 @@ from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.diff import diff_trees
 from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, repeats, split_equal
 from modelsummary.views.flow import Dataflow
-from modelsummary.views.labels import one_line
+from modelsummary.views.labels import one_line, settings
 
 __all__ = ["VERSION", "Explored", "diff_data", "model_data"]
 
@@ -236,10 +236,8 @@ def _parameters(row: LayerInfo) -> str:
 
 
 def _settings(row: LayerInfo) -> str:
-    if row.module is None or row.children:
-        return ""
     try:
-        return _short(" ".join(str(row.module.extra_repr()).split()))
+        return "" if row.children else _short(settings(row) or "")
     except Exception:  # whatever a model's code raises; the text is not needed
         return ""
 

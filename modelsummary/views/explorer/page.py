@@ -13,8 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from modelsummary.errors import InputError
 from modelsummary.units import format_number
+from modelsummary.views.export import in_script, saved
 
 __all__ = ["Page", "page_of"]
 
@@ -48,12 +48,7 @@ class Page:
         Raises:
             InputError: the file cannot be written.
         """
-        try:
-            target = Path(path)
-            target.write_text(self.html, encoding="utf-8")
-        except (OSError, TypeError) as error:
-            raise InputError(f"path={path!r} cannot be written: {error}") from error
-        return target
+        return saved(self.html, path)
 
     def open(self) -> Path:
         """Write the page to a temporary file, show it in the browser, and return the path."""
@@ -73,13 +68,14 @@ class Page:
 
 def page_of(data: dict[str, Any], title: str) -> Page:
     """Return the page that shows ``data``: ``version``, ``models`` (of ``model_data``) and ``diff``."""
+    content = in_script(json.dumps(data, separators=(",", ":"), allow_nan=False))
     notices = "\n".join(f"  {line}" for line in _LICENSES)
     html = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<!-- Contains\n{notices}\n-->\n"
         f"<style>\n{_static('explorer.css')}</style>\n</head>\n<body>\n{_static('explorer.html')}"
-        f'<script type="application/json" id="data">{_json(data)}</script>\n'
+        f'<script type="application/json" id="data">{content}</script>\n'
         f"<script>{_static('vendor/d3.js')}</script>\n<script>{_static('vendor/elk.js')}</script>\n"
         f"<script>\n{_program()}</script>\n</body>\n</html>\n"
     )
@@ -105,9 +101,3 @@ def _as_function(name: str) -> str:
     exported = re.findall(r"^export (?:const|class) (\w+)", text, flags=re.MULTILINE)
     body = re.sub(r"^export (?=const|class)", "", text, flags=re.MULTILINE)
     return f"const {name}_ = (() => {{\n{body}return {{ {', '.join(exported)} }};\n}})();\n"
-
-
-def _json(data: dict[str, Any]) -> str:
-    """Return JSON that cannot end the element that holds it, whatever the names in it are."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
