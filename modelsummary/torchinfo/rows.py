@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,11 @@ from modelsummary.torchinfo.enums import ColumnSettings
 __all__ = ["SummaryRow", "pruned", "summary_rows"]
 
 _RECURSIVE = "(recursive)"
+
+
+def _of_info(name: str, doc: str) -> Any:
+    """Return a property that is an attribute of the row's ``info``."""
+    return property(lambda row: getattr(row.info, name), doc=doc)
 
 
 @dataclass(eq=False, repr=False)
@@ -53,30 +59,15 @@ class SummaryRow:
     depth_index: int = 0
     children: list[SummaryRow] = field(default_factory=list)
 
-    @property
-    def class_name(self) -> str:
-        """Class name of the module."""
-        return self.info.class_name
-
-    @property
-    def layer_id(self) -> int:
-        """``id()`` of the module."""
-        return self.info.layer_id
-
-    @property
-    def module(self) -> nn.Module | None:
-        """The live module; None after unpickling."""
-        return self.info.module
-
-    @property
-    def executed(self) -> bool:
-        """Return True if the module was called."""
-        return self.info.executed
-
-    @property
-    def groups(self) -> int | None:
-        """Groups of a convolution; None for other modules."""
-        return self.info.groups
+    class_name = _of_info("class_name", "Class name of the module.")
+    layer_id = _of_info("layer_id", "``id()`` of the module.")
+    module = _of_info("module", "The live module; None after unpickling.")
+    executed = _of_info("executed", "True if the module was called.")
+    groups = _of_info("groups", "Groups of a convolution; None for other modules.")
+    output_bytes = _of_info("output_bytes", "Bytes of all tensors in the result.")
+    macs = _of_info("macs", "Multiply-adds of the call, including the calls inside it.")
+    trainable = _of_info("trainable", '``"True"``, ``"False"``, ``"Partial"``, or ``"--"`` without parameters.')
+    contains_lazy_param = _of_info("has_uninitialized", "True if a parameter of the module is not initialised.")
 
     @property
     def input_size(self) -> list[int]:
@@ -89,26 +80,6 @@ class SummaryRow:
         size = self.info.output_size
         last = list(size.values())[-1] if isinstance(size, Mapping) and size else None
         return _shape(last if isinstance(last, list) else size)
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of all tensors in the result."""
-        return self.info.output_bytes
-
-    @property
-    def macs(self) -> int:
-        """Multiply-adds of the call, including the calls inside it."""
-        return self.info.macs
-
-    @property
-    def trainable(self) -> str:
-        """``"True"``, ``"False"``, ``"Partial"``, or ``"--"`` without parameters."""
-        return self.info.trainable
-
-    @property
-    def contains_lazy_param(self) -> bool:
-        """Return True if a parameter of the module is not initialised."""
-        return self.info.has_uninitialized
 
     @property
     def inner_layers(self) -> dict[str, dict[ColumnSettings, str]]:
@@ -126,7 +97,7 @@ class SummaryRow:
         """Yield name, shape and number of elements of each parameter."""
         if self.module is None:  # unpickled: only its own parameters are known
             shapes = ((name, shape) for name, shape in self.info.inner_layers.items() if shape is not None)
-            yield from ((name, shape, _product(shape)) for name, shape in shapes)
+            yield from ((name, shape, prod(shape)) for name, shape in shapes)
             return
         for name, parameter in self.module.named_parameters(recurse=self.parent_info is not None):
             shape = self.info.inner_layers.get(name) if is_lazy(parameter) else list(parameter.shape)
@@ -134,7 +105,7 @@ class SummaryRow:
                 continue
             owner, _, attribute = name.rpartition(".")
             mask = _mask(self.module.get_submodule(owner), attribute)
-            count = _product(shape) if mask is None else int(mask.count_nonzero())
+            count = prod(shape) if mask is None else int(mask.count_nonzero())
             yield (name if mask is None else name.removesuffix("_orig")), shape, count
 
     def leftover_params(self) -> int:
@@ -324,13 +295,6 @@ def _kernel_size(info: LayerInfo) -> int | list[int] | None:
 def _shape(sizes: Sizes) -> list[int]:
     shape = first_shape(sizes)
     return list(shape) if isinstance(shape, list) else []
-
-
-def _product(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 # ------------------------------------------------------------------------------------------------ pruning
