@@ -23,6 +23,7 @@ __all__ = [
     "first_shape",
     "leaf_output_bytes",
     "ledger",
+    "rows_around",
     "total",
 ]
 
@@ -276,6 +277,13 @@ class LayerInfo:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+def rows_around(row: LayerInfo) -> Iterator[LayerInfo]:
+    """Yield the rows above a row, the nearest first and the model last."""
+    while row.parent_info is not None:
+        row = row.parent_info
+        yield row
 
 
 def total(first: int | None, second: int | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from modelsummary.errors import harmless
-from modelsummary.layer_info import LayerInfo, Sizes, first_shape
+from modelsummary.layer_info import LayerInfo, Sizes, first_shape, rows_around
 from modelsummary.torchinfo.enums import ColumnSettings
 
 __all__ = ["SummaryRow", "pruned", "summary_rows"]
@@ -242,11 +243,8 @@ def _registered(root: LayerInfo) -> list[SummaryRow]:
 
 
 def _containers(call: LayerInfo) -> Iterator[LayerInfo]:
-    """Yield the containers above a call, which are never called, up to the module that made the call."""
-    above = call.parent_info
-    while above is not None and not above.executed:
-        yield above
-        above = above.parent_info
+    """Return the containers above a call, which are never called, up to the module that made the call."""
+    return takewhile(lambda above: not above.executed, rows_around(call))
 
 
 def _hidden_shares(root: LayerInfo) -> dict[int, list[LayerInfo]]:
@@ -254,10 +252,10 @@ def _hidden_shares(root: LayerInfo) -> dict[int, list[LayerInfo]]:
     shown: set[int] = set()
     for row in root.walk():
         if row.executed or row.note:
-            above: LayerInfo | None = row
-            while above is not None and id(above) not in shown:
+            for above in (row, *rows_around(row)):
+                if id(above) in shown:
+                    break
                 shown.add(id(above))
-                above = above.parent_info
     hidden: dict[int, list[LayerInfo]] = {}
     nearest: dict[int, int] = {}
     for row in root.walk():

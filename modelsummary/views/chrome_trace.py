@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo, first_shape
+from modelsummary.layer_info import LayerInfo, first_shape, rows_around
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.views.export import saved
 from modelsummary.views.labels import row_label
@@ -80,12 +80,8 @@ def _spans(root: LayerInfo, own: str, start: int, *, reverse: bool = False) -> S
     durations = {row: round(1e6 * getattr(row, own)) for row in rows}
     if root not in durations:
         return {}
-    around: dict[LayerInfo, LayerInfo] = {}  # the next row above that was timed
-    for row in rows[1:]:
-        parent = row.parent_info
-        while parent is not None and parent not in durations:
-            parent = parent.parent_info
-        around[row] = parent or root
+    # the next row above that was timed
+    around = {row: next((above for above in rows_around(row) if above in durations), root) for row in rows[1:]}
     for row in reversed(rows[1:]):
         durations[around[row]] += durations[row]
     spans = {root: Span(start, durations[root])}

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from modelsummary.errors import InputError, close_to
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import LayerInfo, rows_around
 
 __all__ = ["COLUMNS", "DEFAULT_COLUMNS", "FILLED_BY", "WITHOUT_FORWARD", "Column", "check_columns", "find_columns"]
 
@@ -61,9 +61,7 @@ def _first_seen(attribute: str) -> Callable[[LayerInfo], int]:
 
 def _share(part: Callable[[LayerInfo], int]) -> Callable[[LayerInfo], float]:
     def share(info: LayerInfo) -> float:
-        root = info
-        while root.parent_info is not None:
-            root = root.parent_info
+        root = [info, *rows_around(info)][-1]
         return part(info) / root.num_params if root.num_params else 0.0
 
     return share

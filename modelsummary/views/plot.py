@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError, MissingExtraError
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import LayerInfo, rows_around
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
 from modelsummary.views.columns import COLUMNS
 from modelsummary.views.folding import folded_tree, is_folded
@@ -311,9 +311,7 @@ class _Colours:
 
     def __call__(self, row: LayerInfo, strength: float = 0.6) -> tuple[float, ...]:
         """Return the colour of a row, mixed with white."""
-        head: LayerInfo | None = row
-        while head is not None and head not in self._colours:
-            head = head.parent_info
+        head = next((around for around in (row, *rows_around(row)) if around in self._colours), None)
         base = _GRAY if head is None else self._colours[head]
         return tuple(1 - strength * (1 - part) for part in base)
 
