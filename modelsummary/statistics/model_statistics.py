@@ -377,7 +377,7 @@ class ModelStatistics(ReadableNumbers):
     ) -> str:
         """Return the table in GitHub's Markdown."""
         options = self._options(columns, depth, units, fold=fold)
-        return export.written(export.to_markdown(self.root, options, **self._ran()), path)
+        return export.written(export.to_document(self.root, options, "markdown", **self._ran()), path)
 
     def to_latex(
         self,
@@ -390,7 +390,7 @@ class ModelStatistics(ReadableNumbers):
     ) -> str:
         """Return the table as a LaTeX ``tabular`` for the package booktabs."""
         options = self._options(columns, depth, units, fold=fold)
-        return export.written(export.to_latex(self.root, options, **self._ran()), path)
+        return export.written(export.to_document(self.root, options, "latex", **self._ran()), path)
 
     def to_html(
         self,
@@ -410,7 +410,7 @@ class ModelStatistics(ReadableNumbers):
         """
         options = self._options(columns, depth, units, fold=fold)
         if not foldable:
-            return export.written(export.to_html(self.root, options, **self._ran()), path)
+            return export.written(export.to_document(self.root, options, "html", **self._ran()), path)
         facts: dict[str, Any] = {"execution": self.execution, "fallback_reason": self.fallback_reason}
         said = text.footer(self.root, **facts, remarks=self._remarks())
         lines = [line for section in said for line in section]

@@ -19,18 +19,7 @@ from modelsummary.views.columns import COLUMNS, Column, find_columns
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "FACTS",
-    "in_script",
-    "saved",
-    "to_csv",
-    "to_html",
-    "to_latex",
-    "to_markdown",
-    "to_pandas",
-    "to_records",
-    "written",
-]
+__all__ = ["FACTS", "in_script", "saved", "to_csv", "to_document", "to_pandas", "to_records", "written"]
 
 # Records have parameters and MACs of a row both alone and with its descendants. They leave out the columns of printed
 # tables that show one or the other, depending on the rows below.
@@ -113,36 +102,25 @@ def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:
 
 
 _SPACE = "\N{NO-BREAK SPACE}"
+# style of the table, and what its cells are written with: spaces are kept, markup is escaped
+_FORMS = {
+    "markdown": ("pipe", {" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}}),
+    "latex": ("latex_booktabs", {"\n": " "}),
+    "html": ("html", {" ": _SPACE}),
+}
 
 
-def to_markdown(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
-    """Return a table in GitHub's Markdown."""
+def to_document(root: LayerInfo, options: TableOptions, form: str, *, executed: bool, batch_dim: int | None) -> str:
+    """Return a table for a document: ``"markdown"`` of GitHub, ``"latex"`` for booktabs, or ``"html"``.
+
+    LaTeX has FQNs instead of branches; HTML is a ``<table>`` without style or script.
+    """
+    if form == "latex":
+        options = replace(options, branching=False, ascii_only=True)
     laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[_markdown(cell) for cell in row] for row in laid_out.cells]
-    return table(cells, laid_out.headers, laid_out.align, "pipe")
-
-
-_MARKDOWN = str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}})
-
-
-def _markdown(cell: str) -> str:
-    """Return the cell with its spaces kept and Markdown's markup escaped."""
-    return cell.translate(_MARKDOWN)
-
-
-def to_latex(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
-    """Return a ``tabular`` environment for the LaTeX package booktabs, with FQNs instead of branches."""
-    options = replace(options, branching=False, ascii_only=True)
-    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[cell.replace("\n", " ") for cell in row] for row in laid_out.cells]
-    return table(cells, laid_out.headers, laid_out.align, "latex_booktabs")
-
-
-def to_html(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
-    """Return an HTML ``<table>`` without style or script."""
-    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[cell.replace(" ", _SPACE) for cell in row] for row in laid_out.cells]
-    return table(cells, laid_out.headers, laid_out.align, "html")
+    style, characters = _FORMS[form]
+    cells = [[cell.translate(str.maketrans(characters)) for cell in row] for row in laid_out.cells]
+    return table(cells, laid_out.headers, laid_out.align, style)
 
 
 def written(content: str, path: str | PathLike[str] | None) -> str:
