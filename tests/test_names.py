@@ -13,7 +13,6 @@ PACKAGE = Path(modelsummary.__file__).parent
 IN_SEVERAL_ROOMS = {
     "applying": "applies a plan to a model",
     "attention": "attention: its operators, and its modules",
-    "calibrate": "measures the kernels of this machine",
     "devices": "named devices, and those of a model and this machine",
     "estimate": "estimated figures as plain data",
     "fit": "what fits into the memory of a device",
