@@ -104,9 +104,12 @@ def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:
 _SPACE = "\N{NO-BREAK SPACE}"
 # style of the table, and what its cells are written with: spaces are kept, markup is escaped
 _FORMS = {
-    "markdown": ("pipe", {" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}}),
-    "latex": ("latex_booktabs", {"\n": " "}),
-    "html": ("html", {" ": _SPACE}),
+    "markdown": (
+        "pipe",
+        str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}}),
+    ),
+    "latex": ("latex_booktabs", str.maketrans({"\n": " "})),
+    "html": ("html", str.maketrans({" ": _SPACE})),
 }
 
 
@@ -119,7 +122,7 @@ def to_document(root: LayerInfo, options: TableOptions, form: str, *, executed: 
         options = replace(options, branching=False, ascii_only=True)
     laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
     style, characters = _FORMS[form]
-    cells = [[cell.translate(str.maketrans(characters)) for cell in row] for row in laid_out.cells]
+    cells = [[cell.translate(characters) for cell in row] for row in laid_out.cells]
     return table(cells, laid_out.headers, laid_out.align, style)
 
 
