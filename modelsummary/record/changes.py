@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -24,6 +24,7 @@ __all__ = [
     "autograd_functions_wrapped",
     "check_kept",
     "first_difference",
+    "imports_question",
     "noticed",
     "numbers_in",
     "saved_tensor_hooks",
@@ -151,20 +152,26 @@ def saved_tensor_hooks() -> Any:
     return None if top is None else top(True)
 
 
+_GRADIENTS = ("is_grad_enabled", "is_inference_mode_enabled")
 # Functions that read or change state which the record does not hold. Calls from modules in ``_OWN_ENDS`` are allowed.
+# Whether gradients are computed may be asked: stages are then compared with the model without them.
 _QUESTIONS = (
+    *((owner, name, "") for owner in (torch, torch._C) for name in _GRADIENTS),
     (torch, "is_autocast_enabled", "switches autocast, or asks whether it is on"),
     (torch, "manual_seed", "seeds the random numbers"),
     (torch.random, "manual_seed", "seeds the random numbers"),
     (torch, "set_rng_state", "sets the state of the random numbers"),
     (torch.random, "set_rng_state", "sets the state of the random numbers"),
 )
-_OWN_ENDS = ("torch.nn.", "torch.utils.checkpoint", __name__)
+_OWN_ENDS = ("torch.nn.", "torch.utils.checkpoint", "torch.autograd.grad_mode", __name__)
 
 
 @contextmanager
 def noticed(note: Callable[[str], None]) -> Iterator[None]:
-    """Return a context in which ``note`` is called with the reason when code calls a function in ``_QUESTIONS``."""
+    """Return a context in which ``note`` is called with the reason when code calls a function in ``_QUESTIONS``.
+
+    The reason is empty for a question about gradients, which a list of calls may repeat.
+    """
     get_overridable_functions()  # torch caches its functions; fill the cache before they are replaced here
 
     def noticing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
@@ -179,6 +186,19 @@ def noticed(note: Callable[[str], None]) -> Iterator[None]:
         for owner, name, reason in _QUESTIONS:
             stack.enter_context(_torch.swapped(owner, name, noticing(getattr(owner, name), reason)))
         yield
+
+
+def imports_question(modules: Sequence[nn.Module]) -> bool:
+    """Return True if code of the modules may ask about gradients by a name of its own, which ``noticed`` cannot see."""
+    questions = [getattr(torch, name) for name in _GRADIENTS]
+    files = {base.__module__ for kind in {type(module) for module in modules} for base in kind.__mro__}
+    values = (
+        value
+        for file in files
+        if file in sys.modules and not file.startswith("torch.")
+        for value in vars(sys.modules[file]).values()
+    )
+    return any(value is question for value in values for question in questions)
 
 
 @contextmanager

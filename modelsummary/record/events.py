@@ -7,11 +7,10 @@ A ``Record`` is a tree of ``Event``; the arguments and the result of an event ar
 from __future__ import annotations
 
 import importlib
-from collections import defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import resolve_name
@@ -19,10 +18,11 @@ from torch.overrides import resolve_name
 from modelsummary._torch import OpOverload, OpOverloadPacket
 from modelsummary.capture.templates import Attribute, BatchSize, Marker, leaves_of
 from modelsummary.layer_info import CallKey
+from modelsummary.record.fingerprint import Fingerprint
 
 __all__ = [
-    "EqualCalls",
     "Event",
+    "ObservedRun",
     "Record",
     "TorchFunction",
     "Value",
@@ -181,7 +181,6 @@ class Event:
         dtype_bound: whether an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
         is_decision: whether it is a function that returned values of tensors to the forward, given as ``result``.
-        equal_to: FQN of the module with an equal call, for which this one was left out of the run; empty if it ran.
     """
 
     fqn: str
@@ -203,7 +202,6 @@ class Event:
     dtype_bound: bool = False
     training: bool = False
     is_decision: bool = False
-    equal_to: str = ""
 
     @property
     def is_module(self) -> bool:
@@ -233,41 +231,18 @@ class Event:
             pending.extend(reversed(event.children))
 
 
-@dataclass
-class EqualCalls:
-    """Calls that are equal to an earlier one.
+class ObservedRun(NamedTuple):
+    """The operators of one of the runs of a record, with gradients.
 
     Attributes:
-        first_of: FQN of a module -> FQN of the module with the equal, earlier call. Both are called once.
-        differing: FQN of a module inside an earlier call -> attributes in which the equal modules differ from it.
-        problem: how the calls differ in a later run; empty if they are equal there, too.
+        batch: batch size; None if no input has one.
+        other_mode: whether every module was in its other mode, train or eval.
+        fingerprint: the operators.
     """
 
-    first_of: dict[str, str] = field(default_factory=dict)
-    differing: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    problem: str = ""
-
-    def without(self, opened: Container[str]) -> EqualCalls:
-        """Return the equal calls without the calls of some modules; the first one left runs for the others.
-
-        >>> EqualCalls({"b": "a", "c": "a", "d": "a"}).without(["a", "c"]).first_of
-        {'d': 'b'}
-        """
-        groups: defaultdict[str, list[str]] = defaultdict(list)
-        for fqn, first in self.first_of.items():
-            groups[first] += [fqn] if groups[first] else [first, fqn]
-        kept = EqualCalls()
-        for first, members in groups.items():
-            left = [member for member in members if member not in opened]
-            kept.first_of |= dict.fromkeys(left[1:], left[0]) if left else {}
-            for fqn, names in self.differing.items():
-                if left and f"{fqn}.".startswith(f"{first}."):
-                    kept.differing[left[0] + fqn[len(first) :]] = names
-        return kept
-
-    def block(self, reason: str) -> None:
-        """Note how the calls differ in a later run. The first reason is kept."""
-        self.problem = self.problem or reason
+    batch: int | None
+    other_mode: bool
+    fingerprint: Fingerprint
 
 
 @dataclass(eq=False)
@@ -283,7 +258,9 @@ class Record:
         smallest_batch: the smallest batch size that the record holds for; many forwards treat a batch of 1 differently.
         unread: FQNs of the attributes that the forward assigns and does not depend on.
         storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory in each run.
-        equal: calls that only the first run made, as equal ones stood for them in the others.
+        observed: operators of some of the runs, to compare stages with.
+        asks_gradients: whether the forward's own code asks whether gradients are computed.
+        first_run: weak reference to the first run, which the iterator of records holds.
     """
 
     root: Event
@@ -294,4 +271,6 @@ class Record:
     smallest_batch: int
     unread: frozenset[str]
     storages_of: dict[str, tuple[int, ...]]
-    equal: EqualCalls = field(default_factory=EqualCalls)
+    observed: list[ObservedRun] = field(default_factory=list)
+    asks_gradients: bool = False
+    first_run: Callable[[], Any] = field(default=lambda: None, repr=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +12,12 @@ from torch import Tensor, nn
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Execution, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
-from modelsummary.record.events import EqualCalls
-from modelsummary.record.folded_calls import FoldedCalls
 
-__all__ = ["Fingerprint", "difference", "fingerprint"]
+__all__ = ["Fingerprint", "difference", "fingerprint", "fingerprint_of"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,6 @@ def fingerprint(
     *,
     grad: bool = False,
     other_mode: bool = False,
-    model: nn.Module | None = None,
-    equal: EqualCalls | None = None,
 ) -> Fingerprint:
     """Run ``forward`` on shapes or for real, leaving everything untouched, and return its fingerprint.
 
@@ -71,21 +66,22 @@ def fingerprint(
         modules: all modules that it calls.
         grad: whether gradients are enabled.
         other_mode: whether to switch every module to the other mode, train or eval.
-        model: root of the names in ``equal``.
-        equal: calls on shapes of which only the first of equal ones runs; None: every call runs.
     """
     with running(modules, call, on_shapes=execution == "shape", grad=grad) as (executes, args, kwargs):
         for module in modules if other_mode else ():
             module.training = not module.training
         if isinstance(executes, ShapeOnly):
             executes.log = []
-            folded = nullcontext() if model is None or equal is None else FoldedCalls(model, equal, executes).folding()
-            with folded, Operators(Uncounted(), executes):
-                out = forward(*args, **kwargs)
-            return Fingerprint(executes.log, sizes_of(out), [])
         with Operators(Uncounted(), executes):
             out = forward(*args, **kwargs)
-        return Fingerprint([], sizes_of(out), [tensor.clone() for tensor in tensors_of(out)])
+        return fingerprint_of(executes, out)
+
+
+def fingerprint_of(execution: Execution, out: Any) -> Fingerprint:
+    """Return the fingerprint of a run that ends, whose operators were logged if it ran on shapes."""
+    if isinstance(execution, ShapeOnly):
+        return Fingerprint(execution.log or [], sizes_of(out), [])
+    return Fingerprint([], sizes_of(out), [tensor.clone() for tensor in tensors_of(out)])
 
 
 def difference(
@@ -98,7 +94,7 @@ def difference(
     grad: bool,
     other_mode: bool = False,
     other_call: CallArguments | None = None,
-    equal: EqualCalls | None = None,
+    observed: Fingerprint | None = None,
 ) -> str:
     """Return how ``other`` differs from the model; empty if both run the same, or the model cannot run this way.
 
@@ -106,23 +102,21 @@ def difference(
         modules: roots of all modules that ``other`` calls.
         other_call: arguments of ``other``; None: the arguments of the model.
         grad, other_mode: see ``fingerprint``. A forward that computes gradients does not run without them.
-        equal: calls that both make. Both run only the first of equal ones, unless this shows a difference.
+        observed: what the model ran in such a run before. It runs again only if ``other`` differs from that.
     """
     every = list({id(module): module for root in (model, *modules) for module in modules_of(root)}.values())
 
-    def difference_of(equal: EqualCalls | None) -> str:
-        options: dict[str, Any] = {"grad": grad, "other_mode": other_mode, "model": model, "equal": equal}
-        try:
-            of_model = fingerprint(model, every, call, execution, **options)
-        except RuntimeError:
-            if grad:
-                raise
-            return ""
-        of_other = fingerprint(other, every, other_call or call, execution, **options)
-        return of_other.differs_from(of_model)
+    def run(forward: Callable[..., Any], arguments: CallArguments) -> Fingerprint:
+        return fingerprint(forward, every, arguments, execution, grad=grad, other_mode=other_mode)
 
-    if equal is not None and equal.first_of:
-        with suppress(Exception):  # a call that was left out may be the reason
-            if not difference_of(equal) and not equal.problem:
-                return ""
-    return difference_of(None)
+    if observed is not None:
+        of_other = run(other, other_call or call)
+        if not of_other.differs_from(observed):
+            return ""
+    try:
+        of_model = run(model, call)
+    except RuntimeError:
+        if grad:
+            raise
+        return ""
+    return (of_other if observed is not None else run(other, other_call or call)).differs_from(of_model)

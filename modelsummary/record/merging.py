@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 from typing import Any
 
 from modelsummary.capture.templates import (
@@ -17,12 +17,14 @@ from modelsummary.capture.templates import (
     same_structure,
     with_leaves,
 )
-from modelsummary.record.copied_events import CopiedEvents
-from modelsummary.record.events import EqualCalls, Event, Record, Value
+from modelsummary.record.events import Event, ObservedRun, Record, Value
+from modelsummary.record.fingerprint import Fingerprint
 from modelsummary.record.tensors import Foreign, Token
 from modelsummary.record.tracer import Tracer
 
-__all__ = ["Run", "merged"]
+__all__ = ["Run", "alone", "merged"]
+
+_ALONE = "it was run once"
 
 
 @dataclass
@@ -32,12 +34,14 @@ class Run:
     Attributes:
         batch: batch size; None if no input has one.
         unread: assigned attributes that no later forward depends on.
+        fingerprint: the operators of a run on shapes; None for a real run.
     """
 
     tracer: Tracer
     batch: int | None
     is_other_mode: bool
     unread: frozenset[str] = frozenset()
+    fingerprint: Fingerprint | None = None
 
     @property
     def root(self) -> Event:
@@ -52,15 +56,11 @@ def merged(
     no_batch: str,
     no_other_mode: str,
     smallest_batch: int = 1,
-    equal: EqualCalls | None = None,
 ) -> Record:
-    """Return the record over all runs, of which the first is complete; see ``Record`` for the other arguments.
-
-    Raises:
-        NotEqual: a call that another one stood for differs from it.
-    """
+    """Return the record over all runs; see ``Record`` for the other arguments."""
     root = _Merge(runs).event([run.root for run in runs], None)
     storages = [run.tracer.tensors.storages_of for run in runs]
+    widest = max((run for run in runs if not run.is_other_mode), key=lambda run: run.batch or 0)
     return Record(
         root=root,
         batch_size=None if no_batch else runs[0].batch,
@@ -70,8 +70,23 @@ def merged(
         smallest_batch=smallest_batch,
         unread=runs[0].unread,
         storages_of={fqn: tuple(storage.get(fqn, 0) for storage in storages) for fqn in storages[0]},
-        equal=equal or EqualCalls(),
+        observed=[
+            ObservedRun(run.batch, run.is_other_mode, run.fingerprint)
+            for run in (widest, *(run for run in runs if run.is_other_mode))
+            if run.fingerprint is not None
+        ],
+        asks_gradients=any(run.tracer.asks_gradients for run in runs),
+        first_run=weakref.ref(runs[0]),
     )
+
+
+def alone(record: Record) -> Record | None:
+    """Return the record of the first run alone, in which most calls can be opened.
+
+    None if there may be more in another record: one that checks decisions, or one of runs that are gone.
+    """
+    run = record.first_run()
+    return None if run is None or run.tracer.decides else merged([run], record.batch_dim, _ALONE, _ALONE)
 
 
 class _Merge:
@@ -79,16 +94,9 @@ class _Merge:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._batches = [run.batch for run in runs if not run.is_other_mode]
-        self._mode_twin = None  # the run with the batch size of the run in the other mode
-        if runs[-1].is_other_mode:
-            self._mode_twin = next(
-                index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2
-            )
+        self._has_mode, self._mode_batch = runs[-1].is_other_mode, runs[-1].batch or 0
         self._values: dict[tuple[int, ...], Value] = {}
         self._unread = runs[0].unread
-        self._storages_of = [run.tracer.tensors.storages_of for run in runs]
-        self._new_storage = count(-1, -1).__next__
-        self._ran: dict[str, Event] = {}  # FQN of a module -> its latest call
 
     def event(self, events: Sequence[Event], parent: Event | None) -> Event:
         first = events[0]
@@ -103,38 +111,22 @@ class _Merge:
         event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(call.reads_sizes for call in events)
         event.dtype_bound = any(call.dtype_bound for call in events)
         event.writes = tuple(call.writes[0] for call in events)
-        equal_to = events[-1].equal_to
         event.assigned = frozenset().union(*(call.assigned for call in events))
         event.obstacle = next((call.obstacle for call in events if call.obstacle), "")
         read = sorted(event.assigned - self._unread)
         if read:
             event.block(f"assigns its attribute {read[0].removeprefix(f'{event.fqn}.')!r}")
-        difference = "" if equal_to else self._difference(events)
+        difference = self._difference(events)
         if difference:
             event.block(difference)
-        elif not equal_to:
+        else:
             for children in zip(*(call.children for call in events), strict=True):
                 event.children.append(self.event(children, event))
         results = [call.result for call in events]
         if not self._define(results):
             event.block("returns a result whose structure differs between runs")
         event.result = self._template(results, first.training)
-        if equal_to:
-            like = self._ran[equal_to]
-            copies = CopiedEvents(like, event, self._storages_of, self._add, self._new_storage)
-            event.children = copies.children(like, first, event)
-            event.writes, event.reads_sizes = copies.writes(like), like.reads_sizes
-            event.block(like.obstacle)
-        elif event.is_module:
-            self._ran[event.fqn] = event
         return event
-
-    def _add(self, value: Value, token: Token) -> Value:
-        """Return a new value like ``value``, which is ``token`` in the first run."""
-        merged_value = replace(value, index=len(self._values), requires_grad=token.requires_grad, is_view=token.is_view)
-        # Several values may be one tensor in the first run: in evaluation, a dropout returns what it takes.
-        self._values[token.index, -len(self._values)] = merged_value
-        return merged_value
 
     def _difference(self, events: Sequence[Event]) -> str:
         """Return how the calls inside an event differ between the runs; empty if they do not."""
@@ -142,7 +134,7 @@ class _Merge:
         n_batches = len(self._batches)
         if any(call != calls[0] for call in calls[:n_batches]):
             return "makes other calls at another batch size"
-        if self._mode_twin is not None and calls[-1] != calls[0]:
+        if self._has_mode and calls[-1] != calls[0]:
             return "makes different calls in train and in eval mode"
         if any(
             child.grad != other.grad
@@ -215,11 +207,10 @@ class _Merge:
     def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
         of_mode = leaves[: len(self._batches)]
         constant = of_mode[0] if all(same_constant(leaf, of_mode[0]) for leaf in of_mode) else self._by_batch(of_mode)
-        if (
-            self._mode_twin is None
-            or same_constant(leaves[-1], leaves[self._mode_twin])
-            or isinstance(constant, Unknown)
-        ):
+        if not self._has_mode or isinstance(constant, Unknown):
+            return constant
+        expected = constant.at(self._mode_batch) if isinstance(constant, BatchSize) else constant
+        if same_constant(leaves[-1], expected):
             return constant
         if isinstance(constant, BatchSize):
             return Unknown(f"{of_mode[0]!r}, which depends on the batch size and the mode,")
@@ -236,14 +227,14 @@ class _Merge:
 
 # Divisors of the batch size: a half, a third (of queries, keys and values), a quarter, an eighth.
 _DIVISORS = (2, 3, 4, 8)
-_FEWEST_FOR_FRACTIONS = 4  # number of batch sizes from which a fraction is inferred
+_FAR = 128  # a fraction is inferred from batch sizes that differ by more
 
 
 def _linear(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[BatchSize]:
     """Yield functions of the batch size that may give these sizes: linear ones, then fractions rounded down or up."""
     factor = (sizes[1] - sizes[0]) // (batches[1] - batches[0])
     yield BatchSize(factor, sizes[0] - factor * batches[0])
-    if len(sizes) < _FEWEST_FOR_FRACTIONS:
+    if max(batches) - min(batches) < _FAR:
         return
     widest = max(range(len(batches)), key=batches.__getitem__)
     rise, run = sizes[widest] - sizes[0], batches[widest] - batches[0]

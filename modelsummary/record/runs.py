@@ -9,15 +9,13 @@ same object in every run (in evaluation ``dropout(x)`` is ``x``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import nn
 
 from modelsummary.capture.devices import device_of
-from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
@@ -26,11 +24,9 @@ from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import Unknown, leaves_of
 from modelsummary.errors import in_short
-from modelsummary.record.call_comparison import check_effects, equal_calls, same_but_folded
 from modelsummary.record.changes import Unreadable, check_kept
-from modelsummary.record.copied_events import NotEqual
-from modelsummary.record.events import EqualCalls, Event, Record
-from modelsummary.record.folded_calls import FoldedCalls
+from modelsummary.record.events import Event, Record
+from modelsummary.record.fingerprint import Fingerprint, fingerprint_of
 from modelsummary.record.merging import Run, merged
 from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
@@ -38,7 +34,7 @@ from modelsummary.record.tracer import Tracer
 
 __all__ = ["kept_records", "record", "record_of", "record_once"]
 
-Trace = Callable[..., Tracer]
+Trace = Callable[..., Run]
 _NO_MODE = "it runs other calls in the other mode"
 
 
@@ -70,72 +66,38 @@ def record(
     """
     for opened in (rules, replace(rules, checks_decisions=True)):
         trace = _tracing(model, execution, opened)
-        first = Run(trace(call), None, is_other_mode=False)
+        first = trace(call)
         _check_assignments(first, call, trace)
-        equal = _folding(model, first, call, trace) if execution == "shape" else EqualCalls()
-        for folds in (equal, None) if equal.first_of else (None,):
-            # Whatever goes wrong when calls are left out, the runs with every call decide.
-            with nullcontext() if folds is None else suppress(Exception):
-                yield from _records(first, call, trace, batch_dim, execution, folds)
-                break
+        yield from _records(first, call, trace, batch_dim, execution)
         if not first.tracer.decides:
             return
 
 
-def _folding(model: nn.Module, first: Run, call: CallArguments, trace: Trace) -> EqualCalls:
-    """Return the calls that later runs may leave out; none if leaving them out changes what the other calls do.
-
-    Three conditions make it sound to run only the first of equal calls:
-
-    - Equal calls make the same calls in the first run, and what their modules hold is equal. If a later run reads an
-      attribute in which they differ, or passes them other arguments, the later runs are repeated with every call.
-    - They have no effect besides their result, in the first run and whenever the first of them runs again.
-    - A run of the same input without the equal calls makes the same other calls.
-
-    The first comparison of stages with the model, before they are returned, runs every call.
-    """
-    with suppress(Exception):
-        equal = equal_calls(model, first.root, first.tracer.tensors)
-        control = trace(call, equal=equal) if equal.first_of else None
-        is_same = control is not None and control.root is not None and same_but_folded(first.root, control.root)
-        if is_same and not equal.problem:
-            return equal
-    return EqualCalls()
-
-
-def _records(
-    first: Run,
-    call: CallArguments,
-    trace: Trace,
-    batch_dim: int | None,
-    execution: str,
-    equal: EqualCalls | None,
-) -> Iterator[Record]:
-    """Yield the records of ``record``, made without the calls in ``equal``.
-
-    Raises:
-        NotEqual: these calls differ from the calls that should be equal.
-    """
-    trace = partial(trace, equal=equal)
+def _records(first: Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str) -> Iterator[Record]:
+    """Yield the records of ``record``, from the one of the most runs to those of the first run's batch size alone."""
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
-    modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
-    if equal is not None and equal.problem:
-        raise NotEqual(equal.problem)
     if batches:
-        same_mode = [first, *(run for run, _ in batches)]
-        without_one = [run for run in same_mode if run is first or run.batch != 1]
-        variants = [(same_mode, 1)] if len(without_one) == len(same_mode) else [(same_mode, 1), (without_one, 2)]
-        for others, why in [(modes, no_mode), ([], _NO_MODE)] if modes else [(modes, no_mode)]:
-            for runs, smallest in variants:
-                yield merged([*runs, *others], dim, no_batch, why, smallest, equal)
+        assert first.batch is not None
+        # At a batch size of its own, the other mode also confirms what was inferred from the sizes before.
+        for batch in (4 * first.batch + 3, batches[-1].batch or 0):
+            modes, no_mode = _other_mode(_at_batch(call, dim, first, batch), trace, batch)
+            if modes:
+                break
+        variants = [([first, *batches], 1)]
+        yield merged([first, *batches, *modes], dim, no_batch, no_mode)
+        above_one = [run for run in (first, *batches) if run is first or run.batch != 1]
+        if len(above_one) <= len(batches):
+            with suppress(Exception):  # three sizes show what is linear
+                variants.append(([*above_one, trace(_at_batch(call, dim, first, first.batch + 1), first.batch + 1)], 2))
+                yield merged([*variants[1][0], *modes], dim, no_batch, no_mode, 2)
+        for runs, smallest in variants if modes else ():
+            yield merged(runs, dim, no_batch, _NO_MODE, smallest)
         no_batch = "it runs other calls at another batch size"
-        modes, no_mode = _other_mode(call, trace, None)
-    again = [first, Run(trace(call), None, is_other_mode=False)]  # a second run shows which values are made anew
-    if equal is not None and equal.problem:
-        raise NotEqual(equal.problem)
+    modes, no_mode = _other_mode(call, trace, None)
+    again = [first, trace(call)]  # a second run shows which values are made anew
     if modes:
-        yield merged([*again, *modes], dim, no_batch, no_mode, equal=equal)
-    yield merged(again, dim, no_batch, no_mode or _NO_MODE, equal=equal)
+        yield merged([*again, *modes], dim, no_batch, no_mode)
+    yield merged(again, dim, no_batch, no_mode or _NO_MODE)
 
 
 def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
@@ -148,12 +110,12 @@ def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
         return
     plain = [first]
     with suppress(Exception):  # it has one mode only
-        plain.append(Run(trace(call, other_mode=True), None, is_other_mode=False))
+        plain.append(trace(call, other_mode=True))
     for run, other_mode in zip(plain, (False, True), strict=False):
         for options in ({"is_second": True}, {"unreadable": assigned}):
             try:
-                again = Run(trace(call, other_mode=other_mode, **options), None, is_other_mode=False)
-                both = merged([run, again], 0, "", _NO_MODE)
+                again = trace(call, other_mode=other_mode, **options)
+                both = merged([replace(each, is_other_mode=False) for each in (run, again)], 0, "", _NO_MODE)
                 pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
             except Exception:  # it reads the attributes, or runs other calls
                 return
@@ -172,8 +134,7 @@ def record_once(
     model: nn.Module, call: CallArguments, execution: str, device: Any = None, rules: TraceRules = WHOLE_LAYERS
 ) -> Record:
     """Record one run of a forward, for its batch size and mode only; on shapes, tensors report ``device`` if given."""
-    run = Run(_tracing(model, execution, rules, device)(call), None, is_other_mode=False)
-    return merged([run], 0, "it was run at one batch size", _NO_MODE)
+    return merged([_tracing(model, execution, rules, device)(call)], 0, "it was run at one batch size", _NO_MODE)
 
 
 def record_of(live: LiveModel, rules: TraceRules = WHOLE_LAYERS) -> Record:
@@ -199,12 +160,12 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
 
     def trace(
         call: CallArguments,
+        batch: int | None = None,
         *,
         other_mode: bool = False,
         is_second: bool = False,
         unreadable: frozenset[str] = frozenset(),
-        equal: EqualCalls | None = None,
-    ) -> Tracer:
+    ) -> Run:
         with running(modules, call, on_shapes=execution == "shape", grad=True, device=device) as (runner, args, kwargs):
             if is_second:
                 with Operators(Uncounted(), runner):
@@ -212,61 +173,55 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
             for fqn in unreadable:
                 owner, _, name = fqn.rpartition(".")
                 vars(model.get_submodule(owner))[name] = Unreadable()
-            folded = None if equal is None or isinstance(runner, RealExecution) else FoldedCalls(model, equal, runner)
-            devices = (
-                {home, runner.device} if isinstance(runner, ShapeOnly) else {home}
-            )  # a run on meta reports the CPU
-            tracer = Tracer(model, runner, devices, rules, folded)
-            with nullcontext() if folded is None else folded.checked():
-                tracer.run(args, kwargs, other_mode=other_mode)
-            if equal is not None and tracer.root is not None:
-                check_effects(equal, tracer.root, tracer.tensors)
+            on_shapes = isinstance(runner, ShapeOnly)
+            tracer = Tracer(model, runner, {home, runner.device} if on_shapes else {home}, rules)
+            fingerprint: Fingerprint | None = None
+            if isinstance(runner, ShapeOnly):  # a run on meta reports the CPU
+                runner.log = []
+            out = tracer.run(args, kwargs, other_mode=other_mode)
+            if isinstance(runner, ShapeOnly):
+                fingerprint = fingerprint_of(runner, out)
             check_kept(model, unreadable)
-        return tracer
+        return Run(tracer, batch, other_mode, fingerprint=fingerprint)
 
     return trace
 
 
+def _at_batch(call: CallArguments, dim: int, first: Run, batch: int) -> CallArguments:
+    assert first.batch is not None
+    return call.with_batch(dim, first.batch, batch)
+
+
 def _other_batches(
     first: Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str
-) -> tuple[list[tuple[Run, CallArguments]], int, str]:
-    """Return runs at other batch sizes and the batch dimension; without such runs, also the reason."""
+) -> tuple[list[Run], int, str]:
+    """Return two runs at other batch sizes and the batch dimension; without such runs, also the reason.
+
+    On shapes, which need no memory, a batch of 1 and a large batch reveal expressions like ``max(B, 2)``. A run with
+    one of them may fail (batch normalisation in training); a size nearby replaces it.
+    """
     reason = "no input has a batch dimension"
     for dim in (0, 1) if batch_dim is None else (batch_dim,):
         size = call.size_along(dim)
         if size is None or size == 0:
             continue
-        accepted: list[tuple[Run, CallArguments]] = []
+        runs: list[Run] = []
+        for batch in sorted({1, size + 257} - {size}) if execution == "shape" else ():
+            with suppress(Exception):
+                runs.append(trace(call.with_batch(dim, size, batch), batch))
         try:
-            # On shapes, which need no memory, the sizes of ``_far_batches`` show more than a second size nearby.
-            for batch in (size + 1,) if execution == "shape" and size > 1 else (size + 1, 2 * size + 3):
-                larger = call.with_batch(dim, size, batch)
-                accepted.append((Run(trace(larger), batch, is_other_mode=False), larger))
+            for batch in (size + 1, 2 * size + 3)[len(runs) :]:
+                runs.append(trace(call.with_batch(dim, size, batch), batch))
         except Exception as error:
             reason = f"batch size {batch} failed with {in_short(error)[:200]}"
             continue
         first.batch = size
-        return accepted + _far_batches(size, dim, call, trace, execution), dim, ""
+        return runs, dim, ""
     return [], 0, reason
-
-
-def _far_batches(
-    size: int, dim: int, call: CallArguments, trace: Trace, execution: str
-) -> list[tuple[Run, CallArguments]]:
-    """Return runs on shapes at a batch of 1 and at a large batch, which reveal expressions like ``max(B, 2)``.
-
-    A batch of 1 may fail (batch normalisation in training); such a run is left out.
-    """
-    far_runs = []
-    for batch in sorted({1, size + 257} - {size}) if execution == "shape" else ():
-        with suppress(Exception):
-            far = call.with_batch(dim, size, batch)
-            far_runs.append((Run(trace(far), batch, is_other_mode=False), far))
-    return far_runs
 
 
 def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[Run], str]:
     try:
-        return [Run(trace(call, other_mode=True), batch, is_other_mode=True)], ""
+        return [trace(call, batch, other_mode=True)], ""
     except Exception as error:
         return [], f"the other mode failed with {in_short(error)[:200]}"

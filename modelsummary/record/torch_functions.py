@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from modelsummary import _torch
 
-__all__ = ["HOOKS_TENSORS", "READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_SHAPE", "is_question", "keeps_first"]
+__all__ = [
+    "ASKS_GRADIENTS",
+    "HOOKS_TENSORS",
+    "READS_FACTS",
+    "READS_SIZE",
+    "TAKES_APART",
+    "TAKES_SHAPE",
+    "is_question",
+    "keeps_first",
+]
 
 _PROPERTIES = frozenset(
     name for name, value in vars(_torch.TensorBase).items() if type(value).__name__ == "getset_descriptor"
@@ -22,6 +31,7 @@ _FACTS = (
 )
 # They return properties of a tensor other than its values.
 READS_FACTS = READS_SIZE | _PROPERTIES | frozenset(_FACTS.split())
+ASKS_GRADIENTS = frozenset("requires_grad grad_fn is_leaf retains_grad".split())
 HOOKS_TENSORS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad".split())
 _SHAPED_BY_FIRST = frozenset(
     "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_fill masked_scatter".split()

@@ -36,6 +36,7 @@ from modelsummary.record.changes import (
     Generators,
     autograd_functions_wrapped,
     first_difference,
+    imports_question,
     noticed,
     numbers_in,
     saved_tensor_hooks,
@@ -43,7 +44,6 @@ from modelsummary.record.changes import (
     surroundings,
 )
 from modelsummary.record.events import Event, TorchFunction, torch_function
-from modelsummary.record.folded_calls import FoldedCalls
 from modelsummary.record.obstacles import (
     is_decision,
     obstacle_of_function,
@@ -53,7 +53,7 @@ from modelsummary.record.obstacles import (
     reads_size,
 )
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
-from modelsummary.record.torch_functions import TAKES_SHAPE, keeps_first
+from modelsummary.record.torch_functions import ASKS_GRADIENTS, TAKES_SHAPE, keeps_first
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened, is_of_checkpointing
 
 __all__ = ["Effects", "Noted", "Tracer"]
@@ -65,12 +65,12 @@ class Tracer(TorchFunctionMode):
     Args:
         devices: devices that mean the model's own.
         rules: modules to open, and functions to substitute.
-        folded: calls that are replaced by the result of an equal one; None if every call runs.
 
     Attributes:
         root: the call of the model.
         tensors: the tensors of the run.
         decides: whether the forward read values of tensors that are known on shapes.
+        asks_gradients: whether the model's own code asked whether gradients are computed.
         is_open: whether the running code belongs to a module that could be replaced by its calls.
     """
 
@@ -80,11 +80,9 @@ class Tracer(TorchFunctionMode):
         execution: Execution,
         devices: Collection[torch.device],
         rules: TraceRules = WHOLE_LAYERS,
-        folded: FoldedCalls | None = None,
     ) -> None:
         super().__init__()
         self._model = model
-        self._folded = folded
         self._rules = rules
         self._regions: list[int] = []  # of activation checkpointing, around the running code
         self._next_region: Counter[tuple[int, ...]] = Counter()  # regions -> number of the next one inside them
@@ -96,6 +94,7 @@ class Tracer(TorchFunctionMode):
         self._operators = Operators(self, Noted(execution, self))
         self.root: Event | None = None
         self.decides = False
+        self.asks_gradients = imports_question(modules_of(model))
         self._stack: list[Event] = []
         self._hooks: list[Any] = []  # of saved tensors, at the beginning of each call on the stack
         self.running = Effects()
@@ -105,15 +104,13 @@ class Tracer(TorchFunctionMode):
         self._thread = get_ident()
         self._states: dict[int, dict[str, Any]] = {}
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> None:
-        """Call the model, with ``other_mode`` in its other mode (train or eval). Exceptions propagate."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> Any:
+        """Return the model's result, with ``other_mode`` in its other mode (train or eval). Exceptions propagate."""
         for module in modules_of(self._model) if other_mode else ():
             module.training = not module.training
-        modules = named_modules(self._model) if self._folded is None else self._folded.outer_modules()
-        self._states = {id(module): state_of(module) for _, module in modules}
-        noted = nullcontext() if self._folded is None else self._folded.reads_noted()
-        with noted, self._every_call(), self._operators, self:
-            self._model(*args, **kwargs)
+        self._states = {id(module): state_of(module) for _, module in named_modules(self._model)}
+        with self._every_call(), self._operators, self:
+            return self._model(*args, **kwargs)
 
     @contextmanager
     def _every_call(self) -> Iterator[None]:
@@ -143,8 +140,10 @@ class Tracer(TorchFunctionMode):
 
     def _note_question(self, reason: str) -> None:
         """Note that the model's own code read or set state of torch, which a list of calls cannot repeat."""
-        if self._sees():
+        if self._sees() and reason:
             self._stack[-1].block(reason)
+        elif self._sees():
+            self.asks_gradients = True
 
     def _sees(self) -> bool:
         """Return True if the running code belongs to an opened module."""
@@ -171,8 +170,7 @@ class Tracer(TorchFunctionMode):
         if get_ident() != self._thread or fqn is None or not (begins or self.is_open):
             return original(module, *args, **kwargs)
         self.is_open = False  # what follows is not the model's code
-        equal_to = "" if self._folded is None else self._folded.first_of(fqn)
-        is_whole = bool(equal_to) or self._rules.is_whole(module)
+        is_whole = self._rules.is_whole(module)
         if not is_whole:
             self._at_boundary()
         objects_given = objects_in((args, kwargs)) if begins else ()
@@ -184,7 +182,7 @@ class Tracer(TorchFunctionMode):
         try:
             self.is_open = not is_whole
             run = self._rules.layer_shapes.get(type(module), original)
-            out = (run if self._folded is None else self._folded.around(fqn, run))(module, *args, **kwargs)
+            out = run(module, *args, **kwargs)
             self.is_open = False
             if not is_whole:
                 self._at_boundary()
@@ -198,7 +196,6 @@ class Tracer(TorchFunctionMode):
         self._note_state(event, module, before)
         event.macs = effects.macs + sum(child.macs for child in event.children)
         event.writes = (frozenset(effects.writes.union(*(child.writes[0] for child in event.children))),)
-        event.equal_to = equal_to
         event.result = self._result_of_module(event, out, is_whole=is_whole)
         event.block(obstacle_of_objects(objects, out, self.tensors.template))
         self.is_open = not begins
@@ -345,6 +342,7 @@ class Tracer(TorchFunctionMode):
                     parent.children.append(self._decision(function, templates, out))
                     return out
             parent.reads_sizes = parent.reads_sizes or reads_size(name, inputs)
+            self.asks_gradients = self.asks_gradients or name in ASKS_GRADIENTS
             parent.block(obstacle_of_reading(name, inputs))
             return out
         event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=effects.macs)

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
+from modelsummary.record.merging import alone
 from modelsummary.record.recording_error import as_forward_error
 from modelsummary.split.build import build, inputs_of
 from modelsummary.split.call_costs import By, call_costs, check_by, held_by_calls
@@ -46,6 +47,7 @@ class Splitter:
         self._rows = rows
         self._make_records, self._records = records, records()
         self._tried: list[CallSequence | SplitError] = []
+        self._alone: CallSequence | None = None  # of the first run alone
 
     def split(self, by: By, wishes: Wishes) -> Stages:
         """Return the stages that ``Statistics.split`` returns."""
@@ -87,13 +89,24 @@ class Splitter:
             except (SplitError, InputError) as error:
                 first_error = first_error or error
                 continue
-            if found[-1].largest <= AS_GOOD * found[-1].could_be:
+            if found[-1].largest <= AS_GOOD * max(found[-1].could_be, self._least(found[-1], by, wishes)):
                 break
         if not found:
             assert first_error is not None
             raise first_error
         smallest = min(choice.largest for choice in found)
         return next(choice for choice in found if choice.largest <= AS_GOOD * smallest)
+
+    def _least(self, choice: Choice, by: By, wishes: Wishes) -> float:
+        """Return the largest stage of the record of one run alone, in which most can be cut; 0.0 if it is not known."""
+        if choice.largest <= AS_GOOD * choice.could_be:
+            return 0.0
+        try:
+            if self._alone is None and (record := alone(choice.sequence.record)) is not None:
+                self._alone = analyse(record)
+            return 0.0 if self._alone is None else self._choice(self._alone, by, wishes).largest
+        except (SplitError, InputError):
+            return 0.0
 
     def _choice(self, sequence: CallSequence, by: By, wishes: Wishes) -> Choice:
         costs = call_costs(by, sequence, self.model, self._rows)
@@ -114,7 +127,7 @@ class Splitter:
             with as_forward_error(self.model):
                 return next(self._records, None)
         except BaseException:  # the forward raised or was interrupted: the next call must start again
-            self._records, self._tried = self._make_records(), []
+            self._records, self._tried, self._alone = self._make_records(), [], None
             raise
 
     def _stages(self, choice: Choice) -> Stages:

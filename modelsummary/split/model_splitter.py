@@ -8,11 +8,14 @@ from functools import partial
 
 import torch
 
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.state.process_state import surroundings
+from modelsummary.capture.templates import ModeChoice, leaves_of
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.record.events import Record
 from modelsummary.record.fingerprint import difference
 from modelsummary.record.runs import kept_records
 from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized
@@ -73,26 +76,29 @@ class ModelSplitter:
     def _check(self, stages: Stages) -> None:
         """Raise ``SplitError`` unless the stages run the same operators as the model.
 
-        Runs are compared without gradients, with gradients at another batch size, and in the other mode. In the first
-        comparison every call runs. In the others, of equal modules that no stage opens, only the first runs: the model
-        and the stages call the same module there, so they can differ around it only, and that is compared.
+        On shapes, they are compared with the runs of the record: at a large batch, and in the other mode. The model
+        runs again where these do not show what it does: for real; if no run confirmed what was inferred from the batch
+        sizes; if a number depends on the mode; and without gradients if the forward asks whether they are computed.
         """
-        recorded, model, call = stages.record, self._model, self._call
-        assert recorded is not None
-        differs = partial(difference, model, stages, stages, execution=self._execution)
-        folding = partial(differs, equal=recorded.equal.without(_opened(stages)))
-        other = call
-        if recorded.batch_size is not None:
-            other = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-        found = folding(call=other, grad=True)
-        if not found and differs(call=call, grad=False):
+        record, call = stages.record, self._call
+        assert record is not None
+        differs = partial(difference, self._model, stages, stages, execution=self._execution)
+        other = self._with_batch(record, 3 * (record.batch_size or 0) + 2)
+        found = ""
+        for batch, other_mode, observed in record.observed:
+            at_batch = self._with_batch(record, batch)
+            found = found or differs(call=at_batch, grad=True, other_mode=other_mode, observed=observed)
+        is_confirmed = bool(record.observed) and not (record.batch_size is not None and record.no_other_mode)
+        if not is_confirmed:
+            found = found or differs(call=other, grad=True)
+        if (not record.observed or record.asks_gradients) and not found and differs(call=call, grad=False):
             found = differs(call=call, grad=True)
             if not found:
                 raise SplitError(
                     "the model runs other operators without gradients; it can only be run as one stage", possible=1
                 )
-        if not recorded.no_other_mode:
-            found = found or folding(call=other, grad=False, other_mode=True)
+        if not record.no_other_mode and (not record.observed or record.asks_gradients or _numbers_by_mode(record)):
+            found = found or differs(call=other, grad=False, other_mode=True)
         if found:
             raise SplitError(
                 f"the stages differ from the model: they run {found}. The forward does something between its layers "
@@ -100,13 +106,14 @@ class ModelSplitter:
                 "a layer"
             )
 
+    def _with_batch(self, record: Record, batch: int | None) -> CallArguments:
+        if record.batch_size is None or batch is None:
+            return self._call
+        return self._call.with_batch(record.batch_dim, record.batch_size, batch)
 
-def _opened(stages: Stages) -> set[str]:
-    """Return the FQNs of the modules that stages do not call as a whole, but some of their calls."""
-    opened: set[str] = set()
-    for event in (event for calls in stages.calls for event in calls):
-        fqn = event.fqn.rpartition(".")[0] if event.is_module else event.fqn
-        while fqn and fqn not in opened:
-            opened.add(fqn)
-            fqn = fqn.rpartition(".")[0]
-    return opened
+
+def _numbers_by_mode(record: Record) -> bool:
+    """Return True if a number depends on the mode; the other mode ran at one batch size, which it may depend on."""
+    leaves = (leaf for event in record.root.walk() for leaf in leaves_of((event.args, event.kwargs)))
+    choices = [leaf for leaf in leaves if isinstance(leaf, ModeChoice)]
+    return any(type(value) is not bool for choice in choices for value in choice)

@@ -134,7 +134,7 @@ def kinds_of(root: LayerInfo) -> dict[int, int]:
 def looks_equal(nodes: Sequence[Any], facts: Callable[[Any], Hashable]) -> dict[int, int]:
     """Return a number for the id of each node of a tree: equal ones have equal facts, and equal ``children``.
 
-    It is a guess for display. ``record/call_comparison.py`` proves that two calls are equal.
+    It is a guess for display.
 
     Args:
         nodes: all nodes, each after the nodes around it.

@@ -64,7 +64,7 @@ def test_sizes_of_the_batch_and_choices_of_the_mode():
 def test_functions_of_the_batch_are_told_from_the_sizes_tried(factor, offset, divisor, rounds_up, batch):
     offset = offset if divisor == 1 else (divisor - 1) * rounds_up
     truth = BatchSize(factor, offset, divisor)
-    tried = [batch, batch + 1, 2 * batch + 3, 1, batch + 257]  # as ``record`` does
+    tried = [batch, 1, batch + 257]  # as ``record`` does
     sizes = [truth.at(each) for each in tried]
     found = next(each for each in _linear(tried, sizes) if list(map(each.at, tried)) == sizes)
     assert [found.at(each) for each in range(1, 600)] == [truth.at(each) for each in range(1, 600)]
