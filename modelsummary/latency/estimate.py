@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from modelsummary.layer_info import CallKey
+
 __all__ = ["LatencyEstimate"]
 
 _NAMED = 3  # operators in the printed line
@@ -23,6 +25,8 @@ class LatencyEstimate(float):
         limited_by: ``"device"``, or ``"host"`` if dispatching takes longer than computing.
         uncounted_ops: operators whose work is not known -> number of runs. They take the time of their bytes, which is
             a lower bound, and collectives none: their time is the network's.
+        calls: FQN and call index -> milliseconds of the forward and of the backward of that call, with everything
+            inside it. ``split(by=estimate)`` balances them.
 
     >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)
     >>> print(estimate)
@@ -39,6 +43,7 @@ class LatencyEstimate(float):
         shares: Mapping[str, float] | None = None,
         limited_by: str = "device",
         uncounted_ops: Mapping[str, int] | None = None,
+        calls: Mapping[CallKey, tuple[float, float]] | None = None,
     ) -> LatencyEstimate:
         """Return the sum of the phases, in milliseconds."""
         made = super().__new__(cls, sum(phases.values()))
@@ -47,7 +52,7 @@ class LatencyEstimate(float):
         made.optimizer_ms = phases.get("step", 0.0)
         made.device, made.mode, made.source, made.typical_error = device, mode, source, typical_error
         made.shares, made.limited_by = dict(shares or {"fit": 1.0}), limited_by
-        made.uncounted_ops = dict(uncounted_ops or {})
+        made.uncounted_ops, made.calls = dict(uncounted_ops or {}), dict(calls or {})
         return made
 
     forward_ms: float
@@ -60,6 +65,7 @@ class LatencyEstimate(float):
     shares: dict[str, float]
     limited_by: str
     uncounted_ops: dict[str, int]
+    calls: dict[CallKey, tuple[float, float]]
 
     @property
     def step_ms(self) -> float:
@@ -69,7 +75,7 @@ class LatencyEstimate(float):
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]
         phases = {"forward": self.forward_ms, "backward": self.backward_ms, "step": self.optimizer_ms}
         device = self.device, self.mode, self.source, self.typical_error
-        return phases, *device, self.shares, self.limited_by, self.uncounted_ops
+        return phases, *device, self.shares, self.limited_by, self.uncounted_ops, self.calls
 
     def __str__(self) -> str:
         parts = [self.source]

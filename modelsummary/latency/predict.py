@@ -155,7 +155,7 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         operators = _operators(live, mode, plan)
         kernels = _timed_kernels(live, operators, target, mode)
         own, by_phase, limited_by = _own_seconds(kernels, operators, root, target, mode)
-    _fill(root, own)
+    calls = _fill(root, own)
     seconds = sum(kernel.seconds or 0.0 for kernel in kernels) or 1.0
     by_source: Counter[str] = Counter()
     for kernel in kernels:
@@ -169,7 +169,7 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         source, error = f"kernel table of {target.name}", TABLE_ERROR
     phases = {phase: 1e3 * by_phase[phase] for phase in _PHASES}
     unknown = _uncounted(kernels, operators)
-    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by, unknown)
+    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by, unknown, calls)
 
 
 def _uncounted(kernels: Sequence[Kernel], operators: Sequence[StepOperator]) -> Counter[str]:
@@ -265,7 +265,8 @@ def view_seconds(operators: Sequence[StepOperator], table: KernelTable) -> Itera
         after_view = is_view
 
 
-def _fill(root: LayerInfo, own: Own) -> None:
+def _fill(root: LayerInfo, own: Own) -> dict[CallKey, tuple[float, float]]:
+    """Write the milliseconds of each call into the rows, and return them: of its forward, and of its backward."""
     rows = list(root.walk())
     for row in rows:
         key = row.key
@@ -277,3 +278,8 @@ def _fill(root: LayerInfo, own: Own) -> None:
         if row.parent_info is not None:
             row.parent_info.estimated_latency_ms += row.estimated_latency_ms  # type: ignore[operator]
             row.parent_info.estimated_backward_latency_ms += row.estimated_backward_latency_ms  # type: ignore[operator]
+    return {
+        row.key: (row.estimated_latency_ms or 0.0, row.estimated_backward_latency_ms or 0.0)
+        for row in rows
+        if row.executed
+    }

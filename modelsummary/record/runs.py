@@ -26,7 +26,7 @@ from modelsummary.capture.templates import Unknown, leaves_of
 from modelsummary.errors import in_short
 from modelsummary.record.changes import Unreadable, check_kept
 from modelsummary.record.events import Event, Record
-from modelsummary.record.fingerprint import Fingerprint, fingerprint_of
+from modelsummary.record.fingerprint import fingerprint_of
 from modelsummary.record.merging import Run, merged
 from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
@@ -74,7 +74,7 @@ def record(
 
 
 def _records(first: Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str) -> Iterator[Record]:
-    """Yield the records of ``record``, from the one of the most runs to those of the first run's batch size alone."""
+    """Yield the records of ``record``: of all runs first, of runs at the first batch size last."""
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     if batches:
         assert first.batch is not None
@@ -173,14 +173,13 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
             for fqn in unreadable:
                 owner, _, name = fqn.rpartition(".")
                 vars(model.get_submodule(owner))[name] = Unreadable()
-            on_shapes = isinstance(runner, ShapeOnly)
-            tracer = Tracer(model, runner, {home, runner.device} if on_shapes else {home}, rules)
-            fingerprint: Fingerprint | None = None
-            if isinstance(runner, ShapeOnly):  # a run on meta reports the CPU
-                runner.log = []
-            out = tracer.run(args, kwargs, other_mode=other_mode)
+            devices = {home}
             if isinstance(runner, ShapeOnly):
-                fingerprint = fingerprint_of(runner, out)
+                devices.add(runner.device)  # a run on meta reports the CPU
+                runner.log = []
+            tracer = Tracer(model, runner, devices, rules)
+            out = tracer.run(args, kwargs, other_mode=other_mode)
+            fingerprint = fingerprint_of(runner, out) if isinstance(runner, ShapeOnly) else None
             check_kept(model, unreadable)
         return Run(tracer, batch, other_mode, fingerprint=fingerprint)
 

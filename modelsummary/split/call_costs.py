@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelsummary.errors import InputError, close_to
+from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of
 from modelsummary.record.events import Event, attributes_in
 from modelsummary.split.legal_cuts import CallSequence
 
-__all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "measured_seconds"]
+__all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "seconds_of_calls"]
 
-By = str | Mapping[str, float] | Callable[[LayerInfo], float]
+By = str | LatencyEstimate | Mapping[str, float] | Callable[[LayerInfo], float]
 COSTS = ("macs", "flops", "params", "param_bytes", "activation_bytes", "latency")
 _SCALE = 2**40  # fractional costs are scaled to integers with this sum
 
@@ -29,23 +30,28 @@ class CallCosts:
         name: the kind of cost, such as ``"macs"``; ``"cost"`` for the user's own.
         costs: one integer per call.
         unit: value of 1 in the user's unit; 1.0 unless the costs were scaled.
+        by: what the user passed.
     """
 
     name: str
     costs: list[int]
     unit: float = 1.0
+    by: By = "macs"
 
 
 def check_by(by: By, rows: Sequence[LayerInfo]) -> None:
     """Raise ``InputError`` for an unknown kind of cost, or for costs of layers that were not called."""
     if isinstance(by, Mapping):
         _checked(by, rows)
-    elif by == "latency":
-        _seconds(rows)
+    elif by == "latency" or isinstance(by, LatencyEstimate):
+        _seconds(by, rows)
     elif not callable(by) and by not in COSTS:
         meant = close_to(by, COSTS) if isinstance(by, str) else ""
         known = ", ".join(COSTS)
-        raise InputError(f"by must be one of {known}, a dict FQN -> cost, or a function, got {by!r}{meant}")
+        raise InputError(
+            f"by must be one of {known}, a result of estimate_latency, a dict FQN -> cost, or a function, got "
+            f"{by!r}{meant}"
+        )
 
 
 def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[LayerInfo]) -> CallCosts:
@@ -59,8 +65,8 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
         InputError: a cost is not a number >= 0, or all costs are 0.
     """
     calls = sequence.calls
-    if by == "latency":
-        costs = replace(_scaled(_of_rows(_seconds(rows), sequence)), name="latency")
+    if by == "latency" or isinstance(by, LatencyEstimate):
+        costs = replace(_scaled(_of_rows(_seconds(by, rows), sequence)), name="latency")
     elif isinstance(by, str):
         costs = CallCosts(by, _named(by, sequence, model))
     elif isinstance(by, Mapping):
@@ -68,6 +74,7 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
     else:
         by_row = {row.key: _told(by, row) for row in rows if row.executed and row.is_leaf}
         costs = _scaled(_of_rows(by_row, sequence))
+    costs = replace(costs, by=by)
     if not any(costs.costs):
         others = "'activation_bytes'" if by != "activation_bytes" else "'macs'"
         raise InputError(
@@ -123,32 +130,45 @@ def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[CallKey
     return {key: _number(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
 
 
-def _seconds(rows: Sequence[LayerInfo]) -> dict[CallKey, float]:
-    """Return the measured latency of each call in seconds; the estimated one if nothing was measured."""
-    measured = any(row.latency_ms is not None for row in rows)
-    found = {
-        row.key: milliseconds / 1e3
+def _milliseconds(by: By, rows: Sequence[LayerInfo]) -> dict[CallKey, tuple[float | None, float | None]]:
+    """Return the latency of each call, forward and backward: of an estimate that is ``by``, else of the rows.
+
+    The rows have the newest result of each kind. What was measured is preferred to what was estimated.
+    """
+    if isinstance(by, LatencyEstimate):
+        return {**by.calls}
+    prefix = "" if any(row.latency_ms is not None for row in rows) else "estimated_"
+    return {
+        row.key: (getattr(row, f"{prefix}latency_ms"), getattr(row, f"{prefix}backward_latency_ms"))
         for row in rows
-        if row.executed and (milliseconds := row.latency_ms if measured else row.estimated_latency_ms) is not None
+        if row.executed
     }
-    if not found:
+
+
+def _seconds(by: By, rows: Sequence[LayerInfo]) -> dict[CallKey, float]:
+    """Return the latency of each call in seconds. Raise ``InputError`` if there is none, or it is of another model."""
+    times = {key: forward / 1e3 for key, (forward, _) in _milliseconds(by, rows).items() if forward is not None}
+    if isinstance(by, LatencyEstimate) and times.keys() != {row.key for row in rows if row.executed}:
+        raise InputError(
+            f"by={by!r}: expected an estimate of this model, whose calls it has; pass the result of its "
+            "estimate_latency(...)"
+        )
+    if not times:
         raise InputError(
             "by='latency': nothing was measured or estimated; call measure_latency() or estimate_latency(spec) first, "
             "or pass by={FQN: seconds}"
         )
-    return found
+    return times
 
 
-def measured_seconds(sequence: CallSequence, rows: Sequence[LayerInfo]) -> tuple[list[float], list[float]]:
-    """Return the seconds of each call, forward and backward: measured, else predicted; empty lists where not known."""
-    prefix = "" if any(row.latency_ms is not None for row in rows) else "estimated_"
-    names = f"{prefix}latency_ms", f"{prefix}backward_latency_ms"
-    found = []
-    for name in names:
-        values = {row.key: getattr(row, name) for row in rows if row.executed}
-        seconds = {key: value / 1e3 for key, value in values.items() if value is not None}
-        found.append(_of_rows(seconds, sequence) if any(seconds.values()) else [])
-    return found[0], found[1]
+def seconds_of_calls(by: By, sequence: CallSequence, rows: Sequence[LayerInfo]) -> tuple[list[float], list[float]]:
+    """Return the seconds of each call, forward and backward; empty lists where they are not known."""
+    times = _milliseconds(by, rows)
+    phases = []
+    for phase in (0, 1):
+        seconds = {key: time / 1e3 for key, value in times.items() if (time := value[phase]) is not None}
+        phases.append(_of_rows(seconds, sequence) if any(seconds.values()) else [])
+    return phases[0], phases[1]
 
 
 def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:

@@ -13,7 +13,7 @@ from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of
 from modelsummary.record.events import Event, Value
-from modelsummary.split.call_costs import measured_seconds
+from modelsummary.split.call_costs import seconds_of_calls
 from modelsummary.split.choose import Choice
 from modelsummary.split.schedule import StageLoad
 from modelsummary.split.stage_parts import StagePart
@@ -122,7 +122,7 @@ def facts_of_parts(
 ) -> list[StageFacts]:
     """Return the facts of each part; ``held`` has the parameters and buffers of each."""
     sequence, costs = choice.sequence, choice.costs
-    forward, backward = measured_seconds(sequence, rows)
+    forward, backward = seconds_of_calls(costs.by, sequence, rows)
     total = sum(costs.costs)
     facts = []
     for number, (part, tensors, (begin, end)) in enumerate(zip(parts, held, choice.ranges, strict=True)):

@@ -279,7 +279,8 @@ class Statistics(ModelStatistics):
         """Predict the milliseconds of a forward, or of a training step, from its kernels, without running it.
 
         Fills ``estimated_latency_ms`` of every row, and with a backward ``estimated_backward_latency_ms``.
-        ``split(by="latency")`` and ``plan(by="latency")`` use them if nothing was measured.
+        ``split(by="latency")`` and ``plan(by="latency")`` use them if nothing was measured. The result has them, too:
+        ``split(by=estimate)`` uses it whatever was estimated later.
 
         Args:
             device: a ``DeviceSpec``; the name of an accelerator, such as ``"A100"``; or this machine, as measured by
@@ -671,8 +672,9 @@ class Statistics(ModelStatistics):
         Args:
             n_stages: number of stages.
             by: the cost to balance: ``"macs"``, ``"flops"``, ``"params"``, ``"param_bytes"``, ``"activation_bytes"``,
-                ``"latency"`` (in seconds, once measured or estimated); a dict FQN -> cost of the module with everything
-                in it; or a function that returns the cost of a leaf from its ``LayerInfo``.
+                ``"latency"`` (in seconds, once measured or estimated); a result of ``estimate_latency``; a dict FQN ->
+                cost of the module with everything in it; or a function that returns the cost of a leaf from its
+                ``LayerInfo``.
             max_memory: bytes that a stage may hold in parameters, buffers and results of its calls: one number, or one
                 per stage.
             boundaries: FQNs of modules with which a stage begins.

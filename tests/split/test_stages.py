@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from modelsummary import InputError, SplitError, Statistics
+from modelsummary.latency import LatencyEstimate
 from modelsummary.split.stage import Stage, StageScope
 from modelsummary.split.verify import _difference
 from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows, some
@@ -303,6 +304,22 @@ def test_predict_from_measured_times():
     stages = stats.split(2)
     assert [(each.forward_seconds, each.backward_seconds) for each in stages.facts] == [(1, 4), (2, 3)]
     assert stages.predict(1, "gpipe").makespan == pytest.approx(10)
+
+
+def test_an_estimate_is_balanced_whatever_was_estimated_later():
+    stats = Statistics(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), rows(2, 4))
+    calls = {("", 0): (4.0, 8.0), ("0", 0): (1.0, 2.0), ("1", 0): (1.0, 2.0), ("2", 0): (2.0, 4.0)}
+    estimate = LatencyEstimate({"forward": 4.0}, "A100 80GB", "eager", "fit: A100", 0.09, calls=calls)
+    stats.estimate_latency("H100")
+    for each in (estimate, pickle.loads(pickle.dumps(estimate))):
+        stages = stats.split(2, by=each)
+        assert [part.cost for part in stages.facts] == pytest.approx([0.002, 0.002])
+        assert [part.backward_seconds for part in stages.facts] == pytest.approx([0.004, 0.004])
+    estimate_of_all = stats.estimate_latency("A100", backward=True)
+    costs = [part.cost for part in stats.split(3, by=estimate_of_all).facts]
+    assert sum(costs) == pytest.approx(estimate_of_all.forward_ms / 1e3)
+    with pytest.raises(InputError, match="expected an estimate of this model"):
+        Statistics(nn.Linear(4, 4), rows(2, 4)).split(1, by=estimate)
 
 
 def test_verify_leaves_attributes_as_they_were():
