@@ -32,6 +32,7 @@ __all__ = [
     "OpOverloadPacket",
     "StorageBase",
     "TensorBase",
+    "bound_functions",
     "clear_sharding_caches",
     "conv_memory_format",
     "current_node",
@@ -88,6 +89,8 @@ disabled_dispatch: Any = torch._C._disabled_torch_dispatch_impl
 StorageBase: Any = torch._C.StorageBase
 # The base class whose getters are the properties of tensors.
 TensorBase: Any = torch._C.TensorBase
+# The module whose functions torch binds to names of its own.
+bound_functions: Any = torch._C
 # Marks a tensor as conjugated.
 set_conj: Any = torch._C._set_conj
 # Marks a tensor as negated.

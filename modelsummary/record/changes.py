@@ -156,7 +156,7 @@ _GRADIENTS = ("is_grad_enabled", "is_inference_mode_enabled")
 # Functions that read or change state which the record does not hold. Calls from modules in ``_OWN_ENDS`` are allowed.
 # Whether gradients are computed may be asked: stages are then compared with the model without them.
 _QUESTIONS = (
-    *((owner, name, "") for owner in (torch, torch._C) for name in _GRADIENTS),
+    *((owner, name, "") for owner in (torch, _torch.bound_functions) for name in _GRADIENTS),
     (torch, "is_autocast_enabled", "switches autocast, or asks whether it is on"),
     (torch, "manual_seed", "seeds the random numbers"),
     (torch.random, "manual_seed", "seeds the random numbers"),
