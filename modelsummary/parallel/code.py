@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,40 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["to_code"]
 
 
-_OWN_STYLES = {  # style of this package -> the names of torch.distributed.tensor that it uses
-    "AttentionParallel": ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"),
-    "CopyOutput": (),
-    "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
-    "SizesOfRank": (),
-    "LocalSizes": (),
-    "ExpertShards": ("DTensor", "Partial", "Shard"),
-    "ExpertParallel": ("Shard",),
-    "LinearParallel": ("DTensor", "Partial", "Replicate", "Shard"),
-    "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
-    "ReduceGradient": ("DTensor", "Partial", "Replicate"),
-    "ReplicateParallel": ("DTensor", "Replicate", "distribute_tensor"),
-    "AverageParallel": ("Partial", "Replicate"),
+# Styles of this package, each behind those that its source names.
+_OWN_STYLES = """
+AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards ExpertParallel LinearParallel
+ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
+""".split()
+_IMPORTS = {  # line -> the names that it gives to the source of these styles
+    "import math": ("math",),
+    "from functools import wraps": ("wraps",),
+    "from typing import Any": ("Any",),
+    "import torch": ("torch",),
+    "import torch.nn.functional as F": ("F",),
+    "from torch import nn": ("nn",),
+    "from torch.distributed._functional_collectives import all_to_all_single_autograd": ("all_to_all_single_autograd",),
+    "from torch.overrides import TorchFunctionMode": ("TorchFunctionMode",),
+    _torch.RUNNING_BACKWARD: ("running_backward",),
+    "from torch.utils._pytree import tree_leaves, tree_map": ("tree_leaves", "tree_map"),
 }
-_IMPORTS = {  # lines that the styles of this package need besides, in order
-    "import math": ("AverageParallel", "ExpertShards", "SizesOfRank"),
-    "from functools import wraps": ("LocalParallel", "LocalSizes", "ReplicateParallel"),
-    "from typing import Any": tuple(_OWN_STYLES),
-    "import torch": (
-        "AttentionParallel",
-        "ExpertListParallel",
-        "ExpertShards",
-        "LinearParallel",
-        "LocalParallel",
-        "ReduceGradient",
-        "ReplicateParallel",
-    ),
-    "import torch.nn.functional as F": ("AttentionParallel",),
-    "from torch import nn": ("AttentionParallel", "LocalParallel", "ReplicateParallel"),
-    "from torch.distributed._functional_collectives import all_to_all_single_autograd": ("LinearParallel",),
-    "from torch.overrides import TorchFunctionMode": ("ExpertShards", "SizesOfRank"),
-    _torch.RUNNING_BACKWARD: ("ReplicateParallel",),
-    "from torch.utils._pytree import tree_leaves, tree_map": ("ExpertShards",),
-}
+_OF_TENSOR = frozenset({"DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"})
 
 
 def to_code(plan: ParallelPlan) -> str:
@@ -67,7 +52,7 @@ def to_code(plan: ParallelPlan) -> str:
         *_imports(plan),
         "",
         "",
-        *_own_styles(plan),
+        *(line for source in _own_sources(plan).values() for line in (source, "")),
         "def make_mesh(device_type):",
         f"    return init_device_mesh(device_type, {tuple(plan.mesh_shape.values())!r}, "
         f"mesh_dim_names={tuple(plan.mesh_shape)!r})",
@@ -86,9 +71,9 @@ def to_code(plan: ParallelPlan) -> str:
 
 
 def _imports(plan: ParallelPlan) -> Iterator[str]:
-    styles = {layer.style for layer in plan.layers}
-    own = _own_names(plan)
-    lines = [line for line, needed in _IMPORTS.items() if set(needed).intersection(own)]
+    own = _own_sources(plan)
+    used = set().union(*map(_names_in, own.values()))
+    lines = [line for line, names in _IMPORTS.items() if used.intersection(names)]
     if plan.precision and "import torch" not in lines:
         yield "import torch"
     yield from lines
@@ -103,42 +88,34 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
     if plan.layers or own:
         placements = {name for layer in plan.layers for name in _placements(layer.options)}
-        names = sorted(placements.union(*(_OWN_STYLES[style] for style in own)) - {"_StridedShard"})
+        names = sorted((placements | used & _OF_TENSOR) - {"_StridedShard"})
         if names:
             yield f"from torch.distributed.tensor import {', '.join(names)}"
         if "_StridedShard" in placements:  # torch exports it under this private name alone
             yield "from torch.distributed.tensor.placement_types import _StridedShard"
         if own:
             yield "from torch.distributed.tensor.parallel import ParallelStyle"
-        named = sorted(styles.difference(own))
+        named = sorted({layer.style for layer in plan.layers}.difference(own))
         yield f"from torch.distributed.tensor.parallel import {', '.join([*named, 'parallelize_module'])}"
 
 
-def _own_names(plan: ParallelPlan) -> list[str]:
-    """Return the styles of a plan that torch lacks, each behind the one that it derives from."""
+def _own_sources(plan: ParallelPlan) -> dict[str, str]:
+    """Return the styles of a plan that torch lacks and their source, with the styles that it names before it."""
+    from modelsummary.parallel import styles
+
     used = {layer.style for layer in plan.layers}
-    if used & {"ExpertParallel", "LinearParallel"}:
-        used.add("LocalParallel")
-    if "ExpertParallel" in used:
-        used.add("ExpertShards")
-    if "LocalSizes" in used:
-        used.add("SizesOfRank")
-    if replicating_mesh(plan) or plan.averaged:
-        used.add("ReplicateParallel")
-    if plan.averaged:
-        used.add("AverageParallel")
-    return [name for name in _OWN_STYLES if name in used]
+    used |= {"ReplicateParallel"} if replicating_mesh(plan) else set()
+    used |= {"AverageParallel"} if plan.averaged else set()
+    sources = {}
+    for style in reversed(_OWN_STYLES):
+        if style in used:
+            sources[style] = inspect.getsource(getattr(styles, style))
+            used |= _names_in(sources[style])
+    return dict(reversed(sources.items()))
 
 
-def _own_styles(plan: ParallelPlan) -> Iterator[str]:
-    """Yield the source of the styles that torch lacks."""
-    used = _own_names(plan)
-    if used:
-        from modelsummary.parallel import styles
-
-        for name in used:
-            yield inspect.getsource(getattr(styles, name))
-            yield ""
+def _names_in(source: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
 
 
 def _body(plan: ParallelPlan) -> Iterator[str]:
