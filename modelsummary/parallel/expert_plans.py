@@ -18,7 +18,7 @@ from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["absent_parameters", "check_divides", "expert_plans", "no_experts", "uncalled_plans"]
+__all__ = ["absent_parameters", "check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
 
 
 def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], dict[str, str]]:
@@ -83,11 +83,13 @@ def check_divides(experts: Experts, n_ranks: int) -> None:
     works = math.gcd(*numbers.values())
     for fqn, number in numbers.items():
         if number % n_ranks:
-            divisors = ", ".join(str(each) for each in range(1, works + 1) if works % each == 0)
-            raise InputError(
-                f"expert={n_ranks} does not divide the {number} experts of {fqn}; pass one of {divisors}, which divide "
-                "all"
-            )
+            raise does_not_divide(f"expert={n_ranks}", f"{number} experts of {fqn}", works)
+
+
+def does_not_divide(ranks: str, what: str, works: int) -> InputError:
+    """Return the error about a number of ranks that does not divide something; the divisors of ``works`` do."""
+    divisors = ", ".join(str(divisor) for divisor in range(1, works + 1) if works % divisor == 0)
+    return InputError(f"{ranks} does not divide the {what}; pass one of {divisors}, which divide all")
 
 
 def _stacked_plan(calls: Calls, divided: Divided, n_ranks: int) -> LayerPlan:

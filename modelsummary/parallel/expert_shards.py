@@ -742,53 +742,61 @@ class ExpertShards(TorchFunctionMode):
 
     def _written_out(self, name: str, args: Any, kwargs: Any) -> Any:
         """Return operands, a label for each dimension of each, labels of the result, the product, and what is added."""
-        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        added: Any = None
         if name == "einsum":
             equation, *operands = args
             operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
             if not isinstance(equation, str):
                 raise self.Refused("einsum() without an equation as a text; a text works")
-            terms, arrow, result = equation.replace(" ", "").partition("->")
-            free = [each for each in letters if each not in equation]
-            parts = terms.split(",")
-            sizes = [
-                each.dim() - len(term) + 3 if "..." in term else 0 for term, each in zip(parts, operands, strict=False)
-            ]
-            dots = free[: max(sizes)]
-            if not arrow:
-                once = sorted(each for each in set(terms) - set(",.") if terms.count(each) == 1)
-                result = "".join(["..." if dots else "", *once])
-            texts = [
-                term.replace("...", "".join(dots[len(dots) - size :])) for term, size in zip(parts, sizes, strict=False)
-            ]
-            result = result.replace("...", "".join(dots))
-            if any(len(set(each)) < len(each) for each in texts):
-                raise self.Refused("einsum() takes a diagonal; each label once in a term works")
-            written = f"{','.join(texts)}->{result}"
-            return operands, texts, result, lambda *given: torch.einsum(written, *given), None
-        if name in ("addmm", "baddbmm"):
-            added, one, other = args
+        elif name in ("addmm", "baddbmm"):
+            equation, (added, *operands) = "", args
             if kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
                 raise self.Refused(f"{name}() with beta or alpha; 1 works")
         else:
-            one, other = (
-                args[0],
-                args[1] if len(args) > 1 else kwargs[{"linear": "weight", "matmul": "other"}.get(name, "mat2")],
-            )
+            second = {"linear": "weight", "matmul": "other"}.get(name, "mat2")
+            equation, operands = "", [args[0], args[1] if len(args) > 1 else kwargs[second]]
             added = self._argument(args, kwargs, 2, "bias")
         if name == "rmatmul":
-            one, other = other, one
+            operands.reverse()
+        terms, result = self.labels(name, [operand.dim() for operand in operands], equation)
+        if any(len(set(term)) < len(term) for term in terms):
+            raise self.Refused("einsum() takes a diagonal; each label once in a term works")
+        if name != "einsum":
+            product = torch.nn.functional.linear if name == "linear" else torch.matmul
+            return operands, terms, result, product, added
+        written = f"{','.join(terms)}->{result}"
+        return operands, terms, result, lambda *factors: torch.einsum(written, *factors), None
+
+    @staticmethod
+    def labels(name: str, ndims: list[int], equation: str = "") -> Any:
+        """Return a label for each dimension of the factors of a product, and the labels of its result.
+
+        Args:
+            name: ``"einsum"``, ``"linear"``, or anything else for a product of matrices.
+            ndims: of the factors.
+
+        >>> ExpertShards.labels("einsum", [4, 3], "... i d, ... j d -> ... i j")
+        (['abid', 'bjd'], 'abij')
+        """
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        if name == "einsum":
+            written, arrow, result = equation.replace(" ", "").partition("->")
+            terms = written.split(",")
+            sizes = [ndim - len(term) + 3 if "..." in term else 0 for term, ndim in zip(terms, ndims, strict=False)]
+            dots = "".join(letter for letter in letters if letter not in equation)[: max(sizes)]
+            if not arrow:
+                once = sorted(label for label in set(written) - set(",.") if written.count(label) == 1)
+                result = "".join(["..." if dots else "", *once])
+            terms = [term.replace("...", dots[len(dots) - size :]) for term, size in zip(terms, sizes, strict=False)]
+            return terms, result.replace("...", dots)
         if name == "linear":
-            first = letters[: one.dim()]
-            second = "Z" * (other.dim() - 1) + first[-1]
-            result = first[:-1] + second[:-1]
-            return [one, other], [first, second], result, torch.nn.functional.linear, added
-        ndims = [one.dim(), other.dim()]
+            first = letters[: ndims[0]]
+            second = "Z" * (ndims[1] - 1) + first[-1]
+            return [first, second], first[:-1] + second[:-1]
         batch = letters[: max(*ndims, 2) - 2]
         leads = [batch[len(batch) - ndim + 2 :] if ndim > 2 else "" for ndim in ndims]
-        first, second = leads[0] + "YX"[-min(ndims[0], 2) :], leads[1] + "XZ"[: min(ndims[1], 2)]
         result = batch + "Y" * (ndims[0] > 1) + "Z" * (ndims[1] > 1)
-        return [one, other], [first, second], result, torch.matmul, added
+        return [leads[0] + "YX"[-min(ndims[0], 2) :], leads[1] + "XZ"[: min(ndims[1], 2)]], result
 
     def _grouped(self, func: Any, _name: str, args: Any, kwargs: Any) -> Any:
         """Follow ``grouped_mm`` of rows that are sorted by their expert."""

@@ -131,7 +131,8 @@ def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
     calls, stream = derivation.calls, derivation.stream
     begin = next(begin for event, (begin, _) in calls.entered.items() if event.fqn == prepared.fqn)
     layout = None if stream is None else stream.layout_at(prepared.values[0], begin)
-    options = prepared.options(_WHOLE if layout is None else _CHUNK.format(layout.dim), _WHOLE)
+    before = _WHOLE if layout is None else _CHUNK.format(layout.dim)
+    options = _prepare_options("input", prepared.position, prepared.n_positional, before, _WHOLE)
     differentiable = [each for each in prepared.values if each.requires_grad]
     if layout is None:
         collectives = _collectives("all_reduce", "backward", differentiable)
@@ -143,7 +144,7 @@ def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
 
 def _output_plan(prepared: PreparedOutput) -> LayerPlan:
     collectives = _collectives("all_reduce", "backward", prepared.values)
-    options = prepared.options(_WHOLE, _WHOLE)
+    options = {"output_layouts": _WHOLE, "desired_output_layouts": _WHOLE, "use_local_output": False}
     return LayerPlan(prepared.fqn, "PrepareModuleOutput", options, "output", {}, 0, collectives)
 
 
@@ -318,29 +319,42 @@ def _boundary_plan(derivation: Derivation, boundary: Boundary, *, is_entry: bool
     events = [each for each in derivation.calls.record.root.walk() if each.is_module and each.fqn == boundary.fqn]
     chunk = _CHUNK.format(boundary.layout.dim)
     before, after = (chunk, _WHOLE) if boundary.gathers else (_WHOLE, chunk)
-    position = boundary.position
-    given: Any = [event.args if is_entry else event.result for event in events]
+    position, kind = boundary.position, "input" if is_entry else "output"
     if isinstance(position, str):
-        values = [event.kwargs[position] for event in events]
-        options: dict[str, Any] = {
-            "input_kwarg_layouts": {position: before},
-            "desired_input_kwarg_layouts": {position: after},
-        }
+        count, values = 0, [event.kwargs[position] for event in events]
     else:
-        parts = [each if isinstance(each, tuple) else (each,) for each in given]
-        values = [part[position] for part in parts]
-        kind = "input" if is_entry else "output"
-        options = {
-            f"{kind}_layouts": tuple(before if place == position else None for place in range(len(parts[0]))),
-            f"desired_{kind}_layouts": tuple(after if place == position else None for place in range(len(parts[0]))),
-        }
+        given = [event.args if is_entry else event.result for event in events]
+        parts = [part if isinstance(part, tuple) else (part,) for part in given]
+        count, values = len(parts[0]), [part[position] for part in parts]
+    options = _prepare_options(kind, position, count, before, after, is_local=True)
     if boundary.gathers:
         collectives = _collectives("all_gather", "forward", values)
     else:
         collectives = _collectives("all_gather", "backward", [each for each in values if each.requires_grad])
     style = "PrepareModuleInput" if is_entry else "PrepareModuleOutput"
-    options["use_local_output"] = True
-    return LayerPlan(boundary.fqn, style, options, "input" if is_entry else "output", {}, 0, collectives)
+    return LayerPlan(boundary.fqn, style, options, kind, {}, 0, collectives)
+
+
+def _prepare_options(
+    kind: str, position: int | str, count: int, before: str, after: str, *, is_local: bool = False
+) -> dict[str, Any]:
+    """Return the options of ``PrepareModuleInput`` or ``PrepareModuleOutput`` that change the layout of one tensor.
+
+    Args:
+        kind: ``"input"`` or ``"output"``.
+        position: of the tensor among ``count`` positional arguments or results; a name for a keyword argument.
+    """
+    layouts = {"": before, "desired_": after}
+    if isinstance(position, str):
+        options: dict[str, Any] = {
+            f"{name}{kind}_kwarg_layouts": {position: layout} for name, layout in layouts.items()
+        }
+    else:
+        options = {
+            f"{name}{kind}_layouts": tuple(layout if place == position else None for place in range(count))
+            for name, layout in layouts.items()
+        }
+    return {**options, "use_local_output": is_local}
 
 
 def _loss_collectives(logits: Sequence[Value], losses: Sequence[Value]) -> tuple[Collective, ...]:

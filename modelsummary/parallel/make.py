@@ -19,7 +19,7 @@ from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
-from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
+from modelsummary.parallel.expert_plans import absent_parameters, does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, unit_bytes, used_parameters
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
 from modelsummary.parallel.layouts import Blocked
@@ -450,10 +450,10 @@ def _check_divides(derivation: Derivation, n_ranks: int, shard: int) -> None:
         if any(not any(size % n_ranks for size in other.sizes) for other in alike(derivation.regions, region)):
             derivation.gather(region, f"{number} {what} do not divide by {n_ranks}; divisors of {number} work")
             continue
-        raise _does_not_divide(n_ranks, f"{number} {what} of {fqn}", works)
+        raise does_not_divide(f"tensor={n_ranks}", f"{number} {what} of {fqn}", works)
     for fqn, module in heads.items():
         if module.num_heads % n_ranks:
-            raise _does_not_divide(n_ranks, f"{module.num_heads} heads of {fqn}", works)
+            raise does_not_divide(f"tensor={n_ranks}", f"{module.num_heads} heads of {fqn}", works)
     for layer in list(derivation.layers.values()):
         linear = derivation.calls.linears.get(layer.fqn)
         name, dim = ("weight", 0) if linear is None else (linear.weight, linear.dim)
@@ -493,8 +493,3 @@ def _chunks(size: int, number: int) -> list[int]:
     """Return the sizes of the chunks that ``DTensor`` cuts a dimension into: the last ones are shorter, or empty."""
     longest = -(-size // number)
     return [max(0, min(longest, size - longest * place)) for place in range(number)]
-
-
-def _does_not_divide(n_ranks: int, what: str, works: int) -> InputError:
-    divisors = ", ".join(str(each) for each in range(1, works + 1) if works % each == 0)
-    return InputError(f"tensor={n_ranks} does not divide the {what}; pass one of {divisors}, which divide all")

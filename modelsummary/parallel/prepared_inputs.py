@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from modelsummary.capture.templates import leaves_of
 from modelsummary.parallel.derive import Layer
@@ -39,21 +38,6 @@ class PreparedInput:
     values: tuple[Value, ...]
     columns: tuple[str, ...]
 
-    def options(self, before: str, after: str) -> dict[str, Any]:
-        """Return the arguments of ``PrepareModuleInput`` for a layout before and after."""
-        if isinstance(self.position, str):
-            layouts: dict[str, Any] = {
-                "input_kwarg_layouts": {self.position: before},
-                "desired_input_kwarg_layouts": {self.position: after},
-            }
-        else:
-            places = range(self.n_positional)
-            layouts = {
-                "input_layouts": tuple(before if place == self.position else None for place in places),
-                "desired_input_layouts": tuple(after if place == self.position else None for place in places),
-            }
-        return {**layouts, "use_local_output": False}
-
 
 @dataclass(frozen=True)
 class PreparedOutput:
@@ -68,10 +52,6 @@ class PreparedOutput:
     fqn: str
     values: tuple[Value, ...]
     columns: tuple[str, ...]
-
-    def options(self, before: str, after: str) -> dict[str, Any]:
-        """Return the arguments of ``PrepareModuleOutput`` for a layout before and after."""
-        return {"output_layouts": before, "desired_output_layouts": after, "use_local_output": False}
 
 
 def prepared_inputs(

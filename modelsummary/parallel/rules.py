@@ -11,12 +11,14 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from modelsummary.capture.templates import Attribute
+from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.index_rules import indexed, selected
 from modelsummary.parallel.layouts import (
     Blocked,
     FunctionCall,
     Needs,
+    Operand,
     Pieces,
     Sharded,
     Shares,
@@ -248,81 +250,38 @@ def _concatenated(call: FunctionCall) -> Sharded:
     return layout._replace(dim=layout.dim + (stacks and dim <= layout.dim))
 
 
-def _matmul(call: FunctionCall) -> Sharded:
-    """Follow a product of matrices: sharded by the batch, the rows of the first or the columns of the second."""
-    skipped = 1 if call.name == "baddbmm" else 0
-    names = ("batch1", "batch2") if skipped else ("input", "other" if call.name == "matmul" else "mat2")
-    one, other = call.operand(skipped, names[0]), call.operand(skipped + 1, names[1])
+def terms_of(call: FunctionCall) -> tuple[list[tuple[Operand, str]], str]:
+    """Return the operands of a product with a label for each of their dimensions, and the labels of its result."""
+    if call.name == "einsum":
+        equation = call.event.args[0]
+        if not isinstance(equation, str) or "->" not in equation:
+            raise Blocked(f"{call.at} has an equation without an arrow; one with an arrow works")
+        terms, result = ExpertShards.labels("einsum", [len(operand.shape) for operand in call.operands], equation)
+        return list(zip(call.operands, terms, strict=True)), result
+    begin, names = (1, ("batch1", "batch2")) if call.name == "baddbmm" else (0, ("input", "other"))
+    names = ("input", "mat2") if call.name in ("bmm", "mm") else names
+    one, other = call.operand(begin, names[0]), call.operand(begin + 1, names[1])
     if len(one.shape) < 2 or len(other.shape) < 2:
         raise Blocked(f"{call.at} takes a vector; matrices work")
-    ndim = len(call.result_shape)
-    found: set[Sharded] = set()
-    for each, free in ((one, -2), (other, -1)):
-        if each.layout is not None:
-            place = each.layout.dim - len(each.shape)
-            if place in (-1, -2) and place != free:
-                raise Blocked(f"{call.at} sums over the sharded dimension; linear layers that take it alone can")
-            found.add(Sharded(place + ndim, each.layout.outer))
-    if skipped and call.operand(0).layout is not None:
-        added = call.operand(0)
-        assert added.layout is not None
-        found.add(Sharded(added.layout.dim + ndim - len(added.shape), added.layout.outer))
-    if len(found) != 1:
+    terms, result = ExpertShards.labels("matmul", [len(one.shape), len(other.shape)])
+    added = [(operand, result[len(result) - len(operand.shape) :]) for operand in [call.operand(0)] * begin]
+    return [*zip((one, other), terms, strict=True), *added], result
+
+
+def _product(call: FunctionCall) -> Sharded:
+    """Follow a product whose sharded dimension is one of its result."""
+    terms, result = terms_of(call)
+    labels = {(term[operand.layout.dim], operand.layout.outer) for operand, term in terms if operand.layout is not None}
+    if len(labels) != 1:
         raise Blocked(call.differ)
-    (layout,) = found
-    total = call.result_shape[layout.dim]
-    free_of = {ndim - 2: other, ndim - 1: one}
-    for each in (one, other):
-        if each.layout is None:
-            place = layout.dim - ndim + len(each.shape)
-            is_free = free_of.get(layout.dim) is each
-            call.meets(each, -1 if is_free else place, total, layout.outer)
-    if skipped and call.operand(0).layout is None:
-        added = call.operand(0)
-        place = layout.dim - ndim + len(added.shape)
-        call.meets(added, place, total, layout.outer)
-    return layout
-
-
-def terms_of(call: FunctionCall) -> list[str]:
-    """Return a label for each dimension of the operands of ``einsum``, and of its result."""
-    equation = call.event.args[0]
-    if not isinstance(equation, str) or "->" not in equation:
-        raise Blocked(f"{call.at} has an equation without an arrow; one with an arrow works")
-    return _written_out(equation, [len(each.shape) for each in call.operands])
-
-
-def _einsum(call: FunctionCall) -> Sharded:
-    *labels, result = terms_of(call)
-    found = {
-        (term[each.layout.dim], each.layout.outer)
-        for term, each in zip(labels, call.operands, strict=True)
-        if each.layout is not None
-    }
-    if len(found) != 1:
-        raise Blocked(call.differ)
-    ((label, outer),) = found
+    ((label, outer),) = labels
     if label not in result:
         raise Blocked(f"{call.at} sums over the sharded dimension; linear layers that take it alone can")
-    for term, each in zip(labels, call.operands, strict=True):
-        if each.layout is None:
-            place = term.find(label)
-            call.meets(each, place, each.shape[place], outer)
-    return Sharded(result.index(label), outer)
-
-
-def _written_out(equation: str, ndims: Sequence[int]) -> list[str]:
-    """Return the terms of an equation of ``einsum``, the result last, and write an ellipsis as digits.
-
-    >>> _written_out("... i d, ... j d -> ... i j", [4, 3])
-    ['01id', '1jd', '01ij']
-    """
-    terms, result = equation.replace(" ", "").split("->")
-    parts = terms.split(",")
-    sizes = [ndim - len(term) + 3 if "..." in term else 0 for term, ndim in zip(parts, ndims, strict=True)]
-    dims = [str(each) for each in range(max(sizes))]
-    found = [term.replace("...", "".join(dims[len(dims) - size :])) for term, size in zip(parts, sizes, strict=True)]
-    return [*found, result.replace("...", "".join(dims))]
+    layout = Sharded(result.index(label), outer)
+    for operand, term in terms:
+        if operand.layout is None:
+            call.meets(operand, term.find(label), call.result_shape[layout.dim], outer)
+    return layout
 
 
 def _attention(call: FunctionCall) -> Sharded:
@@ -396,8 +355,7 @@ _RULES: dict[str, Callable[[FunctionCall], Sharded | list[Sharded | None] | None
     **dict.fromkeys(("flip", "roll"), _flipped),
     "pad": _padded,
     **dict.fromkeys("cat concat concatenate stack".split(), _concatenated),
-    **dict.fromkeys("matmul bmm baddbmm mm".split(), _matmul),
-    "einsum": _einsum,
+    **dict.fromkeys("matmul bmm baddbmm mm einsum".split(), _product),
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
 }

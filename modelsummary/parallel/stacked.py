@@ -225,8 +225,8 @@ class _Walk:
         if event.name != "einsum":
             is_last = dim == len(call.result_shape) - 1 and event.name not in ("addmm", "baddbmm")
             return call.operand(1, "weight").leaf if is_last else leaf
-        *terms, result = terms_of(call)
-        factors = [each.leaf for term, each in zip(terms, call.operands, strict=True) if result[dim] in term]
+        terms, result = terms_of(call)
+        factors = [operand.leaf for operand, term in terms if result[dim] in term]
         return factors[0] if len(factors) == 1 else leaf
 
 
@@ -301,17 +301,16 @@ def _product(call: FunctionCall) -> Sharded | None:
 
 def _summed(call: FunctionCall) -> Sharded | None:
     """Return ``PARTIAL`` for an ``einsum`` over the sharded dimension, which has to be sharded in all its terms."""
-    *terms, result = terms_of(call)
-    pairs = list(zip(terms, call.operands, strict=True))
-    labels = {(term[each.layout.dim], each.layout.outer) for term, each in pairs if each.layout is not None}
+    terms, result = terms_of(call)
+    labels = {(term[operand.layout.dim], operand.layout.outer) for operand, term in terms if operand.layout is not None}
     if len(labels) != 1:
         return None
     ((label, outer),) = labels
     if label in result:
         return None
-    for term, each in pairs:
-        if label in term and each.layout is None:
-            raise Needs(each.leaf, Sharded(term.index(label), outer))
+    for operand, term in terms:
+        if label in term and operand.layout is None:
+            raise Needs(operand.leaf, Sharded(term.index(label), outer))
     return PARTIAL
 
 
