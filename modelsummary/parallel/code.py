@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["to_code"]
 
 
-# Styles of this package, each behind those that its source names.
+# Styles of this package; a style comes after the styles that its source names.
 _OWN_STYLES = """
 AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards ExpertParallel LinearParallel
 ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
