@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.trace import Storage, Trace
+from modelsummary.cluster.collectives import collective_of
 from modelsummary.cluster.kept import kept_bytes
 from modelsummary.cluster.weights import Weight
 from modelsummary.layer_info import CallKey
@@ -28,13 +29,6 @@ from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 __all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "OnAccelerator", "Part", "parts_of"]
 
 BEFORE, AFTER = "before the blocks", "after the blocks"
-_NAMESPACE = "_c10d_functional."
-_OPERATIONS = {
-    f"{_NAMESPACE}all_reduce": "all_reduce",
-    f"{_NAMESPACE}all_gather_into_tensor": "all_gather",
-    f"{_NAMESPACE}reduce_scatter_tensor": "reduce_scatter",
-    f"{_NAMESPACE}all_to_all_single": "all_to_all",
-}
 _PLAIN, _CORE, _COLUMN = range(3)  # marks of operators
 
 
@@ -321,9 +315,9 @@ def _collectives(
     found: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
     for each, place in zip(operators, places, strict=True):
         call = each.run.call
-        operation = _OPERATIONS.get(call.name)
-        if operation is not None:
-            whole = max(spec.nbytes for spec in (*call.tensors, *call.outputs))
+        collective = collective_of(call)
+        if collective is not None:
+            operation, whole = collective
             if operation == "all_to_all":
                 sent = MicrobatchCollective(operation, each.phase, whole, "expert", call.tensors[0].shape[0])
             else:

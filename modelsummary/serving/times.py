@@ -6,23 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.collectives import collective_of
 from modelsummary.devices.kernel_table import KernelTable
 from modelsummary.latency.predict import Target, time_operators, view_seconds
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.serving.run import Phase
 
-__all__ = ["PhaseTime", "collectives_of", "distinct_calls", "phase_time"]
+__all__ = ["PhaseTime", "distinct_calls", "phase_time"]
 
 Communicate = Callable[[str, int], float]
 """Function from a collective's name, such as ``"all_reduce"``, and its bytes to seconds."""
-
-_COLLECTIVES = {
-    "all_reduce": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
 
 
 class PhaseTime(NamedTuple):
@@ -71,7 +65,10 @@ def phase_time(
         host = sum(kernel.n_operators for kernel in kernels) * target.model.host if mode == "eager" else 0.0
     elif target.table is not None:
         device += _host_work(phase, target.table)
-    links = sum(communicate(*each) for each in collectives_of(phase.operators)) if communicate is not None else 0.0
+    links = 0.0
+    if communicate is not None:
+        sent = (collective_of(operator.run.call) for operator in phase.operators)
+        links = sum(communicate(*collective) for collective in sent if collective is not None)
     limits = {"compute": computing, "memory": device - computing - launching, "launches": launching}
     limits["host"] = host if host > device else 0.0
     limited_by = "links" if links > max(device, host) else max(limits, key=limits.__getitem__)
@@ -89,18 +86,6 @@ def _grows(operator: StepOperator, phase: Phase) -> bool:
 def _host_work(phase: Phase, table: KernelTable) -> float:
     """Return the host's seconds for views and for calls of modules, for which the kernels wait."""
     return sum(view_seconds(phase.operators, table)) + phase.n_calls * table.facts.get("module", 1e-6)
-
-
-def collectives_of(operators: Sequence[StepOperator]) -> list[tuple[str, int]]:
-    """Return the name and the bytes of the whole tensor of each collective among the operators."""
-    found = []
-    for each in operators:
-        library, _, name = each.run.call.name.partition(".")
-        if library == "_c10d_functional" and name in _COLLECTIVES:
-            call = each.run.call
-            nbytes = max((spec.nbytes for spec in (*call.tensors, *call.outputs)), default=0)
-            found.append((_COLLECTIVES[name], nbytes))
-    return found
 
 
 def distinct_calls(phases: Sequence[Phase]) -> list[OperatorCall]:
