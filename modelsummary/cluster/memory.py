@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import SimulatedStage
-from modelsummary.cluster.weights import Weights
+from modelsummary.cluster.weights import Unit, Weights
 
 __all__ = ["RankLoad", "RankMemory", "gathered", "memory_of", "sharded"]
 
@@ -24,7 +25,8 @@ class RankMemory:
         optimizer: states of the optimizer, and its float32 weights where these are not the parameters.
         activations: kept from forwards to backwards, of all micro-batches in flight.
         recomputed: activations of the block whose backward runs, where it is recomputed.
-        gathered: whole parameters of the units of FSDP that are used, and whole gradients until they are reduced.
+        gathered: whole parameters of the units of FSDP that are used or gathered ahead, and whole gradients until they
+            are reduced, when they and the activations take most together.
         temporary: results of operators that are used at once.
         buffers: whole on each rank.
     """
@@ -48,36 +50,58 @@ class RankMemory:
         return {**{each.name: getattr(self, each.name) for each in fields(self)}, "total": self.total}
 
 
+class _Moment(NamedTuple):
+    """The pass through an FSDP unit.
+
+    Attributes:
+        before, unit, after: the unit with the ones that are called before and after it.
+        later: bytes of activations that the units after it keep. They are not there yet, or not any more.
+    """
+
+    before: Unit
+    unit: Unit
+    after: Unit
+    later: int
+
+
+def _moments(units: Sequence[Unit]) -> list[_Moment]:
+    """Return the distinct moments of a stage; of equal ones, the one with the most activations."""
+    kept = accumulate(unit.kept_bytes for unit in reversed(units))
+    with_weights = [
+        (unit, later - unit.kept_bytes) for unit, later in zip(reversed(units), kept, strict=True) if unit.nbytes
+    ]
+    called = [Unit(), *(unit for unit, _ in with_weights), Unit()]
+    moments: dict[tuple[Unit, Unit, Unit], _Moment] = {}
+    for after, (unit, later), before in zip(called, with_weights, called[2:], strict=False):
+        moments.setdefault((before, unit, after), _Moment(before, unit, after, later))
+    return list(moments.values())
+
+
 class RankLoad(NamedTuple):
     """What a rank holds, before parameters are sharded over copies.
 
     Attributes:
         weights: without divided experts.
         experts: weights of divided experts.
-        unit, unit_experts: the same of its largest block or end.
-        activations, recomputed, temporary: bytes, as in ``RankMemory``.
+        units: of each stage, the unit that stays gathered, and the distinct moments of the others.
+        recomputed, temporary: bytes, as in ``RankMemory``.
     """
 
     weights: Weights
     experts: Weights
-    unit: Weights
-    unit_experts: Weights
-    activations: int
+    units: tuple[tuple[Unit, tuple[_Moment, ...]], ...]
     recomputed: int
     temporary: int
 
     @classmethod
-    def of(cls, stages: Sequence[SimulatedStage], activations: int) -> RankLoad:
-        """Return what the rank of the given stages holds, with the activations of its fullest moment."""
-        largest = max(stages, key=lambda each: each.unit.nbytes + each.unit_experts.nbytes)
+    def of(cls, stages: Sequence[SimulatedStage]) -> RankLoad:
+        """Return what the rank of the given stages holds, without the activations."""
         return cls(
-            sum((each.weights for each in stages), Weights()),
-            sum((each.experts for each in stages), Weights()),
-            largest.unit,
-            largest.unit_experts,
-            activations,
-            max(each.working_bytes for each in stages),
-            max(each.temporary_bytes for each in stages),
+            sum((stage.weights for stage in stages), Weights()),
+            sum((stage.experts for stage in stages), Weights()),
+            tuple((stage.root, tuple(_moments(stage.units))) for stage in stages),
+            max(stage.working_bytes for stage in stages),
+            max(stage.temporary_bytes for stage in stages),
         )
 
 
@@ -92,16 +116,45 @@ def sharded(weights: Weights, experts: Weights, plan: Plan) -> Weights:
     return weights.over(plan.shards) + experts.over(plan.expert_copies)
 
 
-def gathered(weights: Weights, experts: Weights, plan: Plan) -> Weights:
-    """Return what a rank has to gather if parameters are sharded: what only one rank has is whole there.
+def gathered(unit: Unit, plan: Plan) -> Weights:
+    """Return what a rank has to gather if parameters are sharded: what only one rank has is whole there."""
+    return (unit.shared if plan.shards > 1 else Weights()) + (unit.experts if plan.expert_copies > 1 else Weights())
+
+
+def gathered_bytes(rank: RankLoad, plan: Plan, recipe: Recipe) -> int:
+    """Return the bytes of whole parameters and gradients of which a rank has shards, at the moment with most bytes.
+
+    A forward holds the parameters of a unit, the buffer that they were gathered in until the next unit's parameters are
+    copied out of theirs, and this buffer. A backward holds the parameters and gradients of a unit, what was gathered
+    ahead for the unit before it, and until its own reduction the gradients of the unit after it, in the dtype in which
+    they are reduced. The first gathers nothing again: what is behind the blocks stays gathered, as does the root
+    (``wait_for_unshard`` and ``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
 
     Args:
-        weights, experts, plan: as for ``sharded``.
+        rank, plan, recipe: as for ``memory_of``.
     """
-    return (weights if plan.shards > 1 else Weights()) + (experts if plan.expert_copies > 1 else Weights())
+    if plan.zero < 2:
+        return 0
+    most = 0
+    for root, moments in rank.units:
+        always = gathered(root, plan)
+        if plan.zero == 2:  # parameters are whole anyway
+            most = max(most, always.trained, *(gathered(moment.unit, plan).trained for moment in moments))
+            continue
+        most = max(most, always.nbytes + always.trained)
+        for moment in moments:
+            before, unit, after = (gathered(each, plan) for each in moment[:3])
+            waiting = after.gradient_bytes(recipe)
+            forward = 2 * unit.nbytes + after.nbytes
+            copying = 2 * unit.nbytes + waiting
+            backward = unit.nbytes + unit.trained + before.nbytes + waiting
+            reducing = unit.trained + unit.gradient_bytes(recipe) + before.nbytes - moment.unit.kept_bytes
+            held = max(forward, max(copying, backward, reducing) + always.trained)
+            most = max(most, always.nbytes + held - moment.later)
+    return most
 
 
-def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe) -> RankMemory:
+def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe) -> RankMemory:
     """Return the memory of a rank.
 
     Under FSDP the shards are the float32 weights of the optimizer, and what is gathered is cast: a rank has no other
@@ -109,22 +162,19 @@ def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe) -> RankMemory:
 
     Args:
         rank: what it holds.
+        activations: bytes kept from forwards to backwards, at its fullest moment.
         plan: the plan.
         recipe: what is trained with.
     """
     whole, share = rank.weights + rank.experts, sharded(rank.weights, rank.experts, plan)
-    unit = gathered(rank.unit, rank.unit_experts, plan)
     in_states = share if plan.zero >= 1 else whole
-    held = unit.trained if plan.zero >= 2 else 0  # the gradients of the unit at hand
-    if plan.zero == 3:  # its parameters, and the next unit's, gathered ahead
-        held += 2 * unit.nbytes
     return RankMemory(
         parameters=share.stored if plan.is_fsdp else whole.nbytes,
         buffers=whole.buffers,
         gradients=(share if plan.zero >= 2 else whole).gradient_bytes(recipe),
         optimizer=in_states.state_bytes(recipe) + (0 if plan.is_fsdp else 4 * in_states.masters),
-        activations=rank.activations,
+        activations=activations,
         recomputed=rank.recomputed,
-        gathered=held,
+        gathered=gathered_bytes(rank, plan, recipe),
         temporary=rank.temporary,
     )

@@ -10,7 +10,7 @@ from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds
-from modelsummary.cluster.weights import Weight, Weights
+from modelsummary.cluster.weights import Unit, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 
@@ -34,9 +34,8 @@ class SimulatedStage:
         temporary_bytes: the most bytes alive for a moment.
         weights: on the rank, without divided experts.
         experts: weights of experts that are divided over ranks.
-        unit, unit_experts: the same of its largest FSDP unit: a block, or what precedes or follows the blocks. If
-            these two share a parameter, both are the root's.
-        n_units: number of FSDP units.
+        units: what FSDP can gather at once, in the order of the calls, also what has no parameters of its own.
+        root: the unit that stays gathered: what precedes and what follows the blocks, if they share a parameter.
         share_again: share of its parameters that FSDP gathers again for the backward: of the parts that the backward
             passes through, without what follows the blocks and without the root.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
@@ -56,11 +55,20 @@ class SimulatedStage:
     temporary_bytes: int
     weights: Weights
     experts: Weights
-    unit: Weights
-    unit_experts: Weights
-    n_units: int
+    units: tuple[Unit, ...]
+    root: Unit
     share_again: float
     tied: Weights
+
+    @property
+    def n_units(self) -> int:
+        """Number of FSDP units, with the root."""
+        return max(sum(unit.nbytes > 0 for unit in (*self.units, self.root)), 1)
+
+    @property
+    def largest_unit(self) -> Unit:
+        """The FSDP unit with the most bytes."""
+        return max((*self.units, self.root), key=lambda unit: unit.nbytes)
 
     @property
     def forward_seconds(self) -> float:
@@ -146,7 +154,7 @@ def _stage(
     ends = [name for name, there in ((BEFORE, is_first), (AFTER, is_last)) if there]
     again = len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
     passed = [kind for kind in kinds if parts[kind].has_backward]  # others are neither kept nor computed again
-    recomputed, kept = Counter(passed[:again]), Counter(passed[again:])
+    recomputed = Counter(passed[:again])
     selective = plan.recompute == "selective"
     names = [*counts.items(), *((name, 1) for name in ends)]
     waits_forward, waits_backward = Counter[str](), Counter[str]()
@@ -159,19 +167,25 @@ def _stage(
     recomputation = sum(count * seconds[name].forward for name, count in recomputed.items())
     if selective:
         recomputation = sum(count * seconds[name].core for name, count in counts.items())
-    held = sum(count * parts[name].entered_bytes for name, count in recomputed.items())
-    core = sum(count * parts[name].core_bytes for name, count in kept.items()) if selective else 0
-    held += sum(count * parts[name].kept_bytes for name, count in kept.items()) - core
     working = [parts[name].kept_bytes - parts[name].entered_bytes for name in recomputed]
     working += [parts[name].core_bytes for name in counts] if selective else []
-    of_kinds = {name: _weights_of(parts[name].weights) for name in counts}
     tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
-    of_ends = [_weights_of(parts[name].weights) for name in ends]
-    if tied and len(ends) > 1:
-        of_ends = [_weights_of({**parts[BEFORE].weights, **parts[AFTER].weights})]
-    everything = [*of_ends, *(weights for name, count in counts.items() for weights in count * [of_kinds[name]])]
-    unit = max((*of_kinds.values(), *of_ends), key=lambda weights: weights[0].nbytes + weights[1].nbytes)
-    shared, experts = (sum((weights[place] for weights in everything), Weights()) for place in (0, 1))
+    root = Unit.of(
+        {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
+    )
+    unit_of = {name: Unit.of(parts[name].weights.values()) for name in counts}
+    unit_of |= {name: Unit() if tied else Unit.of(parts[name].weights.values()) for name in ends}
+    units = []
+    left = Counter(recomputed)  # the first ones of a stage
+    for name in (name for name in (BEFORE, *kinds, AFTER) if name in unit_of):
+        kept = parts[name].kept_bytes - (parts[name].core_bytes if selective and name in counts else 0)
+        if left[name]:
+            kept, left[name] = parts[name].entered_bytes, left[name] - 1
+        elif name in counts and not parts[name].has_backward:
+            kept = 0
+        units.append(unit_of[name]._replace(kept_bytes=kept))
+    shared = sum((unit.shared for unit in (root, *units)), Weights())
+    experts = sum((unit.experts for unit in (root, *units)), Weights())
     freed = [*counts.items()] if tied or not is_first else [*counts.items(), (BEFORE, 1)]
     again_bytes = sum(count * _nbytes(parts[name]) for name, count in freed if parts[name].has_backward)
     return SimulatedStage(
@@ -184,23 +198,16 @@ def _stage(
         waits_forward=waits_forward,
         waits_backward=waits_backward,
         crossing_bytes=crossing_bytes,
-        kept_bytes=held + sum(parts[name].kept_bytes for name in ends),
+        kept_bytes=sum(unit.kept_bytes for unit in units),
         working_bytes=max(working, default=0),
         temporary_bytes=max(parts[name].temporary_bytes for name, _ in names),
         weights=shared,
         experts=experts,
-        unit=unit[0],
-        unit_experts=unit[1],
-        n_units=max(sum(counts.values()) + sum(weights[0].nbytes + weights[1].nbytes > 0 for weights in of_ends), 1),
+        units=tuple(units),
+        root=root,
         share_again=again_bytes / max(shared.nbytes + experts.nbytes, 1),
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )
-
-
-def _weights_of(weights: Mapping[int, Weight]) -> tuple[Weights, Weights]:
-    """Return the sums over weights: without divided experts, and of divided experts."""
-    shared, experts = (Weights.of(weights.values(), are_experts=each) for each in (False, True))
-    return shared, experts
 
 
 def _nbytes(part: Part) -> int:

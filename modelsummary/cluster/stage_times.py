@@ -11,7 +11,7 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import TimeModel
-from modelsummary.cluster.weights import Weights
+from modelsummary.cluster.weights import Unit, Weights
 
 __all__ = ["StageTimer", "by_rank"]
 
@@ -58,13 +58,12 @@ class StageTimer:
                     again = gather * stage.share_again
                     reduce = time_model.over_copies("reduce_scatter", *gradients, plan, units)
                     between = time_model.between_replicas(gradients[0], plan, units)
-                    moved = gathered(weights, experts, plan)
+                    moved = gathered(Unit(weights, experts), plan)
                     out = time_model.moved("copies", 2 * moved.nbytes)
                     into = time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
                     forward, backward = forward + out, backward + out * stage.share_again + into
                     if recipe.overlap_gradients:
-                        unit = stage.unit.nbytes + stage.unit_experts.nbytes
-                        first = gather * unit / max(weights.nbytes + experts.nbytes, 1)
+                        first = gather * stage.largest_unit.nbytes / max(weights.nbytes + experts.nbytes, 1)
                         forward = time_model.overlapped(forward, gather, group) + first
                         replicas = between, groups["replicas"]
                         backward = time_model.overlapped(backward, again + reduce, group, replicas)

@@ -87,7 +87,7 @@ class StepSimulator:
         self.global_batch, self.sequence = global_batch, sequence
         self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
         self._stages: dict[_Layout, list[SimulatedStage]] = {}
-        self._loads: dict[tuple[_Layout, str, int], list[RankLoad]] = {}
+        self._loads: dict[tuple[_Layout, str, int], list[tuple[RankLoad, int]]] = {}
         self._least: dict[tuple[object, ...], float] = {}
         self._times: dict[tuple[object, ...], tuple[list[StageTime], list[float]]] = {}
         self._pipelines: dict[tuple[int, str, int], float] = {}
@@ -207,7 +207,7 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        return [memory_of(each, plan, self.model.recipe) for each in self._ranks(plan)]
+        return [memory_of(load, activations, plan, self.model.recipe) for load, activations in self._ranks(plan)]
 
     def memory_bytes(self, plan: Plan) -> int:
         """Return the bytes of the fullest rank.
@@ -215,25 +215,25 @@ class StepSimulator:
         Raises:
             InputError: as for ``memory``.
         """
-        fullest: dict[RankLoad, RankLoad] = {}
-        for load in self._ranks(plan):
-            apart = load._replace(activations=0)
-            fullest[apart] = max(fullest.get(apart, load), load, key=lambda each: each.activations)
-        return max(memory_of(load, plan, self.model.recipe).total for load in fullest.values())
+        fullest: dict[int, tuple[RankLoad, int]] = {}
+        for load, activations in self._ranks(plan):
+            _, most = fullest.get(id(load), (load, 0))
+            fullest[id(load)] = load, max(most, activations)
+        return max(memory_of(*each, plan, self.model.recipe).total for each in fullest.values())
 
-    def _ranks(self, plan: Plan) -> list[RankLoad]:
-        """Return what each rank of the pipeline holds, whatever its ZeRO stage."""
+    def _ranks(self, plan: Plan) -> list[tuple[RankLoad, int]]:
+        """Return what each rank of the pipeline holds, whatever its ZeRO stage, and the bytes of its activations."""
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
         key = (self._layout(plan), plan.schedule, microbatches)
         if key not in self._loads:
-            loads, known = [], dict[tuple[int, ...], RankLoad]()
-            for rank, own in enumerate(by_rank(stages, plan)):
-                ids, kept = tuple(map(id, own)), [each.kept_bytes for each in own]
-                if ids not in known:
-                    known[ids] = RankLoad.of(own, 0)
+            loads = []
+            load_of: dict[tuple[int, ...], RankLoad] = {}
+            for rank, of_rank in enumerate(by_rank(stages, plan)):
+                ids, kept = tuple(map(id, of_rank)), [stage.kept_bytes for stage in of_rank]
+                if ids not in load_of:
+                    load_of[ids] = RankLoad.of(of_rank)
                 counts = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
-                held = max(sum(map(mul, each, kept)) for each in counts)
-                loads.append(known[ids]._replace(activations=held))
+                loads.append((load_of[ids], max(sum(map(mul, each, kept)) for each in counts)))
             self._loads[key] = loads
         return self._loads[key]
 

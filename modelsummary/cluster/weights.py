@@ -12,7 +12,7 @@ from torch import Tensor
 from modelsummary.cluster.plan import Recipe
 from modelsummary.operators.tensor_bytes import is_wrapper, nbytes_of, numel_of
 
-__all__ = ["Weight", "Weights", "weight_of"]
+__all__ = ["Unit", "Weight", "Weights", "weight_of"]
 
 
 class Weight(NamedTuple):
@@ -136,3 +136,28 @@ class Weights:
     def state_bytes(self, recipe: Recipe) -> int:
         """Return the bytes of the optimizer's states, without float32 copies of weights."""
         return self.elements * recipe.state_bytes
+
+
+class Unit(NamedTuple):
+    """What FSDP gathers at once: a block, or what precedes or follows the blocks.
+
+    Attributes:
+        shared: its weights on a rank, without divided experts.
+        experts: weights of experts that are divided over ranks.
+        kept_bytes: bytes of its activations that are kept for the backward.
+    """
+
+    shared: Weights = Weights()
+    experts: Weights = Weights()
+    kept_bytes: int = 0
+
+    @classmethod
+    def of(cls, weights: Iterable[Weight]) -> Unit:
+        """Return the sums over weights."""
+        held = tuple(weights)
+        return cls(*(Weights.of(held, are_experts=are_experts) for are_experts in (False, True)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return self.shared.nbytes + self.experts.nbytes

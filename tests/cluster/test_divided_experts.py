@@ -11,6 +11,7 @@ from torch import nn
 
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster.parts import AFTER
 from modelsummary.cluster.search import candidates, find_plans
 from modelsummary.cluster.step_model import Share
 from modelsummary.cluster.timing import TimeModel
@@ -208,7 +209,13 @@ def test_memory_of_experts(simulator, expert):
     assert [each.gradients for each in by_zero] == [4 * whole] * 2 + [4 * sharded] * 2
     assert [each.optimizer for each in by_zero] == [12 * whole] + [12 * sharded] * 2 + [8 * sharded]
     unit = WIDTH + WIDTH * EXPERTS + ONE_BLOCK // expert
-    assert [each.gathered for each in by_zero] == [0, 0, 2 * unit, 6 * unit]
+    parts = simulator.model.parts(simulator.share(Plan(data=8, expert=expert, micro_batch=2)))
+    head, block = parts[AFTER].kept_bytes, parts["blocks.0"].kept_bytes
+    # Of a block parameters and gradients, the parameters of the block before it, and in float32 the gradients of the
+    # one that was before in the backward: those of the head, or of another block, whose activations are gone then.
+    last = 2 * 3 * unit + 4 * WORDS * WIDTH - head
+    gathered = max(last, (2 * 3 + 4) * unit - head - block, (2 * 2 + 4) * unit - head - block)
+    assert [each.gathered for each in by_zero] == [0, 0, 2 * unit, gathered]
 
 
 def test_experts_of_one_rank_are_not_reduced(simulator):

@@ -12,11 +12,13 @@ from torch import nn
 
 from modelsummary import InputError, Statistics, StepError
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster.parts import AFTER
 from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
 from modelsummary.cluster.step_model import Share
+from modelsummary.memory.estimate import CATEGORIES
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 from tests.as_called.ways import group
-from tests.cluster.models import LAYERS, LENGTH, statistics, step_model
+from tests.cluster.models import LAYERS, LENGTH, WIDTH, statistics, step_model
 from tests.parallel.models import Decoder
 from tests.untouched import untouched
 
@@ -127,9 +129,17 @@ def test_zero_shards_what_it_says(simulator):
     assert [each.optimizer for each in by_zero] == [12 * params, 3 * params, 3 * params, 2 * params]
     assert [each.gradients for each in by_zero] == [4 * params, 4 * params, params, params]
     assert [each.parameters for each in by_zero] == [2 * params, 2 * params, 2 * params, params]  # float32 under FSDP
-    gathered = [each.gathered for each in by_zero]  # gradients of the largest unit; its parameters and the next one's
-    assert gathered[:2] == [0, 0]
-    assert gathered[3] == 3 * gathered[2] > 0
+    block = 12 * WIDTH**2 + 13 * WIDTH
+    root = params - LAYERS * block
+    kept = {name: part.kept_bytes for name, part in simulator.model.parts(simulator.share(Plan())).items()}
+    # The root stays gathered. Of a block, parameters and gradients; those of the one before it, gathered ahead; and in
+    # float32 the gradients that are being reduced, when activations of what follows are gone.
+    gathered = 2 * 2 * root + max(
+        2 * 3 * block - kept[AFTER],
+        (2 * 3 + 4) * block - kept["blocks.0"] - kept[AFTER],
+        (2 * 2 + 4) * block - kept["blocks.0"] - kept[AFTER],
+    )
+    assert [each.gathered for each in by_zero] == [0, 0, 2 * block, gathered]
 
 
 def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
@@ -174,7 +184,7 @@ def test_fsdp_copies_and_waits_without_overlap(simulator):
     assert stage.n_units == LAYERS + 1  # the blocks, and the root with the shared weight of both ends
     gather = stage.n_units * time_model.network.seconds("all_gather", nbytes / stage.n_units, group)
     forward = stage.forward_seconds + time_model.moved("copies", 2 * nbytes)
-    first = gather * stage.unit.nbytes / nbytes
+    first = gather * stage.largest_unit.nbytes / nbytes
     assert overlaps.forward == pytest.approx(time_model.overlapped(forward, gather, group) + first)
     waits = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
     alone = StepSimulator(waits, time_model.cluster, 32, LENGTH)
@@ -222,12 +232,36 @@ def test_ends_of_the_model_are_units_unless_they_share_a_weight():
         stats = Statistics(model, torch.zeros(4, 8, dtype=torch.long))
         simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), cluster, 32, 8)
         (stage,) = simulator.stages(plan)
-        assert (stage.n_units, stage.unit.elements) == (n_units, largest)
-        # Both units gather in bfloat16, and the gradient of one is whole.
-        assert simulator.simulate(plan).memory[0].gathered == 3 * 2 * largest
+        assert (stage.n_units, stage.largest_unit.shared.elements) == (n_units, largest)
         units = stats.parallel_plan(shard=8)
         assert len(units.units) + (units.unit_bytes[-1] != (0, 0)) == n_units
         assert max(gathered for gathered, _ in units.unit_bytes) == 4 * largest
+
+
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="FSDP of older versions does not run without data")
+@pytest.mark.parametrize("dtype", [torch.float32, None])
+@pytest.mark.parametrize("ties", [False, True])
+def test_fsdp_gathers_the_unit_before_and_reduces_the_one_after(ties, dtype):
+    """A token, so that activations are small."""
+    vocabulary = 200 if ties else 1_000
+    model, ends = Decoder(vocabulary, 32, 4), 32 * vocabulary + 32
+    if ties:
+        model.head.weight = model.embed.weight
+    block = sum(weight.numel() for weight in model.blocks[0].parameters())
+    stats = Statistics(model, torch.zeros(1, 1, dtype=torch.long))
+    recipe = Recipe(kernels="eager", gradient_dtype=dtype, master_weights=dtype is not None)
+    step = stats.simulate(Plan(data=8, zero=3), Cluster("A100"), 8, recipe=recipe)
+    reduced = 2 if dtype is None else 4
+    with_root = 2 * 2 * ends + (3 * 2 + reduced) * block  # its parameters and gradients: it stays gathered
+    of_head = (2 + reduced) * ends + 2 * block  # its gradients, in both dtypes, while the last block is gathered
+    expected = with_root if ties else of_head
+    gathered = step.memory[0].gathered
+    assert 0.97 * expected < gathered <= expected
+    step.applier.cast(model)
+    timeline = step.parallel_plan().memory(optimizer="adamw").timeline
+    held = [dict(zip(CATEGORIES, point.held, strict=True)) for point in timeline]
+    whole = 2 * ends if ties else 0  # of the root, which autograd keeps as it does activations
+    assert max(point["temporary"] for point in held) == pytest.approx(expected - whole, rel=0.05)
 
 
 def test_sharding_over_all_copies_is_the_default(simulator):
