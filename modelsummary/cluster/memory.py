@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import SimulatedStage
-from modelsummary.cluster.weights import Unit, Weights
+from modelsummary.cluster.weights import FsdpUnit, Weights
 
 __all__ = ["RankLoad", "RankMemory", "gathered", "memory_of", "sharded"]
 
@@ -58,20 +58,20 @@ class _Moment(NamedTuple):
         later: bytes of activations that the units after it keep. They are not there yet, or not any more.
     """
 
-    before: Unit
-    unit: Unit
-    after: Unit
+    before: FsdpUnit
+    unit: FsdpUnit
+    after: FsdpUnit
     later: int
 
 
-def _moments(units: Sequence[Unit]) -> list[_Moment]:
+def _moments(units: Sequence[FsdpUnit]) -> list[_Moment]:
     """Return the distinct moments of a stage; of equal ones, the one with the most activations."""
     kept = accumulate(unit.kept_bytes for unit in reversed(units))
     with_weights = [
         (unit, later - unit.kept_bytes) for unit, later in zip(reversed(units), kept, strict=True) if unit.nbytes
     ]
-    called = [Unit(), *(unit for unit, _ in with_weights), Unit()]
-    moments: dict[tuple[Unit, Unit, Unit], _Moment] = {}
+    called = [FsdpUnit(), *(unit for unit, _ in with_weights), FsdpUnit()]
+    moments: dict[tuple[FsdpUnit, FsdpUnit, FsdpUnit], _Moment] = {}
     for after, (unit, later), before in zip(called, with_weights, called[2:], strict=False):
         moments.setdefault((before, unit, after), _Moment(before, unit, after, later))
     return list(moments.values())
@@ -89,7 +89,7 @@ class RankLoad(NamedTuple):
 
     weights: Weights
     experts: Weights
-    units: tuple[tuple[Unit, tuple[_Moment, ...]], ...]
+    units: tuple[tuple[FsdpUnit, tuple[_Moment, ...]], ...]
     recomputed: int
     temporary: int
 
@@ -116,7 +116,7 @@ def sharded(weights: Weights, experts: Weights, plan: Plan) -> Weights:
     return weights.over(plan.shards) + experts.over(plan.expert_copies)
 
 
-def gathered(unit: Unit, plan: Plan) -> Weights:
+def gathered(unit: FsdpUnit, plan: Plan) -> Weights:
     """Return what a rank has to gather if parameters are sharded: what only one rank has is whole there."""
     return (unit.shared if plan.shards > 1 else Weights()) + (unit.experts if plan.expert_copies > 1 else Weights())
 

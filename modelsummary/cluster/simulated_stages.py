@@ -10,7 +10,7 @@ from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds
-from modelsummary.cluster.weights import Unit, Weights
+from modelsummary.cluster.weights import FsdpUnit, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 
@@ -55,8 +55,8 @@ class SimulatedStage:
     temporary_bytes: int
     weights: Weights
     experts: Weights
-    units: tuple[Unit, ...]
-    root: Unit
+    units: tuple[FsdpUnit, ...]
+    root: FsdpUnit
     share_again: float
     tied: Weights
 
@@ -66,7 +66,7 @@ class SimulatedStage:
         return max(sum(unit.nbytes > 0 for unit in (*self.units, self.root)), 1)
 
     @property
-    def largest_unit(self) -> Unit:
+    def largest_unit(self) -> FsdpUnit:
         """The FSDP unit with the most bytes."""
         return max((*self.units, self.root), key=lambda unit: unit.nbytes)
 
@@ -170,11 +170,11 @@ def _stage(
     working = [parts[name].kept_bytes - parts[name].entered_bytes for name in recomputed]
     working += [parts[name].core_bytes for name in counts] if selective else []
     tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
-    root = Unit.of(
+    root = FsdpUnit.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
-    unit_of = {name: Unit.of(parts[name].weights.values()) for name in counts}
-    unit_of |= {name: Unit() if tied else Unit.of(parts[name].weights.values()) for name in ends}
+    unit_of = {name: FsdpUnit.of(parts[name].weights.values()) for name in counts}
+    unit_of |= {name: FsdpUnit() if tied else FsdpUnit.of(parts[name].weights.values()) for name in ends}
     units = []
     left = Counter(recomputed)  # the first ones of a stage
     for name in (name for name in (BEFORE, *kinds, AFTER) if name in unit_of):

@@ -11,7 +11,7 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import TimeModel
-from modelsummary.cluster.weights import Unit, Weights
+from modelsummary.cluster.weights import FsdpUnit, Weights
 
 __all__ = ["StageTimer", "by_rank"]
 
@@ -58,7 +58,7 @@ class StageTimer:
                     again = gather * stage.share_again
                     reduce = time_model.over_copies("reduce_scatter", *gradients, plan, units)
                     between = time_model.between_replicas(gradients[0], plan, units)
-                    moved = gathered(Unit(weights, experts), plan)
+                    moved = gathered(FsdpUnit(weights, experts), plan)
                     out = time_model.moved("copies", 2 * moved.nbytes)
                     into = time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
                     forward, backward = forward + out, backward + out * stage.share_again + into

@@ -12,7 +12,7 @@ from torch import Tensor
 from modelsummary.cluster.plan import Recipe
 from modelsummary.operators.tensor_bytes import is_wrapper, nbytes_of, numel_of
 
-__all__ = ["Unit", "Weight", "Weights", "weight_of"]
+__all__ = ["FsdpUnit", "Weight", "Weights", "weight_of"]
 
 
 class Weight(NamedTuple):
@@ -138,7 +138,7 @@ class Weights:
         return self.elements * recipe.state_bytes
 
 
-class Unit(NamedTuple):
+class FsdpUnit(NamedTuple):
     """What FSDP gathers at once: a block, or what precedes or follows the blocks.
 
     Attributes:
@@ -152,7 +152,7 @@ class Unit(NamedTuple):
     kept_bytes: int = 0
 
     @classmethod
-    def of(cls, weights: Iterable[Weight]) -> Unit:
+    def of(cls, weights: Iterable[Weight]) -> FsdpUnit:
         """Return the sums over weights."""
         held = tuple(weights)
         return cls(*(Weights.of(held, are_experts=are_experts) for are_experts in (False, True)))
