@@ -155,7 +155,7 @@ class FsdpUnit(NamedTuple):
     def of(cls, weights: Iterable[Weight]) -> FsdpUnit:
         """Return the sums over weights."""
         held = tuple(weights)
-        return cls(*(Weights.of(held, are_experts=are_experts) for are_experts in (False, True)))
+        return cls(Weights.of(held, are_experts=False), Weights.of(held, are_experts=True))
 
     @property
     def nbytes(self) -> int:
