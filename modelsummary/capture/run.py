@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from modelsummary import _torch
 from modelsummary.capture.calls import Watch
 from modelsummary.capture.devices import device_of, takes_gradients
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
-from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shards import mesh_device
@@ -162,13 +161,10 @@ def obstacle_of(shapes: ShapeOnly, error: Exception | None) -> str | None:
     if shapes.needs_values:
         return f"{shapes.obstacle} needs the values of a tensor"
     if error is not None:
-        reason = f"{type(error).__name__}: {_first_sentence(error)}"
+        sentence = str(error).strip().partition("\n")[0].partition(". ")[0]
+        reason = f"{type(error).__name__}: {sentence[:160]}"
         return f"{shapes.obstacle} cannot run on shapes ({reason})" if shapes.obstacle else reason
     return f"{shapes.obstacle} cannot run on shapes" if shapes.obstacle is not None else None
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].partition(". ")[0][:160]
 
 
 def _with_obstacle(run: _Run) -> Recording:
@@ -217,17 +213,8 @@ def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
     return Recording(root, execution, error=run.error, failed=failed)
 
 
-def _attempt(
-    model: nn.Module,
-    modules: Sequence[nn.Module],
-    call: CallArguments,
-    *,
-    on_shapes: bool,
-    raw_arrays: bool = False,
-    routes_evenly: bool = False,
-) -> _Run:
+def _attempt(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, **options: bool) -> _Run:
     """Run without gradients; if the forward computes gradients itself, run again with gradients enabled."""
-    options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays, "routes_evenly": routes_evenly}
     compiles = "torch._dynamo" in sys.modules
     run = _run_once(model, modules, call, **options, grad=False)
     if run.error is not None and not compiles and "torch._dynamo" in sys.modules:
@@ -244,9 +231,9 @@ def _run_once(
     call: CallArguments,
     *,
     on_shapes: bool,
-    raw_arrays: bool,
-    routes_evenly: bool,
     grad: bool,
+    raw_arrays: bool = False,
+    routes_evenly: bool = False,
 ) -> _Run:
     """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
     error: Exception | None = None
@@ -326,7 +313,9 @@ def running(
             hidden = nullcontext() if as_is else nothing_hidden()
             asked = execution.running() if isinstance(execution, ShapeOnly) else nullcontext()
             records = grad and (not on_shapes or takes_gradients(device or own))
-            with torch.set_grad_enabled(records), hidden, _room(), _validation(not on_shapes), asked:
+            # distributions check their arguments by values
+            checked = _torch.swapped(Distribution, "_validate_args", Distribution._validate_args and not on_shapes)
+            with torch.set_grad_enabled(records), hidden, _room(), checked, asked:
                 yield execution, args, kwargs
         finally:
             if isinstance(execution, RealExecution):
@@ -366,7 +355,7 @@ def nothing_hidden() -> Iterator[None]:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with plain_flex_attention():
+        with _plain_flex_attention():
             if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
                 yield
                 return
@@ -379,6 +368,23 @@ def nothing_hidden() -> Iterator[None]:
 
 
 @contextmanager
+def _plain_flex_attention() -> Iterator[None]:
+    """Run the body with a ``flex_attention`` that calls its operator without compiling, on tensors of any device.
+
+    Outside of ``torch.compile`` it compiles itself, so that a dispatch mode cannot see its operators, and it refuses
+    tensors on meta. Computing its shapes needs neither.
+    """
+    library = sys.modules.get("torch.nn.attention.flex_attention")
+    # the first since torch 2.9; the second refuses tensors on meta, and gradients on a CPU
+    changes = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True, "_validate_device": lambda *_: None}
+    with ExitStack() as stack:
+        for name, value in changes.items():
+            if library is not None and name in vars(library):
+                stack.enter_context(_torch.swapped(library, name, value))
+        yield
+
+
+@contextmanager
 def _room() -> Iterator[None]:
     """Run the body with twice the recursion limit, as the wrappers of calls take frames that a deep model needs."""
     limit = sys.getrecursionlimit()
@@ -387,14 +393,3 @@ def _room() -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(limit)
-
-
-@contextmanager
-def _validation(enabled: bool) -> Iterator[None]:
-    """Run the body with the argument checks of distributions only if ``enabled``, as they need values."""
-    default = Distribution._validate_args
-    Distribution._validate_args = default and enabled
-    try:
-        yield
-    finally:
-        Distribution._validate_args = default

@@ -87,12 +87,8 @@ class ShapeOnly:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Return a context in which shape tensors get their values from this execution."""
-        outer, ShapeOnly.current = ShapeOnly.current, self
-        try:
-            with storages_resized():
-                yield
-        finally:
-            ShapeOnly.current = outer
+        with _torch.swapped(ShapeOnly, "current", self), storages_resized():
+            yield
 
     def input(self, tensor: Tensor) -> Tensor:
         """Return the twin of an input tensor."""

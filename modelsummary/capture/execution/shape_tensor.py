@@ -165,15 +165,9 @@ def storages_resized() -> Iterator[None]:
     def size(storage: Any) -> int:
         return int(getattr(storage, "_resized", storage.nbytes()))
 
-    kind: Any = torch.UntypedStorage
-    outer = {name: vars(kind)[name] for name in ("resize_", "size") if name in vars(kind)}  # a run inside a forward
-    kind.resize_, kind.size = resize_, size
-    try:
+    storages = torch.UntypedStorage
+    with _torch.swapped(storages, "resize_", resize_), _torch.swapped(storages, "size", size):
         yield
-    finally:
-        del kind.resize_, kind.size
-        for name, method in outer.items():
-            setattr(kind, name, method)
 
 
 def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,17 +25,24 @@ class ProcessState(NamedTuple):
         read: returns the current value.
         write: restores a value that ``read`` returned.
         changes_results: whether functions between layers compute different results under another value.
+        is_switch: whether values can be compared, and are written only if they differ.
     """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
     changes_results: bool = False
+    is_switch: bool = False
 
     def saved(self) -> Callable[[], object]:
         """Return a function that restores the current value."""
         value = self.read()
-        return lambda: self.write(value)
+
+        def put_back() -> None:
+            if not self.is_switch or self.read() != value:  # setting a switch may warn, or begin a mode
+                self.write(value)
+
+        return put_back
 
 
 def process_states() -> list[ProcessState]:
@@ -66,10 +74,9 @@ def _default_device() -> torch.device | None:
 
 
 def _set_default_device(device: torch.device | None) -> None:
-    if _default_device() != device:
-        torch.set_default_device(device)
-        if device is None:  # before torch 2.7, get_default_device() fails on the attribute that is left behind
-            del _torch.GLOBAL_DEVICE_CONTEXT.device_context
+    torch.set_default_device(device)
+    if device is None:  # before torch 2.7, get_default_device() fails on the attribute that is left behind
+        del _torch.GLOBAL_DEVICE_CONTEXT.device_context
 
 
 def _autocast() -> list[tuple[bool, torch.dtype]]:
@@ -80,11 +87,10 @@ def _autocast() -> list[tuple[bool, torch.dtype]]:
 
 
 def _set_autocast(saved: list[Any]) -> None:
-    if _autocast() != saved:
-        for kind, (enabled, dtype) in zip(_AUTOCAST_KINDS, saved or [(False, None)] * 2, strict=True):
-            torch.set_autocast_enabled(kind, enabled)
-            if dtype is not None:
-                torch.set_autocast_dtype(kind, dtype)
+    for kind, (enabled, dtype) in zip(_AUTOCAST_KINDS, saved or [(False, None)] * 2, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        if dtype is not None:
+            torch.set_autocast_dtype(kind, dtype)
 
 
 _AUTOCAST_KINDS = ("cpu", "cuda")
@@ -111,8 +117,7 @@ def _determinism() -> tuple[bool, bool]:
 
 
 def _set_determinism(saved: tuple[bool, bool]) -> None:
-    if _determinism() != saved:
-        torch.use_deterministic_algorithms(saved[0], warn_only=saved[1])
+    torch.use_deterministic_algorithms(saved[0], warn_only=saved[1])
 
 
 def _cudnn() -> tuple[bool, bool, bool]:
@@ -122,33 +127,22 @@ def _cudnn() -> tuple[bool, bool, bool]:
 
 def _set_cudnn(saved: tuple[bool, bool, bool]) -> None:
     cudnn = torch.backends.cudnn
-    if _cudnn() != saved:
-        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = saved
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = saved
 
 
-def _set_matmul_precision(saved: str) -> None:
-    if torch.get_float32_matmul_precision() != saved:
-        torch.set_float32_matmul_precision(saved)
-
-
-def _set_anomaly(enabled: bool) -> None:
-    if torch.is_anomaly_enabled() != enabled:
-        torch.autograd.set_detect_anomaly(enabled)
-
-
+_switch = partial(ProcessState, is_switch=True)
+_mha = torch.backends.mha
 _ALWAYS = (
-    ProcessState("gradients", torch.is_grad_enabled, torch.set_grad_enabled),
-    ProcessState("autocast", _autocast, _set_autocast, changes_results=True),
-    ProcessState("attention backends", _attention_backends, _set_attention_backends, changes_results=True),
-    ProcessState("default dtype", torch.get_default_dtype, torch.set_default_dtype, changes_results=True),
-    ProcessState("default device", _default_device, _set_default_device),
-    ProcessState(
-        "fused attention layers", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
-    ),
-    ProcessState("deterministic algorithms", _determinism, _set_determinism),
-    ProcessState("cudnn", _cudnn, _set_cudnn),
-    ProcessState("float32 products", torch.get_float32_matmul_precision, _set_matmul_precision),
-    ProcessState("anomaly detection", torch.is_anomaly_enabled, _set_anomaly),
+    _switch("gradients", torch.is_grad_enabled, torch.set_grad_enabled),
+    _switch("autocast", _autocast, _set_autocast, changes_results=True),
+    _switch("attention backends", _attention_backends, _set_attention_backends, changes_results=True),
+    _switch("default dtype", torch.get_default_dtype, torch.set_default_dtype, changes_results=True),
+    _switch("default device", _default_device, _set_default_device),
+    _switch("fused attention layers", _mha.get_fastpath_enabled, _mha.set_fastpath_enabled),
+    _switch("deterministic algorithms", _determinism, _set_determinism),
+    _switch("cudnn", _cudnn, _set_cudnn),
+    _switch("float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _switch("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     ProcessState("torch rng", torch.get_rng_state, torch.set_rng_state),
     ProcessState("python rng", random.getstate, random.setstate),
 )
