@@ -45,6 +45,7 @@ def suggest_checkpoint(
     if by not in ("macs", "latency") or (by == "latency" and root.estimated_latency_ms is None):
         raise InputError(f"by must be 'macs', or 'latency' once estimate_latency() predicted it, got {by!r}")
     rows = blocks_of(root)
+    fqns = [row.fqn for row in rows]
     with counted("checkpoint plan", "estimate") as done:
 
         def recomputing(chosen: Sequence[str]) -> MemoryEstimate:
@@ -52,38 +53,26 @@ def suggest_checkpoint(
             done()
             return estimate
 
-        return _chosen(root, rows, recomputing, budget_bytes, by)
-
-
-def _chosen(
-    root: LayerInfo,
-    rows: Sequence[LayerInfo],
-    simulate: Callable[[Sequence[str]], MemoryEstimate],
-    budget_bytes: int,
-    by: str,
-) -> CheckpointPlan:
-    """Return the blocks to recompute, of those in ``rows``; ``simulate`` predicts the step that recomputes some."""
-    fqns = [row.fqn for row in rows]
-    plain = simulate([])
-    alike: dict[Any, Block] = {}
-    for row in rows:
-        key = _looks(row)
-        if key not in alike:
-            alike[key] = Block(plain.activations - simulate([row.fqn]).activations, _work_of(row, by))
-    blocks = [alike[_looks(row)] for row in rows]
-    needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
-    while True:
-        numbers = least_recomputation(blocks, needed)
-        chosen = fqns if numbers is None else [fqns[number] for number in numbers]
-        peak = simulate(chosen).peak
-        if peak <= budget_bytes:
-            return CheckpointPlan(tuple(chosen), peak, plain.peak, recomputed_macs(root, chosen))
-        if numbers is None:
-            raise InputError(
-                f"budget_bytes={budget_bytes:,} is too little: with all {len(rows)} blocks recomputed a step takes "
-                f"{peak:,} bytes; pass a larger budget or a smaller batch"
-            )
-        needed = [each + max(peak - budget_bytes, 1) for each in needed]  # the savings were too optimistic
+        plain = recomputing([])
+        alike: dict[Any, Block] = {}
+        for row in rows:
+            key = _looks(row)
+            if key not in alike:
+                alike[key] = Block(plain.activations - recomputing([row.fqn]).activations, _work_of(row, by))
+        blocks = [alike[_looks(row)] for row in rows]
+        needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
+        while True:
+            numbers = least_recomputation(blocks, needed)
+            chosen = fqns if numbers is None else [fqns[number] for number in numbers]
+            peak = recomputing(chosen).peak
+            if peak <= budget_bytes:
+                return CheckpointPlan(tuple(chosen), peak, plain.peak, recomputed_macs(root, chosen))
+            if numbers is None:
+                raise InputError(
+                    f"budget_bytes={budget_bytes:,} is too little: with all {len(rows)} blocks recomputed a step takes "
+                    f"{peak:,} bytes; pass a larger budget or a smaller batch"
+                )
+            needed = [excess + max(peak - budget_bytes, 1) for excess in needed]  # the savings were too optimistic
 
 
 def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,39 +27,28 @@ from modelsummary.memory.step_error import as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.operators.tensor_bytes import stored_tensors
 
-__all__ = ["Measured", "measure", "measure_step"]
+__all__ = ["measure"]
 
 _FORWARD = "modelsummary: forward"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The measured bytes alive at the end of the forward, and at the peak."""
-
-    held_after_forward: int
-    peak: int
 
 
 def measure(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryMeasurement:
     """Measure a step and predict the same step.
 
     Raises:
-        InputError: ``plan`` chooses a device or a dtype; see also ``measure_step`` and ``predict``.
+        InputError: ``plan`` chooses a device or a dtype, the model has no values, or it is on a device whose memory
+            cannot be measured; see also ``predict``.
     """
     check_initialized(live)
     if plan.device is not None or plan.dtype is not None:
         raise InputError("memory is measured on the model's own device and dtype; leave out device and dtype")
-    measured = measure_step(live.model, live.call, plan)
+    measured = _measured(live.model, live.call, plan)
     predicted, _ = simulate(live, root, plan)
-    return MemoryMeasurement(measured.held_after_forward, measured.peak, predicted)
+    return MemoryMeasurement(*measured, predicted)
 
 
-def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measured:
-    """Run two steps of ``model`` on data and measure the second; model and inputs are untouched afterwards.
-
-    Raises:
-        InputError: the model has no values, or is on a device whose memory cannot be measured.
-    """
+def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[int, int]:
+    """Run two steps on data; return the bytes alive at the end of the second one's forward, and at its peak."""
     device = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"memory is measured on the CPU and on CUDA, but the model is on {device}")
@@ -72,11 +60,11 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
             execution.keep(step.written())
             step.run()  # saves what else a step writes, to restore it later; gives the optimizer its state
         if not plan.accumulates:
-            step.forget_gradients()
+            model.zero_grad()
         gc.collect()
         before = sum(storage.nbytes() for storage in step.storages().values())
         held, peak = (_on_cpu if device.type == "cpu" else _on_cuda)(step)
-        return Measured(before + held, before + peak)
+        return before + held, before + peak
 
 
 class _RealStep:
@@ -119,11 +107,6 @@ class _RealStep:
     def written(self) -> list[nn.Parameter]:
         """Return the parameters that an optimizer may write; random numbers may decide which of them get gradients."""
         return self._trained if self._optimizer is not None else []
-
-    def forget_gradients(self) -> None:
-        """Set all gradients to None, as ``zero_grad`` does."""
-        for parameter in self._trained:
-            parameter.grad = None
 
     def storages(self) -> dict[int, Any]:
         """Return the storages alive before a step, by address."""
