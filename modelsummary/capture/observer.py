@@ -7,8 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,8 @@ from torch.utils._pytree import tree_map
 
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor
-from modelsummary.capture.execution.shape_tensor import ShapeTensor
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.capture.operator_mode import Execution
-from modelsummary.capture.saved_tensor import SavedTensor
 from modelsummary.operators.operator_calls import OperatorLog
 from modelsummary.operators.operator_facts import OpCost, OpRule, op_rule, tensors_in
 from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
     from modelsummary.capture.calls import Call
 
-__all__ = ["Allocation", "Observer"]
+__all__ = ["Allocation", "Observer", "SavedTensor"]
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
 _ADD = torch.ops.aten.add.Tensor
@@ -38,7 +36,7 @@ _ALIAS = torch.ops.aten.alias.default
 _LAYERS = ((nn.functional, "linear"), *((_torch.VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))
 _PLAIN = frozenset({Tensor, nn.Parameter, ShapeTensor})
 # Their results have the memory of their argument, which their schemas do not declare.
-_SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
+_SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
 _MATRICES: dict[Any, slice] = {torch.ops.aten.mm.default: slice(0, 2), torch.ops.aten.addmm.default: slice(1, 3)}
 
 
@@ -76,6 +74,44 @@ class Allocation:
             self.is_saved, self.saved_in = True, call
 
 
+class SavedTensor(NamedTuple):
+    """A tensor that autograd saves, packed by ``saved_tensors_hooks``.
+
+    Torch itself compares versions only if no hooks are set.
+
+    Attributes:
+        tensor: the tensor without its history: with it, a node that saves its own result would keep itself alive
+            through ``grad_fn``.
+        version: how often the tensor had changed in place when it was saved.
+
+    >>> tensor = torch.ones(2)
+    >>> saved = SavedTensor.of(tensor)
+    >>> tensor = tensor.add_(1)
+    >>> saved.unpack()
+    Traceback (most recent call last):
+    RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: ...
+    """
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> SavedTensor:
+        """Return a tensor as it is now."""
+        return cls(without_history(tensor), tensor._version)
+
+    def unpack(self) -> Tensor:
+        """Return the tensor. Raise torch's error if it has changed in place since it was saved."""
+        now = self.tensor._version
+        if now != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.tensor.dtype} {list(self.tensor.shape)}] is at version {now}; expected version "
+                f"{self.version} instead"
+            )
+        return self.tensor
+
+
 class Observer:
     """An execution around another one that notes the operators that it runs, between ``__enter__`` and ``__exit__``.
 
@@ -88,7 +124,7 @@ class Observer:
             run no kernel, and their results have the storage of an argument.
 
     Attributes:
-        operators: name of each operator that ran, and the module call in which it ran.
+        inside: the module call in which each operator ran; None outside of the model.
         log: the runs of the operators with their arguments.
         every: all storages.
         clones: number of an operator -> bytes of the matrices that it copies.
@@ -100,12 +136,11 @@ class Observer:
         self._block, self._running, self._follows = block_bytes, running, storages
         self._execution: Any = None
         self._is_on = False
-        self.operators: list[tuple[str, Call | None]] = []
+        self.inside: list[Call | None] = []
         self.every: list[Allocation] = []
         self.clones: dict[int, int] = {}
         self._live: dict[int, tuple[Any, Allocation]] = {}
         self._seen: dict[int, torch.UntypedStorage] = {}  # held, so that no two share an address
-        self._names: dict[Any, str] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
         self._params: set[int] = set()  # identities of the storages of parameters
         self.log = OperatorLog(self.identity, self._params)
@@ -129,10 +164,9 @@ class Observer:
         if not self._is_on:
             result: tuple[Any, OpCost] = self._execution.run(func, rule, args, kwargs)
             return result
-        name = self._name(func)
         if not self._follows:
             out, cost = self._execution.run(func, rule, args, kwargs)
-            self.operators.append((name, self._running()))
+            self.inside.append(self._running())
             if rule.is_view:
                 self.log.note(func, (), {}, None, rule)
             else:
@@ -142,19 +176,19 @@ class Observer:
             map(_is_awaited, tensors_in((args, kwargs)))
         ):
             args, kwargs = tree_map(_unwrapped, (args, kwargs))
-        number = len(self.operators)
+        number = len(self.inside)
         if func is _ADD or func is _INDEX_PUT:
             self._note_reuse(func, args, number)
         elif func in _MATRICES:
             self._note_clones(args[_MATRICES[func]], number)
         self._meet((args, kwargs), number)  # torch makes a tensor of a Python number before it gets here
-        if name in _SAME_MEMORY:
+        if rule.name in _SAME_MEMORY:
             out, cost = self._execution.run(_ALIAS, op_rule(_ALIAS), args, kwargs)
         else:
             out, cost = self._execution.run(func, rule, args, kwargs)
         if len(sys.modules) != self._imported:
             self._forget_importers()
-        self.operators.append((name, self._running()))
+        self.inside.append(self._running())
         self._meet(out, number)
         self.log.note(func, args, kwargs, out, rule, cost)
         return out, cost
@@ -180,7 +214,7 @@ class Observer:
         for tensor in tensors:
             for inner in stored_tensors(tensor):
                 if self.of(inner) is None:
-                    self._follow(inner, Allocation(self._rounded(inner), len(self.operators), kind))
+                    self._follow(inner, Allocation(self._rounded(inner), len(self.inside), kind))
 
     def of(self, tensor: Tensor) -> Allocation | None:
         """Return the storage behind a tensor; None if it is not followed.
@@ -210,7 +244,7 @@ class Observer:
         def gone(_: object) -> None:
             if allocation.died is not None:  # it was resized
                 return
-            allocation.died = len(self.operators)
+            allocation.died = len(self.inside)
             if allocation.reused_by is not None and allocation.reused_by + 1 == allocation.died:
                 allocation.died -= 1  # nothing else held it: the result replaced it
             self._live.pop(key, None)
@@ -228,12 +262,6 @@ class Observer:
         """
         gc.collect()
         self._imported = len(sys.modules)
-
-    def _name(self, func: Any) -> str:
-        name = self._names.get(func)
-        if name is None:
-            name = self._names[func] = str(func)
-        return name
 
     def _note_clones(self, matrices: Sequence[Tensor], number: int) -> None:
         """Note matrices that torch copies because BLAS cannot read their strides, such as an expanded gradient.
@@ -267,7 +295,7 @@ class Observer:
 
     def save(self, tensor: Tensor) -> SavedTensor:
         """Note that a tensor is kept for the backward, for ``saved_tensors_hooks``."""
-        self._meet(tensor, max(len(self.operators) - 1, 0))
+        self._meet(tensor, max(len(self.inside) - 1, 0))
         allocation = self.of(tensor)
         if allocation is not None:
             allocation.save(self._running())
@@ -297,7 +325,7 @@ class Observer:
 
     def _hold_number(self, number: Tensor) -> Tensor:
         if self.of(number) is None:
-            self._follow(number, Allocation(self._rounded(number), len(self.operators) - 1, "activations"))
+            self._follow(number, Allocation(self._rounded(number), len(self.inside) - 1, "activations"))
         return number
 
     def _meet(self, value: Any, number: int) -> None:
@@ -311,21 +339,17 @@ class Observer:
         return not tensor.is_meta and type(tensor) is not FakeTensor
 
     @contextmanager
-    def following_resizes(self) -> Iterator[None]:
-        """Return a context in which resized storages are followed: FSDP2 frees gathered parameters by resizing."""
+    def following(self) -> Iterator[None]:
+        """Return a context in which resized storages are followed, and layers that add biases in place are known.
+
+        FSDP2 frees gathered parameters by resizing. Linear and recurrent functions add biases in place.
+        """
         original: Any = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             if storage.size() != size:
                 self._resized(storage, size)
             return original(storage, size)
-
-        with patch.object(torch.UntypedStorage, "resize_", resize_):
-            yield
-
-    @contextmanager
-    def following_layers(self) -> Iterator[None]:
-        """Return a context in which calls of linear and recurrent functions are known, which add biases in place."""
 
         def followed(original: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -339,15 +363,16 @@ class Observer:
 
             return call
 
-        with ExitStack() as patches:
-            for place, name in _LAYERS:
-                patches.enter_context(patch.object(place, name, followed(getattr(place, name))))
+        with ExitStack() as stack:
+            stack.enter_context(_torch.swapped(torch.UntypedStorage, "resize_", resize_))
+            for owner, name in _LAYERS:
+                stack.enter_context(_torch.swapped(owner, name, followed(getattr(owner, name))))
             yield
 
     def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Follow a storage that is resized: its old bytes are freed, and as many as it has now are allocated."""
         entry = self._live.pop(storage._cdata, None)
-        number = len(self.operators)
+        number = len(self.inside)
         kind = ""
         if entry is not None:
             entry[1].died, kind = number, entry[1].kind
@@ -374,7 +399,7 @@ class Observer:
     def keep(self, tensor: Tensor) -> None:
         """Follow a tensor that no operator made and that is kept for the backward."""
         if self._follows:
-            self._follow(tensor, Allocation(self._rounded(tensor), len(self.operators), made_in=self._running()))
+            self._follow(tensor, Allocation(self._rounded(tensor), len(self.inside), made_in=self._running()))
 
     def forward_ended(self, results: Iterable[Tensor]) -> None:
         """Mark all living storages except the results as kept for the backward, and freed ones as not kept.

@@ -114,7 +114,6 @@ class Trace:
         execution: ``"shape"`` or ``"real"``.
         notes: assumptions.
         calls: module calls of the last forward, in the order in which they began.
-        names: names of the operators, with their overloads.
         operators: runs of the operators, each with its phase and the call it belongs to.
         phases: name and number of the first operator of each phase.
         storages: empty if they were not followed.
@@ -129,7 +128,6 @@ class Trace:
     execution: str
     notes: Sequence[str]
     calls: Sequence[TracedCall]
-    names: Sequence[str]
     operators: Sequence[StepOperator]
     phases: Sequence[tuple[str, int]]
     storages: Sequence[Storage] = ()

@@ -33,8 +33,7 @@ from modelsummary.memory.stage_step import StageActions, StageRun, actions_of
 from modelsummary.memory.step import StepRun
 from modelsummary.memory.step_error import NeedsValuesError, as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
-from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of
-from modelsummary.memory.workspaces import workspaces_on
+from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
 
 __all__ = [
     "CUDA_BLOCK",
@@ -165,7 +164,8 @@ def observe(
         InputError: no result requires a gradient, the loss is not a scalar, or the step needs values that are missing.
         StepError: the step raised.
     """
-    own = device_of(tensors_of_modules(modules_of(model)))
+    modules = modules_of(model)
+    own = device_of(tensors_of_modules(modules))
     wanted = plan.device or _own_device(model)
     notes, device = [], wanted
     if wanted.type == "cuda" and not torch.cuda.is_available():
@@ -176,17 +176,16 @@ def observe(
         )
     if routes_evenly:
         notes.append(EVEN_ROUTES)
-    given = (*tensors_of_modules(modules_of(model)), *call.tensors())
     is_absent = wanted != device
-    has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules_of(model))
-    has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
+    has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules)
+    has_values = not any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors()))
     can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == own or not storages)
     forward_only = "mode='inference'" if storages else "backward=False"
     remedies = remedies_for(train=plan.train, forward_only=forward_only, converted=plan.dtype is not None)
     block = plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1)
     with (
         no_collection(),
-        running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
+        running(modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
         fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
         fused_attention() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
@@ -207,13 +206,12 @@ def observe(
         raise NeedsValuesError(reason, own, run.doing)
     # Optimizers compile their steps; a dispatch mode cannot be compiled.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    real = running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True)
+    real = running(modules, call, on_shapes=False, grad=plan.train, as_is=True)
     with eager, real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
         run = StepRun(model, args, kwargs, plan, own, block, storages=True)
-        resizes, layers = run.observer.following_resizes(), run.observer.following_layers()
         operators = Operators(Uncounted(), run.observer.around(execution))
-        with as_step_error(lambda: run.doing, remedies), operators, resizes, layers:
+        with as_step_error(lambda: run.doing, remedies), operators, run.observer.following():
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         notes = [f"The step ran for real: {reason}"]
@@ -227,7 +225,7 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
     operator raised it, or an operator refused its operands in a dtype that is not the model's own.
     """
     operators = Operators(Uncounted(), run.observer.around(shapes))
-    with operators, run.observer.following_resizes(), run.observer.following_layers():
+    with operators, run.observer.following():
         apply_checkpoint(run.model, run.plan.checkpoint)
         try:
             run.step()

@@ -17,7 +17,7 @@ from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.trace import Trace
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.step import StepRun, casting, loss_of
+from modelsummary.memory.step import StepRun
 from modelsummary.memory.step_plan import StageShare
 from modelsummary.memory.timeline import Workspaces, estimate_of, timeline_of
 
@@ -182,15 +182,10 @@ class StageRun(StepRun):
         fsdp = self._fsdp()
         if hasattr(fsdp, "set_manual_backward_finalization"):  # torch >= 2.15
             fsdp.set_manual_backward_finalization(True)
-        self._begin("forward")
-        with self._saving(), casting(self.plan.autocast, self._device):
-            output = self._forward()
-            results = [each for each in tensors_of(output) if each.requires_grad]
-            if self.plan.stage.is_last:
-                self.doing = "loss"
-                results = [loss_of(output, self.plan.loss)]
-            elif not self._gradients:
-                self._make_gradients(results)
+        output, loss = self._forward(has_loss=self.plan.stage.is_last)
+        results = [tensor for tensor in tensors_of(output) if tensor.requires_grad] if loss is None else [loss]
+        if loss is None and not self._gradients:
+            self._make_gradients(results)
         self._result = sum({id(each): each.nbytes for each in tensors_of(output)}.values())
         # It also notes the numbers that the graph keeps, so it is made before the forward counts as ended.
         self._waiting.append(_InFlight(self._nodes(output), output, results, list(tensors_of((args, kwargs)))))

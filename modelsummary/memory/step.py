@@ -6,22 +6,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
-from unittest.mock import patch
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
-from modelsummary.capture.observer import Observer
-from modelsummary.capture.saved_tensor import SavedTensor
+from modelsummary.capture.observer import Observer, SavedTensor
 from modelsummary.capture.trace import Trace, TracedCall, storages_of
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
-from modelsummary.memory.given_gradients import GivenGradients
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.tensor_bytes import inner_tensors
@@ -65,18 +64,14 @@ class StepRun:
         return self._watches[-1].running if self._watches and self._watches[-1].is_running else None
 
     def _n_operators(self) -> int:
-        return len(self.observer.operators)
+        return len(self.observer.inside)
 
     def step(self) -> None:
         """Prepare the state before a step, and run the step."""
         self._hold_state(tensors_of((self._args, self._kwargs)))
         with self.observer:
             self._prepare()
-            self._begin("forward")
-            with self._saving(), casting(self.plan.autocast, self._device):
-                output = self._forward()
-                self.doing = "loss"
-                loss = loss_of(output, self.plan.loss) if self.plan.train else None
+            output, loss = self._forward(has_loss=self.plan.train)
             if loss is not None:
                 self._train(loss, output)
             else:
@@ -115,7 +110,7 @@ class StepRun:
                     found.kind = "optimizer_state"
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
-        self._given = GivenGradients(self._trained)
+        self._given = _GivenGradients(self._trained)
         self._mark_gradients()
 
     def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -137,10 +132,17 @@ class StepRun:
             if found is not None and not found.kind:
                 found.kind = "grads"
 
-    def _forward(self) -> Any:
+    def _forward(self, *, has_loss: bool) -> tuple[Any, Tensor | None]:
+        """Run the forward; return its result, and the loss if there is one."""
+        self._begin("forward")
         self._watches.append(Watch(self.model, self._n_operators))
-        with self._generator_states():
-            return self._watches[-1].call(self._args, self._kwargs)
+        with self._saving(), casting(self.plan.autocast, self._device):
+            with self._generator_states():
+                output = self._watches[-1].call(self._args, self._kwargs)
+            if not has_loss:
+                return output, None
+            self.doing = "loss"
+            return output, loss_of(output, self.plan.loss)
 
     def _generator_states(self) -> AbstractContextManager[Any]:
         """Return a context in which the CPU generator's states are followed: each checkpointed region keeps one."""
@@ -153,7 +155,7 @@ class StepRun:
             self.observer.keep(state)
             return state
 
-        return patch.object(torch, "get_rng_state", get_rng_state)
+        return _torch.swapped(torch, "get_rng_state", get_rng_state)
 
     def _train(self, loss: Tensor, output: Any) -> None:
         backward = self._nodes(output)
@@ -200,7 +202,7 @@ class StepRun:
         for watch in self._watches:
             own, calls = TracedCall.all_of(watch.calls, self._names, first)
             keys.update(own)
-        inside = [call for _, call in self.observer.operators]
+        inside = list(self.observer.inside)
         for backward in self._backwards:
             for call, begin, end in backward.intervals():
                 inside[begin:end] = [call] * (end - begin)
@@ -211,7 +213,6 @@ class StepRun:
         return self._kind(
             train=self.plan.train,
             calls=calls,
-            names=[name for name, _ in self.observer.operators[first:]],
             operators=[
                 StepOperator(run, phase, None if call is None else keys[call])
                 for run, phase, call in list(operators)[first:]
@@ -225,6 +226,42 @@ class StepRun:
         )
 
     _kind: ClassVar[type[Trace]] = Trace
+
+
+_Writes = list[tuple["ref[Tensor]", int]]  # of a gradient and its inner tensors: each with the number of writes to it
+
+
+class _GivenGradients:
+    """The gradients that parameters have before a backward; they are not kept alive.
+
+    >>> model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+    >>> for parameter in model.parameters():
+    ...     parameter.grad = torch.zeros_like(parameter)
+    >>> given = _GivenGradients(model.parameters())
+    >>> model[0](torch.ones(1, 2)).sum().backward()
+    >>> [parameter is model[1].weight for parameter in given.unused()]
+    [True]
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._given: list[tuple[nn.Parameter, _Writes]] = [
+            (each, [(ref(tensor), tensor._version) for tensor in _tensors(each.grad)]) for each in parameters
+        ]
+
+    def unused(self) -> list[nn.Parameter]:
+        """Return the parameters whose gradient was neither made nor written since."""
+        return [parameter for parameter, writes in self._given if _are_same(_tensors(parameter.grad), writes)]
+
+
+def _tensors(grad: Tensor | None) -> list[Tensor]:
+    """Return a gradient and its inner tensors; autograd counts writes to the former, and FSDP2 writes to the latter."""
+    return [] if grad is None else [grad, *inner_tensors(grad)]
+
+
+def _are_same(tensors: list[Tensor], writes: _Writes) -> bool:
+    return len(tensors) == len(writes) and all(
+        before() is each and version == each._version for each, (before, version) in zip(tensors, writes, strict=True)
+    )
 
 
 def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:

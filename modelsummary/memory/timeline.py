@@ -1,4 +1,7 @@
-"""The memory of an observed step: bytes alive at each operator, what is kept, and the peak of each call."""
+"""The memory of an observed step: bytes alive at each operator, what is kept, and the peak of each call.
+
+Operators also allocate for themselves while they run: reordered weights, columns of images, scratch memory.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,30 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelsummary.capture.trace import Trace, bytes_alive
+import torch
+
+from modelsummary.capture.trace import Storage, Trace, bytes_alive
+from modelsummary.devices.kernel_table import table_of
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.operators.kernels import whole_call
 from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import is_free
 
-__all__ = ["RowMemory", "Workspaces", "by_call", "estimate_of", "timeline_of"]
+__all__ = ["RowMemory", "Workspaces", "by_call", "estimate_of", "timeline_of", "workspaces_on"]
 
 Workspaces = Callable[[OperatorCall], int] | None  # bytes that an operator takes for itself; None: not counted
+# torch gives cuBLAS 2 x 4 MiB + 8 x 16 KiB for each handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp).
+_CUBLAS_BYTES = 2 * 2**22 + 8 * 2**14
+# Collectives whose whole tensor gloo copies (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+_COPIED_BY_GLOO = frozenset(
+    {
+        "c10d._allgather_base_",
+        "c10d._reduce_scatter_base_",
+        "_c10d_functional.all_gather_into_tensor",
+        "_c10d_functional.reduce_scatter_tensor",
+    }
+)
 
 
 @dataclass
@@ -27,20 +46,15 @@ class RowMemory:
 def timeline_of(trace: Trace, workspaces: Workspaces) -> list[TimelinePoint]:
     """Return the bytes alive while each operator of a trace runs."""
     n_operators = len(trace.operators)
-    changes = [[0] * (n_operators + 1) for _ in CATEGORIES]
+    of_kind: dict[str, list[Storage]] = {kind: [] for kind in CATEGORIES[:-1]}
     for storage in trace.storages:
-        series = changes[CATEGORIES.index(storage.kind)]
-        series[max(storage.born, 0)] += storage.nbytes
-        if storage.died is not None:
-            series[max(storage.died, 0)] -= storage.nbytes
-    held = [0] * len(CATEGORIES)
-    points = []
-    spaces = _workspace_of_each(trace, workspaces)
-    for number, (name, (_, phase, row)) in enumerate(zip(trace.names, trace.operators, strict=True)):
-        held = [nbytes + series[number] for nbytes, series in zip(held, changes, strict=True)]
-        fqn = None if row is None else row[0]
-        points.append(TimelinePoint(name, fqn, phase, (*held[:-1], spaces[number])))
-    return points
+        of_kind[storage.kind].append(storage)
+    alive = [bytes_alive(storages, n_operators) for storages in of_kind.values()]
+    held = zip(*alive, _workspace_of_each(trace, workspaces), strict=True)
+    return [
+        TimelinePoint(str(run.call.func), None if row is None else row[0], phase, nbytes)
+        for (run, phase, row), nbytes in zip(trace.operators, held, strict=True)
+    ]
 
 
 def _workspace_of_each(trace: Trace, workspaces: Workspaces) -> list[int]:
@@ -91,3 +105,39 @@ def by_call(trace: Trace, workspaces: Workspaces) -> dict[CallKey, RowMemory]:
     alive = bytes_alive(trace.storages, len(trace.operators))
     held = [sum(parts) for parts in zip(alive, _workspace_of_each(trace, workspaces), strict=True)]
     return {call.key: RowMemory(saved[call.key], max(held[call.begin : call.end], default=0)) for call in trace.calls}
+
+
+# ------------------------------------------------------------------------------------------ workspaces
+
+
+def workspaces_on(device: torch.device) -> Callable[[OperatorCall], int]:
+    """Return a function from an operator call to the bytes of its workspace, 0 where nothing is known.
+
+    On a device of this machine that was calibrated it is measured; of a CUDA device that is not there, matrix products
+    have the workspace that torch gives to cuBLAS. In a process group, collectives on the CPU have the copies of gloo.
+    """
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return _cublas
+    if device.type not in ("cpu", "cuda"):
+        return lambda _: 0
+    table = table_of(device)
+    has_gloo = device.type == "cpu" and torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not table.entries:
+        return _gloo if has_gloo else lambda _: 0
+
+    def workspace(call: OperatorCall) -> int:
+        if has_gloo and call.name in _COPIED_BY_GLOO:
+            return _gloo(call)
+        return 0 if call.func is None or is_free(call) else table.workspace(call.key, whole_call(call)) or 0
+
+    return workspace
+
+
+def _gloo(call: OperatorCall) -> int:
+    if call.name not in _COPIED_BY_GLOO:
+        return 0
+    return max(spec.nbytes for spec in (*call.tensors, *call.outputs))
+
+
+def _cublas(call: OperatorCall) -> int:
+    return _CUBLAS_BYTES if call.func is not None and whole_call(call).op_class == "gemm" else 0

@@ -175,7 +175,7 @@ class _Run:
 
     def _forward(self, kwargs: dict[str, Any]) -> tuple[str, Any, dict[str, Any], Phase]:
         """Run the model; return the name of its cache, the cache, further arguments of the next call, and the facts."""
-        follow, first = self.follow, len(self.follow.operators)
+        follow, first = self.follow, len(self.follow.inside)
         watch = Watch(self._model)
         output = watch.call((), kwargs)
         found = cache_in(output, self._request.parameters)
@@ -194,7 +194,7 @@ class _Run:
             encoded = getattr(output, _ENCODED, None)
             further = {} if encoded is None else {_ENCODER: Encoded((encoded,))}
         operators = [StepOperator(run, "forward", None) for run in follow.log.runs[first:]]
-        alive = bytes_alive(follow.every, len(follow.operators))
+        alive = bytes_alive(follow.every, len(follow.inside))
         peak = max(alive[first:], default=0)
         cache = bytes_of_cache(found[1], self._model, self._before, self._storage_bytes)
         storages = frozenset(id(self.follow.of(each)) for each in tensors_of(found[1]))
