@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from modelsummary.capture.inputs import CallArguments, call_like
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators, Uncounted
-from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
+from modelsummary.capture.run import WANTS_GRADIENT, no_collection, nothing_hidden, running
 from modelsummary.capture.timer import Timer, cost_of_timing
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
@@ -163,7 +162,8 @@ def _measured(
         with as_step_error(lambda: measurement.doing, _REMEDIES):
             with nothing_hidden(), Operators(Uncounted(), execution):
                 measurement.run_once()  # not timed: it records the state to restore
-            with _without_garbage_collection(), counted("latency", "run", warmup + runs) as done:
+            gc.collect()
+            with no_collection(), counted("latency", "run", warmup + runs) as done:
                 for number in range(warmup + runs):
                     measurement.pair(number, counts=number >= warmup)
                     done()
@@ -274,15 +274,3 @@ class _Measurement:
 def _compared(plain: Sequence[float], marked: Sequence[float]) -> MarkedRuns:
     ratios = [after / before for before, after in zip(plain, marked, strict=True) if before]
     return MarkedRuns(median(plain), median(marked), median(ratios) if ratios else 1.0)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
