@@ -315,7 +315,8 @@ def running(
             records = grad and (not on_shapes or takes_gradients(device or own))
             # distributions check their arguments by values
             checked = _torch.swapped(Distribution, "_validate_args", Distribution._validate_args and not on_shapes)
-            with torch.set_grad_enabled(records), hidden, _room(), checked, asked:
+            sys.setrecursionlimit(2 * sys.getrecursionlimit())  # wrappers of calls take frames that a deep model needs
+            with torch.set_grad_enabled(records), hidden, checked, asked:
                 yield execution, args, kwargs
         finally:
             if isinstance(execution, RealExecution):
@@ -382,14 +383,3 @@ def _plain_flex_attention() -> Iterator[None]:
             if library is not None and name in vars(library):
                 stack.enter_context(_torch.swapped(library, name, value))
         yield
-
-
-@contextmanager
-def _room() -> Iterator[None]:
-    """Run the body with twice the recursion limit, as the wrappers of calls take frames that a deep model needs."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(2 * limit)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)

@@ -143,6 +143,7 @@ _ALWAYS = (
     _switch("cudnn", _cudnn, _set_cudnn),
     _switch("float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _switch("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    _switch("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     ProcessState("torch rng", torch.get_rng_state, torch.set_rng_state),
     ProcessState("python rng", random.getstate, random.setstate),
 )
