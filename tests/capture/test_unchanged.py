@@ -6,6 +6,7 @@ import copy
 import functools
 import queue
 import random
+import sys
 from collections import OrderedDict, defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
@@ -410,6 +411,7 @@ TURNED = {
     "cudnn": lambda: setattr(torch.backends.cudnn, "benchmark", True),
     "float32 products": lambda: torch.set_float32_matmul_precision("high"),
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+    "recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 100),
     "torch rng": lambda: torch.manual_seed(7),
     "python rng": lambda: random.seed(7),
     "numpy rng": lambda: np.random.seed(7),
