@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -338,10 +338,10 @@ def _gathering(model: nn.Module, fqn: str) -> list[nn.Module]:
     Empty if a stage does not hold the unit, or if calls of these modules do not use all its parameters: then the root
     gathers them.
     """
-    module = _find(model, fqn)
+    module, stage = _find(model, fqn), cast("Any", model)
     if module is None:
         return []
-    paths = model.calls_inside(fqn) if hasattr(model, "calls_inside") else None
+    paths = stage.calls_inside(fqn) if hasattr(stage, "calls_inside") else None
     if paths is None:
         return [module]
     parts = [model.get_submodule(path) for path in paths]

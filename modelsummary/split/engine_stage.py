@@ -239,7 +239,7 @@ class EngineStage(PipelineStage):
 
     def wait_for_gradient_reduction(self, grad_scale_factor: int) -> None:
         """End the step of this stage, after FSDP has reduced its gradients."""
-        super().wait_for_gradient_reduction(grad_scale_factor)
+        super().wait_for_gradient_reduction(grad_scale_factor)  # type: ignore[misc, unused-ignore]  # torch 2.15
         if grad_scale_factor == 1:
             self.scale_grads(1)
 
