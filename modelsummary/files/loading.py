@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.reading import reading
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.safetensors import INDEX
 
 __all__ = ["is_file", "is_torchscript", "load"]
 
-Size = Sequence[int] | Tensor | float
+Size = Sequence[int] | Tensor | float | Sequence[Sequence[int] | Tensor]
 _FORMATS = "file .onnx, .pt2, .safetensors, .safetensors.index.json, .gguf, or TorchScript .pt"
 _WEIGHTS = (".safetensors", INDEX, ".gguf")
 _TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript", ".jit")
@@ -60,7 +61,8 @@ def load(
         input: size of the only input, a list of the sizes of all inputs, or name -> size of some. They replace the
             sizes in the file and bind its open dimensions. A tensor gives its size, and to TorchScript also its dtype.
             A number is an input without dimensions. ONNX graphs also use the values of numbers and small tensors where
-            values decide on sizes or branches. Default: the sizes in the file.
+            values decide on sizes or branches. An input of TorchScript that is a list of tensors takes a list of sizes:
+            ``[[(3, 480, 640), (3, 400, 400)]]``. Default: the sizes in the file.
         run: interpret the code of a TorchScript module on inputs of these sizes. Only operators that compute are run,
             on shapes; a file whose code does anything else is refused. Default: read parameters and modules only.
 
@@ -85,8 +87,9 @@ def load(
         raise ModelFileError(f"file {str(file)!r} does not exist; expected a {_FORMATS}, or the model itself")
     if run and not is_torchscript(file.name):
         raise InputError(f"run=True is for TorchScript only; leave it out for {str(file)!r}, which need not run")
-    with _uncollected():
-        return _read(file, _inputs(input), input, run)
+    inputs = {name: _checked(value, input) for name, value in _inputs(input).items()}
+    with _uncollected(), reading(file):
+        return _read(file, inputs, run)
 
 
 @contextmanager
@@ -101,26 +104,30 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _read(file: Path, inputs: Mapping[str | int, Any], passed: Any, run: bool) -> FileStatistics:
-    sizes = {name: _size(value, passed) for name, value in inputs.items()}
-    tensors = {name: value for name, value in inputs.items() if _is_tensor(value)}
+def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatistics:
     ending = file.suffix.lower()
+    if ending in _TORCHSCRIPT:
+        from modelsummary.files.torch.torchscript import load_torchscript
+
+        return load_torchscript(file, inputs, run=run)
+    for name, value in inputs.items():
+        if _is_list_of_sizes(value):
+            raise InputError(
+                f"input {name!r} must be one size, got {value!r:.80}; only TorchScript takes lists of sizes"
+            )
+    sizes = {name: list(value.shape if isinstance(value, Tensor) else value) for name, value in inputs.items()}
     if ending == ".onnx":
         from modelsummary.files.onnx.model_file import load_onnx
 
-        return load_onnx(file, sizes, tensors)
+        return load_onnx(file, sizes, {name: value for name, value in inputs.items() if isinstance(value, Tensor)})
     if ending == ".pt2":
         from modelsummary.files.torch.program_file import load_exported
 
         return load_exported(file, sizes)
-    if ending in _TORCHSCRIPT:
-        from modelsummary.files.torch.torchscript import load_torchscript
-
-        return load_torchscript(file, sizes, {name: value.dtype for name, value in tensors.items()}, run=run)
     if not file.name.lower().endswith(_WEIGHTS):
-        raise InputError(f"expected a {_FORMATS}, got {str(file)!r}")
+        raise InputError(f"expected a {_FORMATS}")
     if sizes:
-        raise InputError(f"input= needs a forward, which the weights in {str(file)!r} do not have; leave it out")
+        raise InputError("input= needs a forward, which the weights in the file do not have; leave it out")
     from modelsummary.files.weights.gguf import load_gguf
     from modelsummary.files.weights.safetensors import load_index, load_safetensors
 
@@ -142,22 +149,25 @@ def _inputs(passed: Any) -> dict[str | int, Any]:
     if passed is None:
         return {}
     if isinstance(passed, Mapping):
-        return {name: _tensor(value) for name, value in passed.items()}
-    is_one = _is_tensor(passed) or not isinstance(passed, Sequence) or all(type(dim) is int for dim in passed)
-    return dict(enumerate([passed] if is_one or isinstance(passed, str) else map(_tensor, passed)))
+        return dict(passed)
+    is_one = not isinstance(passed, Sequence) or isinstance(passed, str) or all(type(dim) is int for dim in passed)
+    return dict(enumerate([passed] if is_one else passed))
 
 
-def _tensor(value: Any) -> Any:
-    """Return a number as a tensor without dimensions, and anything else as it is."""
-    return torch.tensor(value) if isinstance(value, (int, float)) else value
+def _checked(value: Any, passed: Any) -> Any:
+    """Return an input: a number as a tensor without dimensions, and anything else as it is."""
+    if isinstance(value, (int, float)):
+        return torch.tensor(value)
+    if isinstance(value, Tensor) or _is_size(value) or _is_list_of_sizes(value):
+        return value
+    raise InputError(f"input must be a size such as (1, 3, 224, 224), a list or dict of sizes, got {passed!r:.80}")
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+def _is_size(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(type(dim) is int and dim >= 0 for dim in value)
 
 
-def _size(value: Any, passed: Any) -> list[int]:
-    size = value.shape if _is_tensor(value) else value
-    if not isinstance(size, Sequence) or not all(type(dim) is int and dim >= 0 for dim in size):
-        raise InputError(f"input must be a size such as (1, 3, 224, 224), a list or dict of sizes, got {passed!r:.80}")
-    return list(size)
+def _is_list_of_sizes(value: Any) -> bool:
+    """Return True for the sizes of a list of tensors; an empty list is the size of a tensor without dimensions."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return is_list and all(isinstance(item, Tensor) or _is_size(item) for item in value)

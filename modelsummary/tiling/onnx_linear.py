@@ -13,6 +13,7 @@ from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.attributes import value_of
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.reading import import_onnx, read_model
+from modelsummary.files.reading import reading
 from modelsummary.tiling.onnx_graphs import Tiles, check_sizes, parts_of
 
 __all__ = ["ModelLike", "not_tiled", "proto_of", "tile_linear"]
@@ -116,15 +117,14 @@ def proto_of(model: ModelLike) -> Any:
     if not isinstance(model, (str, PathLike)):
         raise InputError(f"model must be an onnx.ModelProto or a path, got {type(model).__name__}: {model!r:.80}")
     path = Path(model)
-    proto = read_model(path)
-    try:
+    with reading(path):
+        proto = read_model(path)
         check_texts(proto)
         check_model(proto, path, Budget.of_size(path.stat().st_size))
-        onnx.external_data_helper.load_external_data_for_model(proto, str(path.resolve().parent))
-    except ModelFileError as error:
-        raise ModelFileError(f"{str(path)!r}: {error}") from None
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelFileError(f"{str(path)!r}: cannot read its weights: {error}") from None
+        try:
+            onnx.external_data_helper.load_external_data_for_model(proto, str(path.resolve().parent))
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            raise ModelFileError(f"cannot read its weights: {error}") from None
     return proto
 
 

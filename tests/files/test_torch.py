@@ -92,6 +92,8 @@ def test_open_dimensions(tmp_path):
         load(path, (7, 5))
     with pytest.raises(InputError, match="no input 'y'; it has 'x'"):
         load(path, {"y": (7, 5, 8)})
+    with pytest.raises(InputError, match=r"input 0 must be one size, got \[\(7, 5, 8\)\]; only TorchScript"):
+        load(path, [[(7, 5, 8)]])
 
 
 def test_tied_weights_count_once(tmp_path):

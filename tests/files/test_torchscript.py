@@ -410,6 +410,33 @@ def test_the_language(tmp_path):
     assert stats.root.output_size == ([2, 1, 4], [2, 4])
 
 
+class OfLists(nn.Module):
+    """A layer on each tensor of a list, as detection models have for their images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+    def forward(self, images: list[torch.Tensor], mask: torch.Tensor) -> list[torch.Tensor]:
+        return [self.layer(images[i]) + mask for i in range(len(images))]
+
+
+def test_lists_of_sizes_and_of_tensors(tmp_path):
+    path = scripted(OfLists(), tmp_path / "net.pt")
+    stats = load(path, [[(2, 3), (4, 3)], (5,)], run=True)
+    assert stats.total_mult_adds == (2 + 4) * 3 * 5
+    assert stats.root.input_size == ([2, 3], [4, 3], [5])
+    assert stats.root.output_size == ([2, 5], [4, 5])
+    named = {"mask": (5,), "images": [torch.rand(7, 3), torch.rand(1, 3, dtype=torch.float32)]}
+    assert load(path, named, run=True).total_mult_adds == (7 + 1) * 3 * 5
+    with pytest.raises(InputError, match=r"'images' is List\[Tensor\], which takes a list of sizes: .*\[\(2, 3\)\]"):
+        load(path, [(2, 3), (5,)], run=True)
+    with pytest.raises(InputError, match="'mask' is Tensor, which no list of sizes fits"):
+        load(path, [[(2, 3)], [(5,)]], run=True)
+    with pytest.raises(InputError, match="input must be a size such as"):
+        load(path, [[[(2, 3)]], (5,)], run=True)
+
+
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_have_overloads(tmp_path, make):
     layer, x = make(4, 8, 2, batch_first=True), torch.rand(2, 5, 4)

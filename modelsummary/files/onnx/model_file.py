@@ -43,10 +43,8 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
     values = {name: each.detach().cpu() for name, each in tensors.items() if not each.is_meta}
     try:
         program = contained(lambda: _program(path, outline, sizes, values, budget), budget)
-    except (InputError, ModelFileError) as error:
-        is_of_user = isinstance(error, InputError) or (sizes and isinstance(error, ShapeMismatchError))
-        kind = InputError if is_of_user else ModelFileError
-        raise kind(f"{str(path)!r}: {error}") from None
+    except ShapeMismatchError as error:
+        raise (InputError if sizes else ModelFileError)(str(error)) from None
     return FileStatistics(program, path)
 
 

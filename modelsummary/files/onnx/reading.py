@@ -57,10 +57,8 @@ class Outline(NamedTuple):
 
     def parsed(self) -> Any:
         """Return the ``ModelProto``; raise ``ModelFileError`` if it cannot be decoded."""
-        try:
+        with _decoding():
             return import_onnx().ModelProto.FromString(self.data)
-        except Exception:  # the DecodeError of whichever protobuf is installed
-            raise ModelFileError("it is not an ONNX file, or is truncated") from None
 
 
 def read_outline(path: Path) -> Outline:
@@ -79,18 +77,23 @@ def read_outline(path: Path) -> Outline:
 
 
 def _read(path: Path, parse: Callable[[Any], Any]) -> Any:
-    try:
+    with _decoding():
         size = path.stat().st_size
         if size > _LARGEST:
             raise ModelFileError(f"it has {size:,} bytes; an ONNX file has at most {_LARGEST:,}")
         with path.open("rb") as file, _memory_of(file, size) as data:
             return parse(data)
-    except OSError as error:
-        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except ModelFileError as error:
-        raise ModelFileError(f"{str(path)!r}: {error}") from None
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Return a context whose errors of Protocol Buffers are a ``ModelFileError``."""
+    try:
+        yield
+    except (OSError, ModelFileError):
+        raise
     except Exception:  # the DecodeError of whichever protobuf is installed
-        raise ModelFileError(f"{str(path)!r} is not an ONNX file, or is truncated") from None
+        raise ModelFileError("it is not an ONNX file, or is truncated") from None
 
 
 @contextmanager

@@ -48,7 +48,7 @@ _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 def prepare(archive: Archive) -> None:
     """Import what reading an archive needs: torch's reader, and the libraries that register operators named in it."""
     _torch.export_serializer()
-    text = b"".join(archive.read(name) for name in _models_in(archive))
+    text = b"".join(archive.read_data(name) for name in _models_in(archive))
     for namespace, library in _LIBRARIES.items():
         if f"torch.ops.{namespace}.".encode() in text:
             with suppress(ImportError):
@@ -89,7 +89,7 @@ def read_exported(archive: Archive) -> Any:
             return serializer.deserialize(
                 serializer.SerializedArtifact(json.dumps(facts).encode(), weights, constants, b"")
             )
-    except ModelFileError:
+    except (ModelFileError, MemoryError):
         raise
     except Exception as error:  # any error of torch on a broken program
         raise ModelFileError(f"it is not an exported program: {type(error).__name__} {error}") from None

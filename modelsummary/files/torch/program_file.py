@@ -40,13 +40,7 @@ def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
     archive = Archive(path)
     prepare(archive)
     budget = Budget.of_size(sum(archive.size(name) for name in archive.names if name.endswith(".json")))
-    try:
-        program = contained(lambda: _program(archive, sizes), budget)
-    except InputError as error:
-        raise InputError(f"{str(path)!r}: {error}") from None
-    except ModelFileError as error:
-        raise ModelFileError(f"{str(path)!r}: {error}") from None
-    return FileStatistics(program, path)
+    return FileStatistics(contained(lambda: _program(archive, sizes), budget), path)
 
 
 def _program(archive: Archive, sizes: GivenSizes) -> Program:
@@ -54,7 +48,7 @@ def _program(archive: Archive, sizes: GivenSizes) -> Program:
     try:
         program = _Builder(exported, sizes).built()
         program.stored = stored_in(archive)
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # any error of torch on an inconsistent graph
         raise ModelFileError(f"it contradicts itself: {type(error).__name__} {error}") from None

@@ -92,10 +92,6 @@ class Code:
             self._functions[key] = None if text is None else self._read_function("if 0:\n" + text, is_method=True)
         return self._functions[key]
 
-    def method_names(self, script_class: ScriptClass) -> list[str]:
-        """Return the names of a class's methods, in the order of the code."""
-        return list(self._methods.get(script_class.name, ()))
-
     def _text(self, name: str) -> str:
         """Return the text of a definition; an empty one if there is none."""
         module, _, last = name.rpartition(".")

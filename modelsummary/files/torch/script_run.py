@@ -6,6 +6,7 @@ asks for them and computing them is safe.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,10 +25,10 @@ from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import nothing_hidden
 from modelsummary.errors import InputError, ModelFileError, in_short
 from modelsummary.files.budget import Budget
-from modelsummary.files.program import GivenSizes, Program, Scope
+from modelsummary.files.program import Program, Scope
 from modelsummary.files.program import Tensor as Listed
 from modelsummary.files.torch.archive import Archive
-from modelsummary.files.torch.script_code import Code
+from modelsummary.files.torch.script_file import ScriptFile
 from modelsummary.files.torch.script_functions import CONTAINER_FUNCTIONS, FUNCTIONS, ScriptError, called_function
 from modelsummary.files.torch.script_interpreter import EnumMember, Instance, Interpreter, TensorWork
 from modelsummary.files.torch.script_operators import DTYPES, RefusedNameError, call_operator, number_of
@@ -36,7 +37,7 @@ from modelsummary.files.torch.script_quantized import packed_weight, quantized_f
 from modelsummary.files.torch.script_record import ScriptRecord
 from modelsummary.files.torch.script_shapes import ScriptShapes
 
-__all__ = ["ScriptFile", "run_script"]
+__all__ = ["run_script"]
 
 _CPU = torch.device("cpu")
 _SMALL = 2**16  # elements of tensors whose values are known anyway
@@ -44,36 +45,12 @@ _SMALL_PARAMETER = 16
 _QUANTIZED = {torch.qint8: "qint8", torch.quint8: "quint8", torch.qint32: "qint32"}
 
 
-class ScriptFile:
-    """What has been read of a TorchScript file.
-
-    Args:
-        code: the code of the file's archive.
-        model, constants: the values of ``data.pkl`` and ``constants.pkl``.
-        scopes: the modules around each module and itself, by the id of its object.
-        tensors: how the tensors of the file are listed.
-        stored_bytes: bytes of all tensors in the file.
-    """
-
-    def __init__(
-        self,
-        code: Code,
-        model: ScriptObject,
-        constants: Any,
-        scopes: Mapping[int, tuple[Scope, ...]],
-        tensors: Mapping[ScriptTensor, Listed],
-        stored_bytes: int,
-    ) -> None:
-        self.code, self.archive, self.model, self.constants = code, code.archive, model, constants
-        self.scopes, self.tensors, self.stored_bytes = scopes, tensors, stored_bytes
-
-
-def run_script(file: ScriptFile, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype], budget: Budget) -> Program:
+def run_script(file: ScriptFile, inputs: Mapping[str | int, Any], budget: Budget) -> Program:
     """Follow the module in a file on inputs of these sizes; return its operators.
 
     Args:
-        sizes: sizes of the inputs, in the order of the arguments or by name.
-        dtypes: dtypes of some inputs; default: the dtype of the first floating point parameter.
+        inputs: sizes, tensors, or lists of them, in the order of the arguments or by name. A size has the dtype of the
+            first floating point parameter.
         budget: what reading the file has left; a second pass spends from it, too.
 
     Raises:
@@ -82,22 +59,22 @@ def run_script(file: ScriptFile, sizes: GivenSizes, dtypes: Mapping[str | int, t
     """
     _load_kernels(file.archive)
     budget.restart()
-    failed = f"{str(file.archive.path)!r} does not run on {[list(each) for each in sizes.values()]}"
+    failed = f"it does not run on {[_shown(value) for value in inputs.values()]}"
     run = _Run(file, budget, follows=False)
     try:
         try:
-            return run.program(sizes, dtypes)
+            return run.program(inputs)
         except ModelFileError:
             raise
         except Exception:
             if run.shapes.obstacle is None:
                 raise
         run = _Run(file, budget, follows=True)
-        return run.program(sizes, dtypes)
-    except ModelFileError as error:
-        raise ModelFileError(f"{str(file.archive.path)!r}: {error}") from None
+        return run.program(inputs)
+    except ModelFileError:
+        raise
     except RecursionError:
-        raise ModelFileError(f"{str(file.archive.path)!r}: its code is nested too deep") from None
+        raise ModelFileError("its code is nested too deep") from None
     except ScriptError as error:
         raise InputError(f"{failed}: {error}") from None
     except Exception as error:
@@ -128,8 +105,8 @@ class _Run(TensorWork):
         self.shapes = ScriptShapes(
             self._budget,
             follows=follows,
-            most_bytes=256 * 2**20 + 24 * file.stored_bytes,
-            most_work=2 * 10**9 + 2000 * file.stored_bytes,
+            most_bytes=256 * 2**20 + 24 * file.stored().nbytes,
+            most_work=2 * 10**9 + 2000 * file.stored().nbytes,
         )
         self._record = ScriptRecord(self.shapes)
         self._is_grad_enabled = False
@@ -138,7 +115,7 @@ class _Run(TensorWork):
         self._values: dict[int, Any] = {}
         self._interpreter: Interpreter
 
-    def program(self, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> Program:
+    def program(self, inputs: Mapping[str | int, Any]) -> Program:
         """Return the operators of the program on zeros of these sizes."""
         with torch.no_grad(), nothing_hidden(), fused_lstm(), self.shapes.running():
             with Operators(self._record.counting, self._record), self._record.unrecorded():
@@ -146,13 +123,17 @@ class _Run(TensorWork):
                 self._interpreter = Interpreter(self._file.code, constants, self, self._budget)
                 constants += self._materialized(self._file.constants) or ()
                 model = self._materialized(self._file.model)
+            method = self._forward(model, len(inputs))
+            self._check_lists(model, method, inputs)
+            kinds = [tensor.dtype for tensor, listed in self._file.tensors.items() if listed.kind == "parameter"]
+            usual = next((dtype for dtype in kinds if dtype.is_floating_point), torch.float32)
             with _disable_current_modes():
-                inputs = self._inputs(sizes, dtypes)
-            self._record.add_inputs(list(inputs.values()))
-            named = {name: tensor for name, tensor in inputs.items() if isinstance(name, str)}
-            args = [] if named else list(inputs.values())
+                passed = {name: self._input(value, usual) for name, value in inputs.items()}
+            self._record.add_inputs(_tensors_in(list(passed.values()), self._budget))
+            named = {name: value for name, value in passed.items() if isinstance(name, str)}
+            args = [] if named else list(passed.values())
             with Operators(self._record.counting, self._record):
-                out = self._interpreter.call_method(model, self._forward(model, len(inputs)), args, named)
+                out = self._interpreter.call_method(model, method, args, named)
             outputs = _tensors_in(out, self._budget)
             return self._record.program(self._file.model.class_name.rpartition(".")[2], outputs)
 
@@ -171,19 +152,30 @@ class _Run(TensorWork):
                     return f"forward__{number}"
         return "forward"
 
-    def _inputs(self, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> dict[str | int, Tensor]:
-        kinds = [tensor.dtype for tensor, listed in self._file.tensors.items() if listed.kind == "parameter"]
-        usual = next((dtype for dtype in kinds if dtype.is_floating_point), torch.float32)
-        inputs = {}
-        for name, size in sizes.items():
-            dtype = dtypes.get(name, usual)
-            zeros = torch.empty(list(size), dtype=dtype, device="meta")
-            is_small = zeros.numel() <= _SMALL and not (dtype.is_floating_point or dtype.is_complex)
-            if is_small or (self._follows and zeros.nbytes <= self.shapes.most_bytes):
-                inputs[name] = self.shapes.known(torch.zeros(size, dtype=dtype))
-            else:
-                inputs[name] = new_tensor(Spec(zeros.shape, zeros.stride(), dtype), _CPU)
-        return inputs
+    def _check_lists(self, model: Any, method: str, inputs: Mapping[str | int, Any]) -> None:
+        """Raise ``ScriptError`` if an input is a list of sizes where a tensor is wanted, or one size for a list."""
+        definition = self._interpreter.method(model, method)
+        for position, argument in enumerate(definition.args.args[1:] if definition is not None else ()):
+            value = inputs.get(argument.arg, inputs.get(position))
+            if value is None or argument.annotation is None:
+                continue
+            kind = ast.unparse(argument.annotation)
+            if _is_list(value) and not kind.startswith("List["):
+                raise ScriptError(f"its input {argument.arg!r} is {kind[:80]}, which no list of sizes fits")
+            if not _is_list(value) and kind == "List[Tensor]":
+                example = f"input={{{argument.arg!r}: [{tuple(_shown(value))}]}}"
+                raise ScriptError(f"its input {argument.arg!r} is {kind}, which takes a list of sizes: {example}")
+
+    def _input(self, value: Any, usual: torch.dtype) -> Any:
+        """Return an argument of the program: zeros of a size, or a list of them."""
+        if _is_list(value):
+            return [self._input(item, usual) for item in value]
+        size, dtype = (value.shape, value.dtype) if isinstance(value, Tensor) else (value, usual)
+        zeros = torch.empty(list(size), dtype=dtype, device="meta")
+        is_small = zeros.numel() <= _SMALL and not (dtype.is_floating_point or dtype.is_complex)
+        if is_small or (self._follows and zeros.nbytes <= self.shapes.most_bytes):
+            return self.shapes.known(torch.zeros(size, dtype=dtype))
+        return new_tensor(Spec(zeros.shape, zeros.stride(), dtype), _CPU)
 
     # ------------------------------------------------------------------------------- what the file holds
 
@@ -525,6 +517,15 @@ def _dtype(number: Any) -> torch.dtype:
     if type(number) is not int or number not in DTYPES:
         raise ModelFileError(f"the code has the dtype {number!r:.40}, which torch {torch.__version__} does not know")
     return DTYPES[number]
+
+
+def _is_list(value: Any) -> bool:
+    """Return True for an input that is a list of sizes or tensors, False for a size or a tensor."""
+    return not isinstance(value, Tensor) and any(not isinstance(item, int) for item in value)
+
+
+def _shown(value: Any) -> list[Any]:
+    return list(map(_shown, value)) if _is_list(value) else list(value.shape if isinstance(value, Tensor) else value)
 
 
 def _holds_tensor(values: Sequence[Any]) -> bool:

@@ -79,16 +79,10 @@ def load_gguf(path: Path) -> WeightStatistics:
     Raises:
         ModelFileError: the file is broken, truncated, or contradicts itself.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            budget = Budget.of_size(size)
-            header = _Header(file, size, budget)
-            facts, tensors = header.read()
-    except OSError as error:
-        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except ModelFileError as error:
-        raise ModelFileError(f"{str(path)!r}: {error}") from None
+    size = path.stat().st_size
+    budget = Budget.of_size(size)
+    with path.open("rb") as file:
+        facts, tensors = _Header(file, size, budget).read()
     architecture = facts.get("general.architecture")
     name = architecture if isinstance(architecture, str) and 0 < len(architecture) <= 100 else "Module"
     return weight_statistics(tensors, printable(name), path, budget)

@@ -14,6 +14,7 @@ from typing import Any
 
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
+from modelsummary.files.reading import reading
 from modelsummary.files.weights.stored import (
     MOST_DIMENSIONS,
     StoredTensor,
@@ -62,7 +63,7 @@ def load_safetensors(path: Path) -> WeightStatistics:
     Raises:
         ModelFileError: the file is broken, truncated, or contradicts itself.
     """
-    budget = Budget.of_size(_size(path))
+    budget = Budget.of_size(path.stat().st_size)
     return weight_statistics(list(read_header(path, budget).values()), "Module", path, budget)
 
 
@@ -72,33 +73,38 @@ def load_index(path: Path) -> WeightStatistics:
     Raises:
         ModelFileError: the index or a file is broken, a file is missing, or they contradict each other.
     """
-    index = _json(_bytes_of(path), path)
+    size = path.stat().st_size
+    if size > _LARGEST_HEADER:
+        raise ModelFileError(f"it has {grouped(size)} bytes; an index has at most {grouped(_LARGEST_HEADER)}")
+    with path.open("rb") as file:
+        index = _json(file.read(_LARGEST_HEADER))
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
-        raise ModelFileError(f"{str(path)!r}: 'weight_map' must map names of tensors to names of files")
-    budget = Budget.of_size(_size(path))
+        raise ModelFileError("'weight_map' must map names of tensors to names of files")
+    budget = Budget.of_size(size)
     stored: dict[str, StoredTensor] = {}
     for name in dict.fromkeys(places.values()):
         budget.spend(_FILE_STEPS)
         for fqn, tensor in _part(path, name, budget).items():
             check_name(fqn, stored)
             if places.get(fqn) != name:
-                raise ModelFileError(f"{str(path)!r}: tensor {fqn[:80]!r} is in {name[:80]!r}, which the index denies")
+                raise ModelFileError(f"tensor {fqn[:80]!r} is in {name[:80]!r}, which the index denies")
             stored[fqn] = tensor
     missing = next((fqn for fqn in places if fqn not in stored), None)
     if missing is not None:
-        raise ModelFileError(f"{str(path)!r}: tensor {missing[:80]!r} is not in {places[missing][:80]!r}")
+        raise ModelFileError(f"tensor {missing[:80]!r} is not in {places[missing][:80]!r}")
     return weight_statistics([stored[fqn] for fqn in places], "Module", path, budget, _wrong_total(index, stored))
 
 
 def _part(index: Path, name: str, budget: Budget) -> dict[str, StoredTensor]:
     """Return the tensors in a file that an index names; the file must lie beside the index."""
     if not name or name in (".", "..") or any(each in name for each in "/\\:\0") or len(name) > 255:
-        raise ModelFileError(f"{str(index)!r} names the file {name[:80]!r}; files must lie beside the index")
+        raise ModelFileError(f"it names the file {name[:80]!r}; files must lie beside the index")
     place = index.parent / name
     if not place.is_file():
-        raise ModelFileError(f"{str(index)!r} names the file {name[:80]!r}, which does not exist")
-    return read_header(place, budget)
+        raise ModelFileError(f"it names the file {name[:80]!r}, which does not exist")
+    with reading(place):
+        return read_header(place, budget)
 
 
 def _wrong_total(index: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> list[str]:
@@ -117,56 +123,31 @@ def read_header(path: Path, budget: Budget) -> dict[str, StoredTensor]:
     Raises:
         ModelFileError: the file is broken, truncated, or contradicts itself.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise ModelFileError(
-                    f"{str(path)!r} is not a safetensors file, or is truncated: it declares a header of "
-                    f"{grouped(length)} bytes and has {grouped(size)} bytes"
-                )
-            if length > _LARGEST_HEADER:
-                raise ModelFileError(
-                    f"{str(path)!r} has a header of {grouped(length)} bytes; more than {grouped(_LARGEST_HEADER)} "
-                    "are not read"
-                )
-            header = file.read(length)
-    except OSError as error:
-        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    try:
-        budget.spend(_STEPS * header.count(b","))
-        return _tensors(_json(header, path), size - 8 - length)
-    except ModelFileError as error:
-        text = str(error)
-        raise ModelFileError(text if text.startswith(repr(str(path))) else f"{str(path)!r}: {text}") from None
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > _LARGEST_HEADER:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
             raise ModelFileError(
-                f"{str(path)!r} has {grouped(size)} bytes; an index has at most {grouped(_LARGEST_HEADER)}"
+                "it is not a safetensors file, or is truncated: it declares a header of "
+                f"{grouped(length)} bytes and has {grouped(size)} bytes"
             )
-        with path.open("rb") as file:
-            return file.read(_LARGEST_HEADER)
-    except OSError as error:
-        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+        if length > _LARGEST_HEADER:
+            raise ModelFileError(
+                f"it has a header of {grouped(length)} bytes; more than {grouped(_LARGEST_HEADER)} are not read"
+            )
+        header = file.read(length)
+    budget.spend(_STEPS * header.count(b","))
+    return _tensors(_json(header), size - 8 - length)
 
 
-def _json(data: bytes, path: Path) -> Any:
+def _json(data: bytes) -> Any:
     """Return the value of JSON text, in which the keys of an object differ."""
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object)
-    except ModelFileError as error:
-        raise ModelFileError(f"{str(path)!r}: {error}") from None
+    except ModelFileError:  # a ValueError, too
+        raise
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a number with too many digits
-        raise ModelFileError(f"{str(path)!r}: the header is not JSON: {str(error)[:100]}") from None
+        raise ModelFileError(f"the header is not JSON: {str(error)[:100]}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
