@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import modelsummary
-from modelsummary.files.onnx.stripping import _fields
+from modelsummary.files.onnx.reading import _fields
 
 SECONDS, MEMORY = 2.0, 500 * 2**20  # of one file; a process is stopped after five times the seconds
 SCRIPT_INPUT = (3, 2, 4)  # what the samples of TorchScript take

@@ -16,7 +16,6 @@ IN_SEVERAL_ROOMS = {
     "devices": "named devices, and those of a model and this machine",
     "estimate": "estimated figures as plain data",
     "fit": "what fits into the memory of a device",
-    "formulas": "figures as formulas of sizes",
     "inputs": "the inputs that a user passes",
     "known_values": "values of small tensors that decide on sizes",
     "measure": "measures a figure",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.reading import reading
+from modelsummary.files.file_errors import reading
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.safetensors import INDEX
 

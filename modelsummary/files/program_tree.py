@@ -1,7 +1,8 @@
-"""Build the tree of ``LayerInfo`` of a program: one row per module that its operators name, and one per operator."""
+"""What views show of a program: its tree of ``LayerInfo``, and its dataflow for the explorer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -11,14 +12,15 @@ from modelsummary.capture.tree import finish_tree
 from modelsummary.errors import printable
 from modelsummary.files.program import Operation, Program, Scope, Tensor
 from modelsummary.layer_info import UNKNOWN, CallKeys, LayerInfo, Sizes
+from modelsummary.views.flow import Dataflow, FlowStep, FlowTensor
 
-__all__ = ["program_tree"]
+__all__ = ["dataflow_of_program", "program_tree"]
 
 _NO_MODULE = nn.Module()
 
 
 def program_tree(program: Program) -> LayerInfo:
-    """Return the tree of a program; its first row is the model.
+    """Return the tree of a program: a row per module that its operators name, and per operator; the first is the model.
 
     >>> x, y = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xy")
     >>> relu = Operation("act.relu", "Relu", (Scope("act", "act", "ReLU"),), [x], [y])
@@ -153,3 +155,53 @@ def _sizes(tensors: Any) -> tuple[Sizes, int]:
     sizes = tuple(UNKNOWN if each.shape is None else list(each.shape) for each in distinct)
     nbytes = sum(each.nbytes for each in distinct)
     return (sizes[0] if len(sizes) == 1 else sizes if sizes else None), nbytes
+
+
+def dataflow_of_program(program: Program, root: LayerInfo) -> Dataflow:
+    """Return the operators of a program with the tensors that each takes from others, inputs and outputs included.
+
+    Args:
+        root: root of the tree of the same program.
+
+    >>> from modelsummary.files.program import Operation
+    >>> x, y, z = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xyz")
+    >>> steps = [Operation("a", "Relu", (), [x], [y]), Operation("b", "Neg", (), [y], [z])]
+    >>> program = Program("Net", [x], [z], steps)
+    >>> [list(step.takes) for step in dataflow_of_program(program, program_tree(program)).steps]
+    [[], [0], [1], [2]]
+    """
+    rows = {(row.fqn, row.class_name): row for row in root.walk() if not row.children}
+    steps: list[FlowStep] = []
+    maker: dict[Tensor, int] = {}
+    settings: dict[LayerInfo, str] = {}
+    for tensor in program.inputs:
+        maker[tensor] = len(steps)
+        steps.append(FlowStep("input", tensor.name, root, result=str(_passed(tensor)), result_bytes=tensor.nbytes))
+    for operation in program.operations:
+        row = rows.get((operation.name, operation.op_type))
+        if row is None:
+            continue
+        step = FlowStep("module", "", row)
+        for tensor in dict.fromkeys(operation.inputs):
+            _take(step, tensor, maker)
+        maker.update(dict.fromkeys(operation.outputs, len(steps)))
+        settings[row] = _settings(operation.attributes)
+        steps.append(step)
+    for tensor in program.outputs:
+        step = FlowStep("output", tensor.name, root, result=str(_passed(tensor)), result_bytes=tensor.nbytes)
+        _take(step, tensor, maker)
+        steps.append(step)
+    return Dataflow(steps, settings)
+
+
+def _take(step: FlowStep, tensor: Tensor, maker: Mapping[Tensor, int]) -> None:
+    if tensor in maker:
+        step.takes.setdefault(maker[tensor], []).append(_passed(tensor))
+
+
+def _passed(tensor: Tensor) -> FlowTensor:
+    return FlowTensor(tensor.shape, tensor.dtype)
+
+
+def _settings(attributes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in attributes.items() if value is not None)

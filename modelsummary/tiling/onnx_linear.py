@@ -13,7 +13,7 @@ from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.attributes import value_of
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.reading import import_onnx, read_model
-from modelsummary.files.reading import reading
+from modelsummary.files.file_errors import reading
 from modelsummary.tiling.onnx_graphs import Tiles, check_sizes, parts_of
 
 __all__ = ["ModelLike", "not_tiled", "proto_of", "tile_linear"]

@@ -13,8 +13,7 @@ import modelsummary
 from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, load
 from modelsummary.files.budget import Budget
-from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.stripping import _fields, without_weights
+from modelsummary.files.onnx.reading import _fields, import_onnx, without_weights
 from tests.onnx_models import TensorProto, export, graph, helper, model, onnx, saved, value, weight
 
 node = helper.make_node

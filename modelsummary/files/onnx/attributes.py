@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from modelsummary.files.onnx.known_values import shown_value
 from modelsummary.files.onnx.reading import import_onnx
 
 __all__ = ["attributes_of", "input_names", "value_of"]
-
-_LONGEST = 16  # elements of a constant that is shown
 
 
 def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,9 +22,9 @@ def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict
     """
     types = import_onnx().AttributeProto
     values: dict[str, Any] = dict(_defaults(node.op_type, version, node.domain))
-    for each in node.attribute:
-        if each.type not in (types.GRAPH, types.GRAPHS):
-            values[each.name] = value_of(each)
+    for attribute in node.attribute:
+        if attribute.type not in (types.GRAPH, types.GRAPHS):
+            values[attribute.name] = value_of(attribute)
     for name, used in zip(input_names(node.op_type, version, node.domain), node.input, strict=False):
         if (value := constants.get(used)) is not None and name not in values:
             values[name] = value
@@ -44,25 +43,11 @@ def value_of(attribute: Any) -> Any:
     if kind == kinds.STRING:
         return attribute.s.decode(errors="replace")
     if kind == kinds.TENSOR:
-        value = small_value(attribute.t)
+        value = shown_value(attribute.t)
         return f"tensor {list(attribute.t.dims)}" if value is None else value
     if kind == kinds.STRINGS:
         return [each.decode(errors="replace") for each in attribute.strings]
     return list(attribute.floats)
-
-
-def small_value(tensor: Any) -> Any:
-    """Return the value of a 0-d tensor, or the list of integers of a short 1-d tensor; None for others."""
-    onnx = import_onnx()
-    is_integer = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-    if len(tensor.dims) > 1 or (tensor.dims and not (is_integer and tensor.dims[0] <= _LONGEST)):
-        return None
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return None
-    try:
-        return onnx.numpy_helper.to_array(tensor).tolist()
-    except (ValueError, TypeError, KeyError):  # types that numpy lacks
-        return None
 
 
 @lru_cache(4096)
@@ -77,8 +62,9 @@ def _schema(op_type: str, version: int, domain: str) -> Any:
 @lru_cache(4096)
 def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Any]:
     schema = _schema(op_type, version, domain)
-    given = {} if schema is None else {name: each.default_value for name, each in schema.attributes.items()}
-    return {name: value_of(default) for name, default in given.items() if default.type}
+    attributes = {} if schema is None else schema.attributes
+    defaults = {name: attribute.default_value for name, attribute in attributes.items()}
+    return {name: value_of(default) for name, default in defaults.items() if default.type}
 
 
 @lru_cache(4096)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,21 @@ from typing import Any
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.dtypes import element_of
-from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.stripping import LeftOut
+from modelsummary.files.onnx.reading import LONGEST_KEPT, LeftOut, import_onnx
 
-__all__ = ["check_model", "check_texts", "constants_of", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
+__all__ = [
+    "check_model",
+    "check_texts",
+    "constants_of",
+    "graphs_inside",
+    "graphs_of",
+    "quoted",
+    "subgraphs_of",
+    "tensors_of",
+    "walk_graphs",
+]
 
 _MOST_DIMENSIONS = 256  # of one tensor: libraries have 64 at the most
-_LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
 _SIZES = (6, 7)  # int32 and int64, which shape inference reads of any length
 
 Names = tuple[set[str], ...]
@@ -86,17 +95,13 @@ def _texts(model: Any) -> Iterator[Any]:
         yield from (function.name, function.domain, function.overload, *function.input, *function.output)
         yield from (each.domain for each in function.opset_import)
     yield from (each.domain for each in model.opset_import)
-    graphs, bodies = [model.graph], [function.node for function in model.functions]
-    while graphs or bodies:
-        if graphs:
-            graph = graphs.pop()
-            yield from _graph_texts(graph)
-            bodies.append(graph.node)
-        for node in bodies.pop():
-            yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
-            for each in node.attribute:
-                yield from (each.name, each.ref_attr_name)
-                graphs += graphs_in(each)
+    graphs = list(graphs_of(model))
+    for graph in graphs:
+        yield from _graph_texts(graph)
+    for node in chain(*(function.node for function in model.functions), *(graph.node for graph in graphs)):
+        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
 
 
 def _graph_texts(graph: Any) -> Iterator[Any]:
@@ -130,16 +135,32 @@ def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
             pending.extend((sub, (*around, own)) for sub in inner)
 
 
+def graphs_of(model: Any) -> Iterator[Any]:
+    """Yield the graph of a model, and all graphs inside it and inside its functions."""
+    yield model.graph
+    yield from graphs_inside(chain(model.graph.node, *(function.node for function in model.functions)))
+
+
+def graphs_inside(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Yield all graphs in the attributes of nodes, and the graphs inside these."""
+    pending = [nodes]
+    while pending:
+        for node in pending.pop():
+            for graph in chain.from_iterable(map(_graphs_in, node.attribute)):
+                yield graph
+                pending.append(graph.node)
+
+
 def subgraphs_of(node: Any) -> dict[str, Any]:
     """Return attribute -> graph for an operator that runs graphs, such as ``If``; empty for others."""
-    found = {}
-    for each in node.attribute:
-        for number, graph in enumerate(graphs_in(each)):
-            found[f"{each.name}.{number}" if each.graphs else each.name] = graph
-    return found
+    return {
+        f"{attribute.name}.{position}" if attribute.graphs else attribute.name: graph
+        for attribute in node.attribute
+        for position, graph in enumerate(_graphs_in(attribute))
+    }
 
 
-def graphs_in(attribute: Any) -> Sequence[Any]:
+def _graphs_in(attribute: Any) -> Sequence[Any]:
     """Return the graphs of an attribute, whatever type it declares."""
     return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
 
@@ -178,7 +199,7 @@ def _check_tensor(tensor: Any, path: Path, place: LeftOut | None, drop: bool) ->
         length = len(tensor.raw_data) if place is None else place.length  # copies the data
         if length != needed:
             raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {length:,}")
-        if drop and length > _LONGEST_KEPT and tensor.data_type not in _SIZES:
+        if drop and length > LONGEST_KEPT and tensor.data_type not in _SIZES:
             tensor.ClearField("raw_data")
     else:
         data = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))

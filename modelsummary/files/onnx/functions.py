@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
-from modelsummary.files.onnx.checks import subgraphs_of
-from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.stripping import NODE_STEPS
+from modelsummary.files.onnx.checks import graphs_inside, subgraphs_of
+from modelsummary.files.onnx.reading import NODE_STEPS, import_onnx
 
 __all__ = ["inline_functions"]
 
@@ -71,7 +71,8 @@ def inline_functions(model: Any, budget: Budget) -> dict[str, str]:
 
 def _check_cycles(functions: Mapping[Key, Any]) -> None:
     calls = {
-        key: [each for each in map(_key, _all_nodes(body.node)) if each in functions] for key, body in functions.items()
+        key: [called for called in map(_key, _all_nodes(body.node)) if called in functions]
+        for key, body in functions.items()
     }
     try:
         TopologicalSorter(calls).prepare()
@@ -85,12 +86,7 @@ def _key(node: Any) -> Key:
 
 
 def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        yield node
-        for graph in subgraphs_of(node).values():
-            pending.extend(graph.node)
+    return chain(nodes, *(graph.node for graph in graphs_inside(nodes)))
 
 
 class _Inliner:

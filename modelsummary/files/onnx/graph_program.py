@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.budget import Budget
-from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
+from modelsummary.files.onnx.attributes import attributes_of, input_names, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
+from modelsummary.files.onnx.known_values import shown_value
 from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
 from modelsummary.files.onnx.node_types import RUNS, TAKEN
 from modelsummary.files.onnx.scopes import class_of_model, scopes_of
@@ -116,7 +117,7 @@ class _Builder:
         own = names.tensors.maps[0]
         for weight in graph.initializer:
             own[weight.name] = _constant(weight, weight.name)
-            names.values[weight.name] = small_value(weight)
+            names.values[weight.name] = shown_value(weight)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name not in own:  # older versions list weights among the inputs
                 own[value.name] = self._declared(value)
@@ -185,7 +186,7 @@ class _Builder:
         for attribute in node.attribute[:1]:
             for name in node.output:
                 if attribute.HasField("t"):
-                    names.tensors[name], names.values[name] = _constant(attribute.t, name), small_value(attribute.t)
+                    names.tensors[name], names.values[name] = _constant(attribute.t, name), shown_value(attribute.t)
                     continue
                 names.values[name] = value_of(attribute)
                 names.tensors.setdefault(name, _unknown(name)).kind = "buffer"

@@ -12,7 +12,9 @@ from typing import Any
 
 from modelsummary.files.onnx.reading import import_onnx
 
-__all__ = ["computed", "constant_value"]
+__all__ = ["computed", "constant_value", "shown_value"]
+
+_LONGEST = 16  # elements of a constant that is shown
 
 _LARGEST, _DEEPEST = 1024, 2  # elements and dimensions of what is computed, so that no broadcasting makes it large
 _COMPUTED = frozenset(
@@ -24,16 +26,27 @@ _COMPUTED = frozenset(
 
 def constant_value(tensor: Any) -> Any:
     """Return the array in a small ``TensorProto`` of numbers; None for others."""
+    value = _array_in(tensor) if len(tensor.dims) <= _DEEPEST and prod(tensor.dims) <= _LARGEST else None
+    return value if value is not None and value.dtype.kind in "iufb" else None
+
+
+def shown_value(tensor: Any) -> Any:
+    """Return the value of a 0-d tensor, or the list of integers of a short 1-d tensor; None for others."""
+    types = import_onnx().TensorProto
+    is_list = len(tensor.dims) == 1 and tensor.dims[0] <= _LONGEST and tensor.data_type in (types.INT64, types.INT32)
+    value = _array_in(tensor) if is_list or not tensor.dims else None
+    return None if value is None else value.tolist()
+
+
+def _array_in(tensor: Any) -> Any:
+    """Return the array in a ``TensorProto``; None if its data are in another file, were dropped, or have no dtype."""
     onnx = import_onnx()
-    if len(tensor.dims) > _DEEPEST or prod(tensor.dims) > _LARGEST:
-        return None
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return None
     try:
-        value = onnx.numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError):  # dropped data, or a type that numpy lacks
+        return onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError):
         return None
-    return value if value.dtype.kind in "iufb" else None
 
 
 def computed(

@@ -16,8 +16,7 @@ from modelsummary.files.onnx.attributes import attributes_of
 from modelsummary.files.onnx.checks import quoted, subgraphs_of
 from modelsummary.files.onnx.contrib_types import ALIKE, RULES, Kind
 from modelsummary.files.onnx.known_values import computed, constant_value
-from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.stripping import NODE_STEPS
+from modelsummary.files.onnx.reading import NODE_STEPS, import_onnx
 
 __all__ = ["RUNS", "TAKEN", "infer_nodes"]
 

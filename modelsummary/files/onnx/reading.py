@@ -1,4 +1,8 @@
-"""Read an untrusted ONNX file."""
+"""Read an untrusted ONNX file, without its weights: reading them takes longer than all the rest.
+
+In the encoding of Protocol Buffers (protobuf.dev/programming-guides/encoding) a message is a sequence of fields. A
+field is a key, made of its number and the kind of its content, and the content.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,25 @@ from typing import Any, BinaryIO, NamedTuple
 
 from modelsummary.errors import MissingExtraError, ModelFileError
 from modelsummary.files.budget import Budget
-from modelsummary.files.onnx.stripping import LeftOut, without_weights
 
-__all__ = ["Outline", "import_onnx", "read_model", "read_outline"]
+__all__ = [
+    "LONGEST_KEPT",
+    "NODE_STEPS",
+    "LeftOut",
+    "Outline",
+    "import_onnx",
+    "read_model",
+    "read_outline",
+    "without_weights",
+]
 
 # The limit of Protocol Buffers; larger models keep their weights in separate files.
 _LARGEST = 2**31 - 1
+_GRAPH, _NODE, _INITIALIZER, _RAW_DATA = 7, 1, 5, 9  # fields of ModelProto, GraphProto, TensorProto in onnx.proto
+LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
+NODE_STEPS = 120  # a node costs a hundred microseconds until it is a row of the tree
+_FIELD_STEPS = 8  # any other part of a graph
+_FIXED = {1: 8, 5: 4}  # kind of content -> its bytes
 
 
 @cache
@@ -42,6 +59,13 @@ def read_model(path: Path) -> Any:
         ModelFileError: the file cannot be read or parsed.
     """
     return _read(path, import_onnx().ModelProto.FromString)
+
+
+class LeftOut(NamedTuple):
+    """The place of data in a file, in bytes."""
+
+    offset: int
+    length: int
 
 
 class Outline(NamedTuple):
@@ -104,3 +128,95 @@ def _memory_of(file: BinaryIO, size: int) -> Iterator[memoryview | bytes]:
         return
     with mmap(file.fileno(), size, access=ACCESS_READ) as mapped, memoryview(mapped) as view:
         yield view
+
+
+# ---------------------------------------------------------------------------------- fields of Protocol Buffers
+
+
+def without_weights(data: Any, budget: Budget) -> tuple[Any, dict[int, LeftOut]]:
+    """Remove the raw data of long initializers from an encoded ``ModelProto``, and charge the budget for its graph.
+
+    Returns:
+        The data, and position of the initializer -> the place of what was removed. Data that cannot be decoded are
+        returned as they are.
+
+    Raises:
+        ModelFileError: the graph is over the budget.
+
+    >>> without_weights(b"not a model", Budget())
+    (b'not a model', {})
+    """
+    left_out: dict[int, LeftOut] = {}
+    try:
+        graphs = [field for field in _fields(data, 0, len(data)) if field[0] == _GRAPH]
+        if len(graphs) != 1:
+            return data, {}
+        _, start, content, end = graphs[0]
+        graph = _shorter(data, content, end, left_out, budget)
+        return b"".join([data[:start], _encoded(_GRAPH, graph), data[end:]]), left_out
+    except ModelFileError:  # a ValueError, too
+        raise
+    except (ValueError, IndexError):  # parsing reports it
+        return data, {}
+
+
+def _shorter(data: Any, place: int, end: int, left_out: dict[int, LeftOut], budget: Budget) -> bytes:
+    """Return the content of a graph without the raw data of long initializers."""
+    parts = []
+    position = 0
+    for number, start, content, after in _fields(data, place, end):
+        budget.spend(NODE_STEPS if number == _NODE else _FIELD_STEPS)
+        if number != _INITIALIZER:
+            continue
+        raw = [field for field in _fields(data, content, after) if field[0] == _RAW_DATA]
+        if len(raw) == 1 and raw[0][3] - raw[0][2] > LONGEST_KEPT:
+            _, raw_start, raw_content, raw_end = raw[0]
+            left_out[position] = LeftOut(raw_content, raw_end - raw_content)
+            tensor = b"".join([data[content:raw_start], data[raw_end:after]])
+            parts += [data[place:start], _encoded(_INITIALIZER, tensor)]
+            place = after
+        position += 1
+    return b"".join([*parts, data[place:end]])
+
+
+def _fields(data: Any, place: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number, start, start of the content, and end of each field of a message."""
+    while place < end:
+        start = place
+        key, place = _number(data, place)
+        kind = key & 7
+        if kind == 2:
+            length, place = _number(data, place)
+            after = place + length
+        elif kind == 0:
+            after = _number(data, place)[1]
+        else:
+            after = place + _FIXED.get(kind, end)  # groups are not used
+        if after > end or not key >> 3:  # zeros would decode as endless empty fields
+            raise ValueError("a field has no number, or ends after its message")
+        yield key >> 3, start, place, after
+        place = after
+
+
+def _number(data: Any, place: int) -> tuple[int, int]:
+    """Decode a number stored with seven bits in each byte; return it and the position after it."""
+    number = shift = 0
+    while True:
+        byte = data[place]
+        number |= (byte & 127) << shift
+        place += 1
+        if byte < 128:
+            return number, place
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number has more than 64 bits")
+
+
+def _encoded(field: int, content: bytes) -> bytes:
+    """Return the encoding of a field with this content."""
+    length, number = len(content), bytearray([field << 3 | 2])
+    while length > 127:
+        number.append(length & 127 | 128)
+        length >>= 7
+    number.append(length)
+    return bytes(number) + content

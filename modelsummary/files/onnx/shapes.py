@@ -7,7 +7,7 @@ from typing import Any
 
 from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.budget import Budget
-from modelsummary.files.onnx.checks import subgraphs_of
+from modelsummary.files.onnx.checks import graphs_of, subgraphs_of
 from modelsummary.files.onnx.node_types import infer_nodes
 from modelsummary.files.onnx.reading import import_onnx
 
@@ -73,14 +73,11 @@ def _complete(model: Any) -> None:
 
 def _forget(model: Any) -> None:
     """Clear the declared shapes of results."""
-    pending = [model.graph]
-    while pending:
-        graph = pending.pop()
+    for graph in graphs_of(model):
         del graph.value_info[:]
         for output in graph.output:
             if output.type.WhichOneof("value") == "tensor_type":
                 output.type.tensor_type.ClearField("shape")
-        pending += [inner for node in graph.node for inner in subgraphs_of(node).values()]
 
 
 def _whole(model: Any) -> dict[str, Any]:

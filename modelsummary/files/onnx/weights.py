@@ -12,10 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modelsummary.files.onnx.checks import constants_of, subgraphs_of, tensors_of
+from modelsummary.files.onnx.checks import constants_of, graphs_of, tensors_of
 from modelsummary.files.onnx.dtypes import element_of, is_weight_type
-from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.stripping import LeftOut
+from modelsummary.files.onnx.reading import LeftOut, import_onnx
 from modelsummary.files.program import Stored
 
 __all__ = ["copies_in", "stored_in"]
@@ -47,15 +46,10 @@ def stored_in(model: Any) -> Stored:
 
 
 def _all_tensors(model: Any) -> Iterator[Any]:
-    yield from tensors_of(model.graph)
-    bodies = [model.graph.node, *(function.node for function in model.functions)]
+    for graph in graphs_of(model):
+        yield from tensors_of(graph)
     for function in model.functions:
         yield from constants_of(function.node)
-    while bodies:
-        for node in bodies.pop():
-            for graph in subgraphs_of(node).values():
-                yield from tensors_of(graph)
-                bodies.append(graph.node)
 
 
 def _external_place(tensor: Any) -> tuple[str, str] | None:

@@ -163,7 +163,7 @@ class Interpreter:
             result = self._block(definition.body, variables)
         return None if result is _GOES_ON else result
 
-    def _called(self, node: ast.Call, variables: _Variables) -> Any:
+    def _visit_Call(self, node: ast.Call, variables: _Variables) -> Any:
         if isinstance(node.func, ast.Name) and node.func.id not in variables and node.func.id in self._BUILTINS:
             return self._BUILTINS[node.func.id](self, node, variables)
         function = self._value(node.func, variables)
@@ -213,21 +213,28 @@ class Interpreter:
         """Execute statements; return the value of a ``return``, or ``_GOES_ON``."""
         for statement in body:
             self._budget.spend()
-            execute = self._STATEMENTS.get(type(statement))
-            if execute is None:
-                raise ModelFileError(f"the code has {ast.unparse(statement)[:80]!r}, which TorchScript does not write")
-            result = execute(self, statement, variables)
+            result = self._visitor(statement)(statement, variables)
             if result is not _GOES_ON:
                 return result
         return _GOES_ON
 
-    def _assign(self, statement: ast.Assign, variables: _Variables) -> Any:
+    def _visitor(self, node: ast.AST) -> Callable[..., Any]:
+        """Return the method that executes statements, or evaluates expressions, of this kind."""
+        visitor: Callable[..., Any] | None = getattr(self, f"_visit_{type(node).__name__}", None)
+        if visitor is None:
+            raise ModelFileError(f"the code has {ast.unparse(node)[:80]!r}, which TorchScript does not write")
+        return visitor
+
+    def _visit_Pass(self, _: ast.Pass, __: _Variables) -> Any:
+        return _GOES_ON
+
+    def _visit_Assign(self, statement: ast.Assign, variables: _Variables) -> Any:
         value = self._value(statement.value, variables)
         for target in statement.targets:
             self._bind(target, value, variables)
         return _GOES_ON
 
-    def _annotated(self, statement: ast.AnnAssign, variables: _Variables) -> Any:
+    def _visit_AnnAssign(self, statement: ast.AnnAssign, variables: _Variables) -> Any:
         if statement.value is not None:
             self._bind(statement.target, self._value(statement.value, variables), variables)
         return _GOES_ON
@@ -248,14 +255,14 @@ class Interpreter:
         else:
             raise ModelFileError(f"the code assigns to {ast.unparse(target)[:80]!r}")
 
-    def _expression(self, statement: ast.Expr, variables: _Variables) -> Any:
+    def _visit_Expr(self, statement: ast.Expr, variables: _Variables) -> Any:
         self._value(statement.value, variables)
         return _GOES_ON
 
-    def _if(self, statement: ast.If, variables: _Variables) -> Any:
+    def _visit_If(self, statement: ast.If, variables: _Variables) -> Any:
         return self._block(statement.body if self._truth(statement.test, variables) else statement.orelse, variables)
 
-    def _while(self, statement: ast.While, variables: _Variables) -> Any:
+    def _visit_While(self, statement: ast.While, variables: _Variables) -> Any:
         while self._truth(statement.test, variables):
             self._budget.spend()
             result = self._block(statement.body, variables)
@@ -263,7 +270,7 @@ class Interpreter:
                 return result
         return _GOES_ON
 
-    def _for(self, statement: ast.For, variables: _Variables) -> Any:
+    def _visit_For(self, statement: ast.For, variables: _Variables) -> Any:
         source = statement.iter
         if not (isinstance(source, ast.Call) and isinstance(source.func, ast.Name) and source.func.id == "range"):
             raise ModelFileError(f"the code loops over {ast.unparse(source)[:80]!r}, and TorchScript over ranges")
@@ -278,7 +285,7 @@ class Interpreter:
                 return result
         return _GOES_ON
 
-    def _with(self, statement: ast.With, variables: _Variables) -> Any:
+    def _visit_With(self, statement: ast.With, variables: _Variables) -> Any:
         managers = [self._value(item.context_expr, variables) for item in statement.items]
         for manager, item in zip(managers, statement.items, strict=True):
             if not isinstance(manager, Instance):
@@ -291,10 +298,10 @@ class Interpreter:
             self.call_method(manager, "__exit__", [None, None, None], {})
         return result
 
-    def _return(self, statement: ast.Return, variables: _Variables) -> Any:
+    def _visit_Return(self, statement: ast.Return, variables: _Variables) -> Any:
         return None if statement.value is None else self._value(statement.value, variables)
 
-    def _define(self, statement: ast.FunctionDef, variables: _Variables) -> Any:
+    def _visit_FunctionDef(self, statement: ast.FunctionDef, variables: _Variables) -> Any:
         variables[statement.name] = _Function(statement, None, variables)
         return _GOES_ON
 
@@ -306,12 +313,9 @@ class Interpreter:
 
     def _value(self, node: ast.expr, variables: _Variables) -> Any:
         self._budget.spend()
-        evaluate = self._EXPRESSIONS.get(type(node))
-        if evaluate is None:
-            raise ModelFileError(f"the code has {ast.unparse(node)[:80]!r}, which TorchScript does not write")
-        return evaluate(self, node, variables)
+        return self._visitor(node)(node, variables)
 
-    def _constant(self, node: ast.Constant, _: _Variables) -> Any:
+    def _visit_Constant(self, node: ast.Constant, _: _Variables) -> Any:
         value = node.value
         if isinstance(value, str) and not value.isascii():  # torch writes the bytes of UTF-8 as escapes
             try:
@@ -324,12 +328,12 @@ class Interpreter:
             raise ModelFileError(f"the code has {value!r:.80}, which TorchScript does not write")
         return value
 
-    def _name(self, node: ast.Name, variables: _Variables) -> Any:
+    def _visit_Name(self, node: ast.Name, variables: _Variables) -> Any:
         if node.id in variables:
             return variables[node.id]
         return _NUMBERS[node.id] if node.id in _NUMBERS else _Path(node.id)
 
-    def _attribute(self, node: ast.Attribute, variables: _Variables) -> Any:
+    def _visit_Attribute(self, node: ast.Attribute, variables: _Variables) -> Any:
         owner = self._value(node.value, variables)
         if isinstance(owner, _Path):
             return self._global(f"{owner.name}.{node.attr}")
@@ -369,20 +373,20 @@ class Interpreter:
             return owner.value
         raise RefusedNameError(f"{type(owner).__name__}.{name}")
 
-    def _subscript(self, node: ast.Subscript, variables: _Variables) -> Any:
+    def _visit_Subscript(self, node: ast.Subscript, variables: _Variables) -> Any:
         owner, key = self._value(node.value, variables), self._value(node.slice, variables)
         if isinstance(owner, Instance):  # a container of modules
             return self._attribute_of(owner, str(key))
         return self._operators.call("aten", "__getitem__", [owner, key], {})
 
-    def _list(self, node: ast.List, variables: _Variables) -> list[Any]:
+    def _visit_List(self, node: ast.List, variables: _Variables) -> list[Any]:
         self._budget.take(8 * len(node.elts))
         return [self._value(item, variables) for item in node.elts]
 
-    def _tuple(self, node: ast.Tuple, variables: _Variables) -> tuple[Any, ...]:
-        return tuple(self._list(node, variables))  # type: ignore[arg-type]
+    def _visit_Tuple(self, node: ast.Tuple, variables: _Variables) -> tuple[Any, ...]:
+        return tuple(self._visit_List(node, variables))  # type: ignore[arg-type]
 
-    def _dict(self, node: ast.Dict, variables: _Variables) -> dict[Any, Any]:
+    def _visit_Dict(self, node: ast.Dict, variables: _Variables) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             if key is None:
@@ -392,7 +396,7 @@ class Interpreter:
             )
         return made
 
-    def _negated(self, node: ast.UnaryOp, variables: _Variables) -> Any:
+    def _visit_UnaryOp(self, node: ast.UnaryOp, variables: _Variables) -> Any:
         value = self._value(node.operand, variables)
         if not isinstance(node.op, ast.USub) or not isinstance(value, (int, float, complex)):
             raise ModelFileError(f"the code has {ast.unparse(node)[:80]!r}, which TorchScript does not write")
@@ -490,29 +494,6 @@ class Interpreter:
             raise ModelFileError(f"the code has {ast.unparse(node)[:80]!r}, which TorchScript does not write")
         return node.args[0], node.args[1]
 
-    _STATEMENTS: ClassVar[dict[type, Callable[..., Any]]] = {
-        ast.Assign: _assign,
-        ast.AnnAssign: _annotated,
-        ast.Expr: _expression,
-        ast.If: _if,
-        ast.While: _while,
-        ast.For: _for,
-        ast.With: _with,
-        ast.Return: _return,
-        ast.FunctionDef: _define,
-        ast.Pass: lambda *_: _GOES_ON,
-    }
-    _EXPRESSIONS: ClassVar[dict[type, Callable[..., Any]]] = {
-        ast.Constant: _constant,
-        ast.Name: _name,
-        ast.Attribute: _attribute,
-        ast.Subscript: _subscript,
-        ast.Call: _called,
-        ast.List: _list,
-        ast.Tuple: _tuple,
-        ast.Dict: _dict,
-        ast.UnaryOp: _negated,
-    }
     _BUILTINS: ClassVar[dict[str, Callable[..., Any]]] = {
         "annotate": _annotate,
         "unchecked_cast": _cast,

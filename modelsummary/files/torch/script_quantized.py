@@ -5,7 +5,8 @@ A quantized tensor is a floating point shape tensor that the record lists with i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +64,8 @@ def packed_weight(class_name: str, state: Any) -> PackedWeight:
 def quantized_function(name: str) -> Callable[..., Any]:
     """Return the function of an operator ``quantized::name`` on shapes."""
     base = name.removesuffix("_relu")
-    if base in ("conv1d", "conv2d", "conv3d"):
-        return _convolution(base)
-    if base in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
-        return _transposed(base)
+    if re.fullmatch(r"conv(_transpose)?[123]d", base):
+        return _convolution(int(base[-2]), "transpose" in base)
     if name.startswith("linear") and (name.endswith("dynamic_fp16") or not name.endswith(("pack", "fp16"))):
         return lambda x, packed, *_: torch.nn.functional.linear(x, _packed(packed).weight, _packed(packed).bias)
     if name in ("linear_prepack", "linear_prepack_fp16"):
@@ -99,29 +98,14 @@ def _prepacked(transposed: bool) -> Callable[..., PackedWeight]:
     return prepacked
 
 
-def _convolution(name: str) -> Callable[..., Tensor]:
+def _convolution(n_dims: int, transposed: bool) -> Callable[..., Tensor]:
     def convolution(x: Tensor, packed: Any, *_: Any) -> Tensor:
-        held = _packed(packed)
-        stride, padding, dilation, groups = _settings(held)[:4]
-        dims = int(name[4])
-        stride, padding, dilation = (list(each)[-dims:] for each in (stride, padding, dilation))
-        return torch.convolution(x, held.weight, held.bias, stride, padding, dilation, False, [0] * dims, groups)
+        layer = _packed(packed)
+        if len(layer.settings) != 6:
+            raise ModelFileError("a quantized convolution has the weight of another layer")
+        *sizes, groups, output_padding, _ignored = layer.settings
+        stride, padding, dilation, added = (list(size)[-n_dims:] for size in (*sizes, output_padding))
+        added = added if transposed else [0] * n_dims
+        return torch.convolution(x, layer.weight, layer.bias, stride, padding, dilation, transposed, added, groups)
 
     return convolution
-
-
-def _transposed(name: str) -> Callable[..., Tensor]:
-    def transposed(x: Tensor, packed: Any, *_: Any) -> Tensor:
-        held = _packed(packed)
-        stride, padding, dilation, groups, output_padding, _ignored = _settings(held)
-        dims = int(name[14])
-        stride, padding, dilation, added = (list(each)[-dims:] for each in (stride, padding, dilation, output_padding))
-        return torch.convolution(x, held.weight, held.bias, stride, padding, dilation, True, added, groups)
-
-    return transposed
-
-
-def _settings(held: PackedWeight) -> Sequence[Any]:
-    if len(held.settings) != 6:
-        raise ModelFileError("a quantized convolution has the weight of another layer")
-    return held.settings

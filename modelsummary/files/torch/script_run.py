@@ -34,8 +34,7 @@ from modelsummary.files.torch.script_interpreter import EnumMember, Instance, In
 from modelsummary.files.torch.script_operators import DTYPES, RefusedNameError, call_operator, number_of
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor
 from modelsummary.files.torch.script_quantized import packed_weight, quantized_function
-from modelsummary.files.torch.script_record import ScriptRecord
-from modelsummary.files.torch.script_shapes import ScriptShapes
+from modelsummary.files.torch.script_shapes import ScriptRecord, ScriptShapes
 
 __all__ = ["run_script"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
-from modelsummary.files.reading import reading
+from modelsummary.files.file_errors import reading
 from modelsummary.files.weights.stored import (
     MOST_DIMENSIONS,
     StoredTensor,
