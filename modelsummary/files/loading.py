@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.file_errors import reading
 from modelsummary.files.statistics import FileStatistics
@@ -88,20 +87,8 @@ def load(
     if run and not is_torchscript(file.name):
         raise InputError(f"run=True is for TorchScript only; leave it out for {str(file)!r}, which need not run")
     inputs = {name: _checked(value, input) for name, value in _inputs(input).items()}
-    with _uncollected(), reading(file):
+    with no_collection(), reading(file):  # it would walk over all rows again and again
         return _read(file, inputs, run)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Return a context without Python's garbage collector: it would walk over all rows again and again."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatistics:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from copy import deepcopy
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
+from modelsummary.files.file_errors import reading
 from modelsummary.files.onnx.attributes import value_of
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.reading import import_onnx, read_model
-from modelsummary.files.file_errors import reading
 from modelsummary.tiling.onnx_graphs import Tiles, check_sizes, parts_of
 
 __all__ = ["ModelLike", "not_tiled", "proto_of", "tile_linear"]
@@ -57,9 +58,7 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
     4
     """
     check_sizes(tile=tile)
-    original = proto_of(model)
-    result = import_onnx().ModelProto()
-    result.CopyFrom(original)
+    result = deepcopy(proto_of(model))
     graph = result.graph
     opset = next((opset_id.version for opset_id in result.opset_import if opset_id.domain in ("", "ai.onnx")), 0)
     if opset < _OLDEST:
@@ -79,7 +78,7 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
         tiles = _tiles(node, weights, tile, Tiles(f"{prefix}/", opset))
         tiled += tiles.nodes or [node]
         graph.initializer.extend(tiles.weights.values())
-    copies = [_copied(node) for node in tiled]
+    copies = [deepcopy(node) for node in tiled]  # clearing the graph ends the nodes in it
     del graph.node[:]
     graph.node.extend(copies)
     return result
@@ -137,12 +136,6 @@ def _wanted(nodes: Any, names: Mapping[str, int]) -> set[str] | None:
         if name not in names:
             raise InputError(f"nodes must be names of nodes of the model, got {name!r:.80}")
     return set(nodes)
-
-
-def _copied(node: Any) -> Any:
-    copy = import_onnx().NodeProto()
-    copy.CopyFrom(node)
-    return copy
 
 
 def _obstacle(node: Any, weights: dict[str, Any]) -> str:

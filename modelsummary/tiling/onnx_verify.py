@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -161,8 +162,7 @@ def _first_diverging(models: list[Any], feeds: Mapping[str, Any], rtol: float, a
 
 
 def _with_outputs(model: Any, names: list[str]) -> Any:
-    copy = import_onnx().ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     there = {output.name for output in copy.graph.output}
     copy.graph.output.extend(import_onnx().ValueInfoProto(name=name) for name in names if name not in there)
     return copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.checks import graphs_inside, subgraphs_of
-from modelsummary.files.onnx.reading import NODE_STEPS, import_onnx
+from modelsummary.files.onnx.reading import NODE_STEPS
 
 __all__ = ["inline_functions"]
 
@@ -37,10 +38,9 @@ class _Frame(NamedTuple):
     def attributes_of(self, node: Any) -> Iterator[Any]:
         """Yield copies of a node's attributes; a reference to the call's attribute gets the value given in the call."""
         for attribute in node.attribute:
-            given = self.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
-            if given is not None:
-                copy = import_onnx().AttributeProto()
-                copy.CopyFrom(given)
+            source = self.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+            if source is not None:
+                copy = deepcopy(source)
                 copy.name = attribute.name
                 yield copy
 
@@ -123,8 +123,7 @@ class _Inliner:
                 yield from self.expanded(function.node, _Frame(f"{name}/", names, defaults | given))
 
     def _copy(self, node: Any, name: str, frame: _Frame) -> Any:
-        copy = import_onnx().NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         copy.name = name
         copy.input[:] = [frame.renamed(each) for each in node.input]
         copy.output[:] = [frame.renamed(each) for each in node.output]

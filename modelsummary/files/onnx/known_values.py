@@ -7,6 +7,7 @@ no weight is read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from math import prod
 from typing import Any
 
@@ -110,8 +111,7 @@ def _evaluator(node: Any, opsets: Mapping[str, int]) -> Any:
     from onnx.reference import ReferenceEvaluator
 
     helper = import_onnx().helper
-    copy = import_onnx().NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.domain = ""
     inputs = [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(filter(None, node.input))]
     outputs = [helper.make_empty_tensor_value_info(name) for name in filter(None, node.output)]

@@ -245,16 +245,15 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
-def _maximum(a: Any, b: Any = None) -> Any:
-    return (
-        max(a) if b is None else ([max(pair) for pair in zip(a, b, strict=False)] if isinstance(a, list) else max(a, b))
-    )
+def _extreme(best: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``max`` or ``min`` of a list, of two numbers, or of the pairs of two lists."""
 
+    def chosen(a: Any, b: Any = None) -> Any:
+        if b is None:
+            return best(a)
+        return list(map(best, a, b)) if isinstance(a, list) else best(a, b)
 
-def _minimum(a: Any, b: Any = None) -> Any:
-    return (
-        min(a) if b is None else ([min(pair) for pair in zip(a, b, strict=False)] if isinstance(a, list) else min(a, b))
-    )
+    return chosen
 
 
 def _code_point(number: int) -> str:
@@ -382,8 +381,8 @@ CONTAINER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum": lambda values: sum(value for value in values if isinstance(value, _NUMBERS)),
     "any": any,
     "all": all,
-    "max": _of_flat(_maximum),
-    "min": _of_flat(_minimum),
+    "max": _of_flat(_extreme(max)),
+    "min": _of_flat(_extreme(min)),
     "Size": list,
     "_unwrap_optional": _unwrapped,
     "TupleIndex": _of_keys(operator.getitem),

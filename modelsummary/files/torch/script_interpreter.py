@@ -22,7 +22,7 @@ from modelsummary.files.torch.script_functions import ScriptError, text_of
 from modelsummary.files.torch.script_operators import RefusedNameError
 from modelsummary.files.torch.script_quantized import PackedWeight
 
-__all__ = ["EnumMember", "Instance", "Interpreter", "TensorWork"]
+__all__ = ["EnumMember", "Instance", "Interpreter"]
 
 
 @dataclass(eq=False, slots=True)
@@ -66,26 +66,6 @@ class _Path:
     name: str
 
 
-class TensorWork:
-    """What the interpreter asks about tensors; ``script_run`` answers."""
-
-    def call(self, namespace: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the result of an operator or a function of torch."""
-        raise NotImplementedError
-
-    def item(self, tensor: Tensor) -> Any:
-        """Return the number in a tensor with one element."""
-        raise NotImplementedError
-
-    def to_list(self, tensor: Tensor) -> Any:
-        """Return the values of a tensor as a list."""
-        raise NotImplementedError
-
-    def enter(self, scopes: tuple[Scope, ...] | None) -> Any:
-        """Return a context in which operators belong to a module; None: to the one that is running."""
-        raise NotImplementedError
-
-
 _GOES_ON = object()
 _UNINITIALIZED = object()
 _Variables = dict[str, Any]
@@ -116,10 +96,11 @@ class Interpreter:
 
     Args:
         constants: the values of ``CONSTANTS.c0``, ``CONSTANTS.c1`` ...
-        operators: runs operators on tensors.
+        operators: what works on tensors, ``script_run._Run``: ``call`` runs an operator or a function, ``item`` and
+            ``to_list`` return values of a tensor, and ``enter`` is a context whose operators belong to a module.
     """
 
-    def __init__(self, code: Code, constants: Sequence[Any], operators: TensorWork, budget: Budget) -> None:
+    def __init__(self, code: Code, constants: Sequence[Any], operators: Any, budget: Budget) -> None:
         self._code, self._constants, self._operators, self._budget = code, constants, operators, budget
 
     # -------------------------------------------------------------------------------------------- calls

@@ -30,7 +30,7 @@ from modelsummary.files.program import Tensor as Listed
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_file import ScriptFile
 from modelsummary.files.torch.script_functions import CONTAINER_FUNCTIONS, FUNCTIONS, ScriptError, called_function
-from modelsummary.files.torch.script_interpreter import EnumMember, Instance, Interpreter, TensorWork
+from modelsummary.files.torch.script_interpreter import EnumMember, Instance, Interpreter
 from modelsummary.files.torch.script_operators import DTYPES, RefusedNameError, call_operator, number_of
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor
 from modelsummary.files.torch.script_quantized import packed_weight, quantized_function
@@ -96,7 +96,7 @@ def _load_kernels(archive: Archive) -> None:
             import_module(library)
 
 
-class _Run(TensorWork):
+class _Run:
     """One run of a program."""
 
     def __init__(self, file: ScriptFile, budget: Budget, *, follows: bool) -> None:

@@ -7,6 +7,7 @@ multiple of the alignment, the data. Sizes of a tensor are stored with the inner
 from __future__ import annotations
 
 import struct
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +33,8 @@ _MOST_DIMENSIONS = 4
 _ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRUCTS = {order + code: struct.Struct(order + code) for order in "<>" for code in _SCALARS.values()}
+_LEAST_OF = {_STRING: 8, _ARRAY: 12}  # bytes of an item of an array
 _KEPT = frozenset({"general.alignment", "general.architecture"})
 
 # Number of the type -> its name, elements per block, bytes per block.
@@ -116,21 +119,21 @@ class _Header:
             raise ModelFileError(f"it declares {grouped(n_tensors)} tensors and {grouped(n_pairs)} key-value pairs")
         self._budget.spend(_TENSOR_STEPS * n_tensors)
         facts = self._pairs(n_pairs)
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         alignment = facts.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
             raise ModelFileError(f"the alignment must be a power of two up to 2**20, got {alignment!r:.40}")
         for _ in range(n_tensors):
-            tensor = self._tensor(alignment, found)
-            found[tensor.name] = tensor
+            tensor = self._tensor(alignment, tensors)
+            tensors[tensor.name] = tensor
         begin = -(-self._place // alignment) * alignment
-        check_layout(found.values(), max(self._size - begin, 0))
-        return facts, list(found.values())
+        check_layout(tensors.values(), max(self._size - begin, 0))
+        return facts, list(tensors.values())
 
-    def _pairs(self, number: int) -> dict[str, Any]:
+    def _pairs(self, count: int) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         seen: set[str] = set()
-        for _ in range(number):
+        for _ in range(count):
             key = self._text()
             if key in seen:
                 raise ModelFileError(f"two key-value pairs have the key {key[:80]!r}")
@@ -151,11 +154,12 @@ class _Header:
             raise ModelFileError(f"a key-value pair has the unknown type {kind}")
         inner, length = self._number("I"), self._number("Q")
         if inner in _SCALARS:
-            self._skip(length * struct.calcsize(f"={_SCALARS[inner]}"))
+            self._skip(length * _STRUCTS["<" + _SCALARS[inner]].size)
             return None
+        self._check(length * _LEAST_OF[inner] if inner in _LEAST_OF else 0)
+        self._budget.spend(_STEPS * length)
         with self._budget.enter():
             for _ in range(length):
-                self._budget.spend(_STEPS)
                 if inner == _STRING:
                     self._skip(self._number("Q"))
                 else:
@@ -178,10 +182,7 @@ class _Header:
                 f"tensor {name[:80]!r}: rows of {sizes[:1]} elements must be whole blocks of {elements}, and the place "
                 f"{begin} a multiple of {alignment}"
             )
-        count = 1
-        for size in sizes:
-            count *= size
-        return StoredTensor(name, tuple(reversed(sizes)), dtype, begin, count // elements * nbytes)
+        return StoredTensor(name, tuple(reversed(sizes)), dtype, begin, prod(sizes) // elements * nbytes)
 
     def _text(self) -> str:
         try:
@@ -190,8 +191,8 @@ class _Header:
             raise ModelFileError(f"the text that ends at byte {grouped(self._place)} is not UTF-8") from None
 
     def _number(self, code: str) -> Any:
-        kind = f"{self._order}{code}"
-        return struct.unpack(kind, self._take(struct.calcsize(kind)))[0]
+        kind = _STRUCTS[self._order + code]
+        return kind.unpack(self._take(kind.size))[0]
 
     def _check(self, nbytes: int) -> None:
         if self._place + nbytes > self._size:
