@@ -282,10 +282,10 @@ def test_many_siblings_take_linear_work(tmp_path):
 
 
 def test_mutated_files(tmp_path):
-    """A hundred in this process; benchmarks/fuzz_files.py reads many more, each where it may crash."""
+    """Fifty in this process; benchmarks/fuzz_files.py reads many more, each where it may crash."""
     sources = [path.read_bytes() for path in write_samples(tmp_path)]
     found = set()
-    for number in range(100):
+    for number in range(50):
         rng = random.Random(number)
         path = tmp_path / "fuzz.onnx"
         path.write_bytes(mutated(rng.choice(sources), rng))

@@ -330,7 +330,7 @@ def write_samples(folder):
 def test_mutated_programs(tmp_path):
     source = write_samples(tmp_path)[0]
     found = set()
-    for number in range(20):
+    for number in range(10):
         rng = random.Random(number)
 
         def edit(name, data, rng=rng):

@@ -32,7 +32,7 @@ def test_a_rounded_piece_beside_a_constant_one():
 def test_a_border_at_the_recorded_size(size):
     height = Dimension("height", size, (Place(0, 0, 2),))
     found = fitted(lambda sizes: {"layer": patches(sizes[height])}, [height])
-    assert all(evaluated(found.terms, (height.number(each),)) == patches(each) for each in range(1, 700))
+    assert all(evaluated(found.terms, (height.number(each),)) == patches(each) for each in range(1, 700, 3))
 
 
 def test_a_multiple_of_the_size_beside_whole_chunks():

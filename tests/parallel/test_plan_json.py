@@ -34,7 +34,7 @@ def _places(data, path=()):
         yield from _places(value, (*path, key))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_wrong_value_is_refused_in_one_line_or_the_plan_is_whole(data):
     document = copy.deepcopy(written())
