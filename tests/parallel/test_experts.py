@@ -225,7 +225,8 @@ def test_a_few_mixtures_over_two_processes():
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 4])
 def test_mixtures_over_processes(number):
-    names = [*mixtures.MIXTURES, *(mixtures.GROUPED if hasattr(torch, "_grouped_mm") else ())]
+    # Before torch 2.15, the grouped product takes float32 on the CPU, but not on meta: such a plan is refused.
+    names = [*mixtures.MIXTURES, *(mixtures.GROUPED if torch.__version__ >= "2.15" else ())]
     _check(processes.run(_differences, number, names, {"expert": number}))
 
 
