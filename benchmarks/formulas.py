@@ -137,7 +137,7 @@ def compare_tokens(example: Any, _: list[str]) -> dict[str, Any]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from modelsummary.memory.step import loss_of
+    from modelsummary.capture.step import loss_of
     from tests.zoo.checks import statistics
 
     # The counter knows neither the fused attention nor the fused recurrent layers of the CPU. The latter also compute

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.memory.step import loss_of
+from modelsummary.capture.step import loss_of
 from modelsummary.parallel.fake_world import fake_world
 from tests.zoo import timm_models, torchvision_models, transformers_models
 

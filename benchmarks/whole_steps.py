@@ -48,8 +48,9 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
     import timm
 
     from modelsummary.capture.inputs import call_arguments
-    from modelsummary.memory.predict import observe
-    from modelsummary.memory.step_plan import OPTIMIZERS, StepPlan
+    from modelsummary.capture.observe import observe
+    from modelsummary.capture.step_plan import StepPlan
+    from modelsummary.memory.options import OPTIMIZERS
 
     train = kind == "train"
     timm.layers.set_fused_attn(not train)  # torch 1.12 had none

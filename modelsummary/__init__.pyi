@@ -1,4 +1,5 @@
 from . import fx, onnx, tiling
+from .capture.checkpoints import apply_checkpoint
 from .devices.device_spec import DeviceSpec
 from .errors import (
     DataDependentError,
@@ -19,7 +20,7 @@ from .errors import (
 from .files.loading import load
 from .fx import symbolic_trace
 from .layer_info import LayerInfo
-from .memory.checkpointing import CheckpointPlan, apply_checkpoint
+from .memory.checkpointing import CheckpointPlan
 from .memory.estimate import MemoryEstimate
 from .operators.table import register_op_cost
 from .profiler import Profiler, TIDSProfiler, profile

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from modelsummary.capture.execution.fused_attention import fused_attention
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.observe import check_initialized, observe
+from modelsummary.capture.step_error import NeedsValuesError, as_step_error
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.cluster.divided_experts import (
     DividedExperts,
     divide,
@@ -30,9 +33,6 @@ from modelsummary.cluster.weights import Weight, Weights, weight_of
 from modelsummary.errors import DataDependentError, InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
-from modelsummary.memory.predict import check_initialized, observe
-from modelsummary.memory.step_error import NeedsValuesError, as_step_error
-from modelsummary.memory.step_plan import StepPlan
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan

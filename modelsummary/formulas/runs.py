@@ -12,12 +12,12 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import capture
 from modelsummary.capture.sizes import InputSize
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.values import map_leaves
 from modelsummary.errors import ModelSummaryError
 from modelsummary.formulas.dimensions import Dimension, held_elements, resized
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.predict import simulate_step
-from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["Row", "Runs", "forward_rows", "step_rows", "subtree"]
 

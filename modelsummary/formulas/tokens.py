@@ -14,14 +14,14 @@ from modelsummary.capture.inputs import CallArguments, InputTensor
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import no_collection, running
+from modelsummary.capture.step import loss_of
+from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import Scores
 from modelsummary.layer_info import LayerInfo, ledger
-from modelsummary.memory.step import loss_of
-from modelsummary.memory.step_error import as_step_error
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
 

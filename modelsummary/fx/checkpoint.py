@@ -7,11 +7,12 @@ from itertools import count
 
 from torch.fx import GraphModule, Node
 
+from modelsummary.capture.checkpoints import segment_of
 from modelsummary.errors import InputError
 from modelsummary.fx.codegen import MARK, CheckpointCodeGen, region_of
 from modelsummary.fx.meta_info import MetaInfo
 from modelsummary.fx.shape_prop import checked
-from modelsummary.memory.checkpointing import CheckpointPlan, segment_of
+from modelsummary.memory.checkpointing import CheckpointPlan
 
 __all__ = ["checkpoint_graph"]
 

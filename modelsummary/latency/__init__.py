@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from modelsummary.capture.live import LiveModel
-    from modelsummary.memory.step_plan import StepPlan
+    from modelsummary.capture.step_plan import StepPlan
 
 __all__ = [
     "Calibration",

@@ -20,12 +20,12 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import WANTS_GRADIENT, no_collection, nothing_hidden, running
+from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.timer import Timer, cost_of_timing
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.latency.timings import IN_THREADS, TimedRun, Timings, fill
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.step_error import as_step_error
 from modelsummary.progress import counted
 from modelsummary.units import number_of
 

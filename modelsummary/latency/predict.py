@@ -11,7 +11,9 @@ from torch import nn
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
+from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import KernelTable, device_here, table_of
 from modelsummary.devices.kernel_time import DeviceModel, device_model
@@ -19,8 +21,6 @@ from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.options import is_here
 from modelsummary.layer_info import CallKey, LayerInfo
-from modelsummary.memory.predict import observed
-from modelsummary.memory.step_plan import StepPlan
 from modelsummary.operators.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import Work

@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.observe import check_initialized
+from modelsummary.capture.step_error import NeedsValuesError
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.errors import InputError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import (
@@ -18,9 +21,7 @@ from modelsummary.memory.checkpointing import (
     recomputed_macs,
 )
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.predict import check_initialized, simulate, simulate_step
-from modelsummary.memory.step_error import NeedsValuesError
-from modelsummary.memory.step_plan import StepPlan
+from modelsummary.memory.predict import simulate, simulate_step
 from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
 

@@ -9,22 +9,23 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from modelsummary.capture.checkpoints import apply_checkpoint
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
+from modelsummary.capture.observe import check_initialized
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
+from modelsummary.capture.step import casting, loss_of
+from modelsummary.capture.step_error import as_step_error, remedies_for
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
-from modelsummary.memory.predict import check_initialized, simulate
-from modelsummary.memory.step import casting, loss_of
-from modelsummary.memory.step_error import as_step_error, remedies_for
-from modelsummary.memory.step_plan import StepPlan
+from modelsummary.memory.predict import simulate
 from modelsummary.operators.tensor_bytes import stored_tensors
 
 __all__ = ["measure"]

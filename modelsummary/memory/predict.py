@@ -1,52 +1,24 @@
-"""Observe one step, on shapes, or for real if it needs values; and write its memory into the rows.
-
-The step itself runs in ``step``.
-"""
+"""Predict the memory of an observed step, and write it into the rows."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from modelsummary.capture.devices import device_of
-from modelsummary.capture.execution.cuda_autocast import cuda_autocast
-from modelsummary.capture.execution.fused_attention import fused_attention
-from modelsummary.capture.execution.recurrent import fused_lstm
-from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Operators, Uncounted
-from modelsummary.capture.run import EVEN_ROUTES, no_collection, obstacle_of, running
+from modelsummary.capture.observe import observe, observed
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
-from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey, LayerInfo
-from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
+from modelsummary.memory.checkpointing import recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.stage_step import StageActions, StageRun, actions_of
-from modelsummary.memory.step import StepRun
-from modelsummary.memory.step_error import NeedsValuesError, as_step_error, remedies_for
-from modelsummary.memory.step_plan import StepPlan
+from modelsummary.memory.stage_actions import StageActions, actions_of
 from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
 
-__all__ = [
-    "CUDA_BLOCK",
-    "check_initialized",
-    "observe",
-    "observed",
-    "predict",
-    "simulate",
-    "simulate_step",
-    "stage_actions",
-]
-
-CUDA_BLOCK = 512
+__all__ = ["predict", "simulate", "simulate_step", "stage_actions"]
 
 
 def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
@@ -75,31 +47,6 @@ def simulate(live: LiveModel, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEs
     workspaces = _workspaces(trace, plan)
     again = recomputed_macs(root, plan.checkpoint) if plan.train else 0
     return replace(estimate_of(trace, workspaces), recomputed_macs=again), by_call(trace, workspaces)
-
-
-def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trace:
-    """Return the trace of a step of a live model: the one that it keeps, if the same step ran before.
-
-    Args:
-        storages: as for ``observe``.
-
-    Raises:
-        InputError: a parameter is not initialised; see also ``observe``.
-    """
-    check_initialized(live)
-    # which workspaces count is asked when the trace is read
-    step = replace(plan, workspaces=True, device=plan.device or _own_device(live.model))
-    traces = live.kept(step)
-    trace = traces.get(True) or (None if storages else traces.get(False))
-    if trace is None:
-        trace = traces[storages] = observe(live.model, live.call, plan, storages=storages)
-    return trace
-
-
-def check_initialized(live: LiveModel) -> None:
-    """Raise ``InputError`` if a parameter has no shape yet, or the forward adds a module."""
-    if live.uninitialized is not None:
-        raise InputError(f"predicting memory: {live.uninitialized}; run the model once")
 
 
 def simulate_step(
@@ -136,103 +83,3 @@ def stage_actions(model: nn.Module, call: CallArguments, plan: StepPlan) -> Stag
 def _workspaces(trace: Trace, plan: StepPlan) -> Workspaces:
     """Return the workspaces of operators on the device of a trace; None if they do not count."""
     return workspaces_on(torch.device(trace.device)) if plan.workspaces else None
-
-
-def _own_device(model: nn.Module) -> torch.device:
-    own = device_of(tensors_of_modules(modules_of(model)))
-    return own if own.type != "meta" else torch.device("cpu")
-
-
-def observe(
-    model: nn.Module,
-    call: CallArguments,
-    plan: StepPlan,
-    *,
-    storages: bool,
-    note: Callable[[], Any] = lambda: None,
-    routes_evenly: bool = False,
-) -> Trace:
-    """Run a step, on shapes if possible, and return what was observed. The model stays untouched.
-
-    Args:
-        storages: follow storages until they are freed, for the memory of the step. Without, only operators are noted;
-            a step that needs values may then run on another device than ``plan`` wants.
-        note: called before the model is restored; its result is ``Trace.noted``.
-        routes_evenly: choices of experts fall on all experts in turn, as without values they are not known.
-
-    Raises:
-        InputError: no result requires a gradient, the loss is not a scalar, or the step needs values that are missing.
-        StepError: the step raised.
-    """
-    modules = modules_of(model)
-    own = device_of(tensors_of_modules(modules))
-    wanted = plan.device or _own_device(model)
-    notes, device = [], wanted
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        device = torch.device("cpu")
-        notes.append(
-            "No CUDA device here: attention runs as on CUDA; for other operators, the kernels of the CPU are assumed"
-            " (its norms keep similar tensors)"
-        )
-    if routes_evenly:
-        notes.append(EVEN_ROUTES)
-    is_absent = wanted != device
-    has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules)
-    has_values = not any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors()))
-    can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == own or not storages)
-    forward_only = "mode='inference'" if storages else "backward=False"
-    remedies = remedies_for(train=plan.train, forward_only=forward_only, converted=plan.dtype is not None)
-    block = plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1)
-    with (
-        no_collection(),
-        running(modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
-        fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
-        fused_attention() if is_absent else nullcontext(),
-        cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
-    ):
-        shapes, args, kwargs = running_
-        assert isinstance(shapes, ShapeOnly)
-        shapes.routes_evenly = routes_evenly
-        kind = StepRun if plan.stage is None else StageRun
-        run = kind(model, args, kwargs, plan, device, block, storages=storages)
-        with as_step_error(lambda: run.doing, remedies):
-            reason = _step(run, shapes, can_run)
-        if reason is None:
-            return run.trace(device=str(wanted), execution="shape", notes=notes, noted=note())
-    if not can_run:
-        if not has_values and not routes_evenly and shapes.needs_values:
-            with suppress(NeedsValuesError):
-                return observe(model, call, plan, storages=storages, note=note, routes_evenly=True)
-        raise NeedsValuesError(reason, own, run.doing)
-    # Optimizers compile their steps; a dispatch mode cannot be compiled.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    real = running(modules, call, on_shapes=False, grad=plan.train, as_is=True)
-    with eager, real as (execution, args, kwargs):
-        # storages that are not followed would all stay alive
-        run = StepRun(model, args, kwargs, plan, own, block, storages=True)
-        operators = Operators(Uncounted(), run.observer.around(execution))
-        with as_step_error(lambda: run.doing, remedies), operators, run.observer.following():
-            apply_checkpoint(model, plan.checkpoint)
-            run.step()
-        notes = [f"The step ran for real: {reason}"]
-        return run.trace(device=str(wanted), execution="real", notes=notes, noted=note())
-
-
-def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
-    """Run a step on shapes; return the reason why it needs real execution, or None.
-
-    An error is raised again if the step cannot run for real (``can_run``), which would show the cause, and if either no
-    operator raised it, or an operator refused its operands in a dtype that is not the model's own.
-    """
-    operators = Operators(Uncounted(), run.observer.around(shapes))
-    with operators, run.observer.following():
-        apply_checkpoint(run.model, run.plan.checkpoint)
-        try:
-            run.step()
-        except Exception as error:
-            is_of_dtype = run.plan.dtype is not None and not shapes.needs_values
-            is_final = shapes.obstacle is None or (is_of_dtype and not isinstance(error, NotImplementedError))
-            if isinstance(error, InputError) or (is_final and not can_run):
-                raise
-            return obstacle_of(shapes, error)
-    return obstacle_of(shapes, None)

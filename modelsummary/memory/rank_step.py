@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.stage_step import ActionMemory, Held, StageActions, add
+from modelsummary.memory.stage_actions import ActionMemory, Held, StageActions, add
 
 __all__ = ["memory_of_schedule"]
 

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from modelsummary import _torch
+from modelsummary.capture.checkpoints import apply_checkpoint
 from modelsummary.capture.values import map_tensors
 from modelsummary.errors import InputError
-from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.operators.tensor_bytes import is_distributed
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.observe import check_initialized
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here, table_of
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import calibrate_calls
 from modelsummary.latency.predict import TABLE_ERROR, Target, target_of, weights_are_cold
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.predict import check_initialized
 from modelsummary.operators.kernels import MODES
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.memory import model_of_rank

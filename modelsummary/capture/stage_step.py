@@ -1,41 +1,26 @@
-"""The actions of one stage of a pipeline, as torch's engine runs them: what each takes beyond what lived before it.
+"""Three micro-batches of one stage of a pipeline, run as torch's engine runs them, and observed.
 
-All micro-batches of a stage take the same memory. So three run here, in an order in which each kind of action occurs
-as the first one, among others, and as the last one. ``rank_step`` puts the actions of a whole step together.
+All micro-batches of a stage take the same memory. Three run, in an order in which each kind of action occurs as the
+first one, among others, and as the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from modelsummary.capture.backward import BackwardNodes
+from modelsummary.capture.step import StepRun
 from modelsummary.capture.trace import Trace
 from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.step import StepRun
-from modelsummary.memory.step_plan import StageShare
-from modelsummary.memory.timeline import Workspaces, estimate_of, timeline_of
 
-__all__ = ["ActionMemory", "Held", "StageActions", "StageRun", "StageTrace", "actions_of", "add", "trial_of"]
+__all__ = ["StageRun", "StageTrace", "trial_of"]
 
-Held = tuple[int, ...]  # bytes by category, in the order of ``CATEGORIES``
-_INPUTS = CATEGORIES.index("inputs")
 _REDUCE, _STEP = "R", "S"
-_BEFORE = frozenset({"params", "buffers", "inputs"})  # what lives before the first operator
-
-
-def add(one: Held, other: Held) -> Held:
-    """Return the sum by category.
-
-    >>> add((1, 2), (10, 20))
-    (11, 22)
-    """
-    return tuple(map(sum, zip(one, other, strict=True)))
 
 
 def trial_of(actions: str) -> str:
@@ -47,46 +32,6 @@ def trial_of(actions: str) -> str:
     kinds = list(dict.fromkeys(each for each in actions if each in "BI"))
     first, other = ({"B": "B", "I": "IW"}[each] for each in (kinds[0], kinds[-1]))
     return f"FF{first}F{other}{first}"
-
-
-def _less(one: Held, other: Held) -> Held:
-    return tuple(each - before for each, before in zip(one, other, strict=True))
-
-
-@dataclass(frozen=True)
-class ActionMemory:
-    """The bytes that one action takes beyond what lived before it.
-
-    Attributes:
-        points: while each of its operators runs.
-        after: once it has ended.
-    """
-
-    points: tuple[TimelinePoint, ...]
-    after: Held
-
-
-@dataclass(frozen=True)
-class StageActions:
-    """The memory of a stage, apart from the schedule.
-
-    Attributes:
-        totals: parameters, gradients, optimizer state, and inputs of the whole step with buffers of all micro-batches.
-        before: bytes that live before the step.
-        actions: kind -> the actions of that kind that were tried: the first, a further one, and the last one. ``"F"``
-            forward, ``"B"`` backward, or its halves ``"I"`` for inputs and ``"W"`` for weights, ``"R"`` reduction of
-            the gradients that FSDP accumulated, ``"S"`` step of the optimizer.
-        result: bytes of the result of one micro-batch.
-        sent: bytes of the gradients of one micro-batch's inputs.
-        share: what the stage runs.
-    """
-
-    totals: MemoryEstimate
-    before: Held
-    actions: dict[str, tuple[ActionMemory, ...]]
-    result: int
-    sent: int
-    share: StageShare
 
 
 class _InFlight(NamedTuple):
@@ -269,34 +214,3 @@ class StageRun(StepRun):
             sent=sent,
             **facts,
         )
-
-
-def actions_of(trace: Trace, share: StageShare, workspaces: Workspaces) -> StageActions:
-    """Return the memory of each kind of action of a stage."""
-    assert isinstance(trace, StageTrace)
-    timeline = timeline_of(trace, workspaces)
-    states = [_state_at(trace, number) for _, number in trace.marks]
-    actions: dict[str, list[ActionMemory]] = {}
-    for place, (kind, end) in enumerate(trace.marks[1:]):
-        begin, before = trace.marks[place][1], states[place]
-        points = (point._replace(held=_less(point.held, before)) for point in timeline[begin:end])
-        actions.setdefault(kind, []).append(ActionMemory(tuple(points), _less(states[place + 1], before)))
-    whole = estimate_of(trace, workspaces)
-    return StageActions(
-        totals=replace(whole, inputs=whole.inputs + trace.unfollowed),
-        before=add(states[0], tuple(trace.unfollowed * (place == _INPUTS) for place in range(len(CATEGORIES)))),
-        actions={kind: tuple(memories) for kind, memories in actions.items()},
-        result=trace.result,
-        sent=trace.sent,
-        share=share,
-    )
-
-
-def _state_at(trace: Trace, number: int) -> Held:
-    """Return the bytes that live between an operator and the one before it."""
-    held = [0] * len(CATEGORIES)
-    for storage in trace.storages:
-        was_made = storage.born < number or (not number and storage.kind in _BEFORE)
-        if was_made and (storage.died is None or storage.died > number):
-            held[CATEGORIES.index(storage.kind)] += storage.nbytes
-    return tuple(held)

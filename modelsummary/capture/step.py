@@ -17,11 +17,11 @@ from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
 from modelsummary.capture.observer import Observer, SavedTensor
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace, TracedCall, storages_of
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
-from modelsummary.memory.step_plan import StepPlan
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.tensor_bytes import inner_tensors
 

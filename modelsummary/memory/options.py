@@ -1,25 +1,24 @@
-"""The plan of one step, made from the user's options."""
+"""The options of a step, and the plan that is made of them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from modelsummary.capture.devices import available_device, named_device
+from modelsummary.capture.step_plan import MakeOptimizer, StepPlan
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
 
-__all__ = ["OPTIMIZERS", "OptimizerLike", "StageShare", "StepOptions", "StepPlan", "step_plan"]
+__all__ = ["OPTIMIZERS", "OptimizerLike", "StepOptions", "step_plan"]
 
 OptimizerLike = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": partial(torch.optim.SGD, lr=1e-3),
     "sgd-momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
@@ -64,57 +63,6 @@ class StepOptions(TypedDict, total=False):
     accumulates: bool
     block_bytes: int | None
     workspaces: bool
-
-
-class StageShare(NamedTuple):
-    """The part of a step that one stage of a pipeline runs.
-
-    Attributes:
-        actions: kind of each of its actions, in order: ``"F"`` forward, ``"B"`` backward, or its halves: ``"I"``,
-            gradients of inputs, and ``"W"``, gradients of weights.
-        is_first: the stage takes the input of the model.
-        is_last: the stage computes the loss.
-        keeps_results: results are kept until the end of the step, as they are sent or returned.
-        keeps_gradients: gradients of inputs are kept until the end of the step, as they are sent.
-        shares_results: the next stage is on the same rank, and takes the result itself instead of a copy.
-    """
-
-    actions: str
-    is_first: bool
-    is_last: bool
-    keeps_results: bool = False
-    keeps_gradients: bool = False
-    shares_results: bool = False
-
-    @property
-    def microbatches(self) -> int:
-        """Micro-batches in the step."""
-        return self.actions.count("F")
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """The plan of one step.
-
-    Attributes:
-        train: True: forward, backward and optimizer step; False: a forward without gradients.
-        make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
-        device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``StepOptions``.
-        checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
-        stage: what a stage of a pipeline runs; None: the model is not a stage.
-    """
-
-    train: bool = True
-    make_optimizer: MakeOptimizer | None = None
-    device: torch.device | None = None
-    dtype: torch.dtype | None = None
-    loss: Callable[[Any], Tensor] | None = None
-    checkpoint: tuple[str, ...] = ()
-    autocast: torch.dtype | None = None
-    accumulates: bool = False
-    block_bytes: int | None = None
-    workspaces: bool = True
-    stage: StageShare | None = None
 
 
 def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) -> StepPlan:

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary.capture.inputs import call_arguments
-from modelsummary.memory.predict import observe
-from modelsummary.memory.step_plan import step_plan
+from modelsummary.capture.observe import observe
+from modelsummary.memory.options import step_plan
 
 
 class Dispatched(TorchDispatchMode):

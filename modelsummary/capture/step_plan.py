@@ -1,0 +1,65 @@
+"""The plan of one observed step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["MakeOptimizer", "StageShare", "StepPlan"]
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+class StageShare(NamedTuple):
+    """The part of a step that one stage of a pipeline runs.
+
+    Attributes:
+        actions: kind of each of its actions, in order: ``"F"`` forward, ``"B"`` backward, or its halves: ``"I"``,
+            gradients of inputs, and ``"W"``, gradients of weights.
+        is_first: the stage takes the input of the model.
+        is_last: the stage computes the loss.
+        keeps_results: results are kept until the end of the step, as they are sent or returned.
+        keeps_gradients: gradients of inputs are kept until the end of the step, as they are sent.
+        shares_results: the next stage is on the same rank, and takes the result itself instead of a copy.
+    """
+
+    actions: str
+    is_first: bool
+    is_last: bool
+    keeps_results: bool = False
+    keeps_gradients: bool = False
+    shares_results: bool = False
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches in the step."""
+        return self.actions.count("F")
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The plan of one step.
+
+    Attributes:
+        train: True: forward, backward and optimizer step; False: a forward without gradients.
+        make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
+        device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.options.StepOptions``.
+        checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
+        stage: what a stage of a pipeline runs; None: the model is not a stage.
+    """
+
+    train: bool = True
+    make_optimizer: MakeOptimizer | None = None
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    loss: Callable[[Any], Tensor] | None = None
+    checkpoint: tuple[str, ...] = ()
+    autocast: torch.dtype | None = None
+    accumulates: bool = False
+    block_bytes: int | None = None
+    workspaces: bool = True
+    stage: StageShare | None = None
