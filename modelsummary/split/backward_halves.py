@@ -159,6 +159,12 @@ def backward_of_weights(later: Sequence[Later]) -> None:
 
 @torch.no_grad()
 def _add(weight: Any, gradient: Tensor | None) -> None:
-    if gradient is not None:
-        # Nodes hand the same memory to several weights, or one element as many.
-        weight.grad = gradient.clone() if weight.grad is None else weight.grad + gradient
+    """Add a gradient to that of a weight, with the strides of the weight, which fused optimizers take for granted."""
+    if gradient is None:
+        return
+    total = gradient if weight.grad is None else weight.grad + gradient
+    if weight.is_contiguous():
+        # nodes hand the same memory to several weights, or one element as many
+        weight.grad = total.clone(memory_format=torch.contiguous_format)
+    else:
+        weight.grad = torch.empty_like(weight, dtype=total.dtype).copy_(total)

@@ -22,6 +22,26 @@ def test_weights_that_are_added_have_gradients_of_their_own():
     assert last.grad.tolist() == [[0.5] * 3] * 3
 
 
+def test_gradients_have_the_strides_of_their_weights():
+    """Torch's fused AdamW reads a gradient with the strides of the parameter, and is wrong without a word otherwise."""
+    whole, halves = nn.Conv2d(2, 3, 2).double(), nn.Conv2d(2, 3, 2).double()
+    halves.load_state_dict(whole.state_dict())
+    for model in (whole, halves):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        for seed in range(2):
+            x = torch.rand(5, 4, 4, 2, generator=torch.manual_seed(seed), dtype=torch.double, requires_grad=True)
+            out = model(x.permute(0, 3, 1, 2)).square().sum()  # channels last, as the gradient of the weight then is
+            if model is whole:
+                out.backward()
+            else:
+                _, later = backward_of_inputs([out], None, [x], list(model.parameters()))
+                backward_of_weights(later)
+                assert model.weight.grad.stride() == model.weight.stride() == (8, 4, 2, 1)
+        optimizer.step()
+    for one, other in zip(whole.parameters(), halves.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_step_after_one_that_raised_scales_gradients_of_all_stages():
     gradients = RankGradients((), None)
     modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
