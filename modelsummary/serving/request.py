@@ -43,7 +43,9 @@ class Request:
     def flags(self) -> dict[str, Any]:
         """Arguments that make the forward return its cache, and the logits of the last token alone."""
         flags = {"use_cache": True, "logits_to_keep": 1}
-        passed_on = {"use_cache"} if "kwargs" in self.parameters and "past_key_values" in self.parameters else set()
+        # decoders of transformers hand it on; since 5.24 their cache is called ``cache``
+        takes_cache = not self.parameters.isdisjoint(("past_key_values", "cache"))
+        passed_on = {"use_cache"} if "kwargs" in self.parameters and takes_cache else set()
         return {name: value for name, value in flags.items() if name in self.parameters | passed_on}
 
     def prompt(self, batch: int, length: int) -> CallArguments:

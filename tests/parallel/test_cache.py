@@ -73,7 +73,8 @@ def _generated(_rank, _n):
             logits = []
             for each in (whole, model):
                 first = each(ids()[:, :6])
-                following = each(ids()[:, 6:], past_key_values=first.past_key_values)
+                name = "cache" if "cache" in first else "past_key_values"  # the former since transformers 5.24
+                following = each(ids()[:, 6:], **{name: first[name]})
                 logits.append(torch.cat([first.logits, following.logits], 1))
         losses = [each(ids(), labels=ids()).loss for each in (whole, model)]
         for loss in losses:

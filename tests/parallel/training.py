@@ -45,7 +45,7 @@ SCHEDULES = {
 }
 MICROBATCHES, ACCUMULATED, STEPS, MORE_STEPS = 2, 2, 3, 2
 NORM = 0.05  # small enough to clip
-CACHES = ("past_key_values", "cache_params", "mems")  # of which each rank has its own heads
+CACHES = ("past_key_values", "cache", "cache_params", "mems")  # of which each rank has its own heads
 _mesh: dict[tuple[str, ...], Any] = {}
 
 

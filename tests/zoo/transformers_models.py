@@ -111,8 +111,7 @@ def with_cache(model: nn.Module, args: dict[str, Any]) -> dict[str, Any]:
     """Inputs that go on after a first call: the cache that it gave, and two more tokens."""
     with torch.no_grad():
         out = model(**args, use_cache=True)
-    cache = next((out[key] for key in ("past_key_values", "cache_params") if out.get(key) is not None), None)
-    if cache is None:
+    name = next((name for name in ("past_key_values", "cache", "cache_params") if out.get(name) is not None), None)
+    if name is None:
         raise CannotBuild("its result holds no cache")
-    key = next(key for key in ("past_key_values", "cache_params") if out.get(key) is not None)
-    return {**args, "input_ids": args["input_ids"][:, :2].contiguous(), key: cache, "use_cache": True}
+    return {**args, "input_ids": args["input_ids"][:, :2].contiguous(), name: out[name], "use_cache": True}
