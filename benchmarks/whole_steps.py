@@ -50,7 +50,7 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
     from modelsummary.capture.inputs import call_arguments
     from modelsummary.capture.observe import observe
     from modelsummary.capture.step_plan import StepPlan
-    from modelsummary.memory.options import OPTIMIZERS
+    from modelsummary.memory.step_options import OPTIMIZERS
 
     train = kind == "train"
     timm.layers.set_fused_attn(not train)  # torch 1.12 had none

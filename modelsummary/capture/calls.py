@@ -1,7 +1,6 @@
-"""Record the module calls of a forward: caller, shapes, and the costs of the operators.
+"""Watch the module calls of a forward: caller, shapes, and which one runs.
 
-A wrapper of ``nn.Module.__call__`` sees the calls, and a dispatch mode sees the operators. An operator belongs to the
-innermost running module. While the model runs, facts are only appended; ``tree`` builds the rows afterwards.
+A wrapper of ``nn.Module.__call__`` sees the calls. An operator belongs to the innermost running one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from torch import nn
 
 from modelsummary import _torch
 from modelsummary.capture.module_calls import ModuleCall, calls_wrapped
-from modelsummary.capture.operator_mode import Costs, Execution, Operators
 from modelsummary.capture.values import argument_sizes, result_sizes
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey, CallKeys, Sizes
@@ -26,7 +24,7 @@ _next_node = _torch.next_node_number
 C = TypeVar("C", bound=ModuleCall)
 
 
-class Call(Costs, ModuleCall):
+class Call(ModuleCall):
     """The facts of one call of one module; ``begin`` and ``end`` are numbers of operators."""
 
     __slots__ = (
@@ -45,7 +43,6 @@ class Call(Costs, ModuleCall):
     )
 
     def __init__(self, module: nn.Module, parent: Call | None, begin: int = 0) -> None:
-        super().__init__()
         self.module = module
         self.parent = parent
         self.children: list[Call] = []
@@ -67,9 +64,6 @@ class Call(Costs, ModuleCall):
 
 def _is_foreign_autocast() -> bool:
     return _torch.is_any_autocast_enabled() and not torch.is_autocast_enabled("cpu")
-
-
-_OTHER_THREAD = "calls in another thread"
 
 
 _LATER = {
@@ -118,6 +112,7 @@ class Watch:
         is_running: whether the model runs.
         under_foreign_autocast: whether a call began while autocast was on, but not for the CPU.
         failed: the innermost call that raised, followed by the calls around it, innermost first.
+        n_in_other_threads: calls of modules of the model in other threads, which are not watched.
     """
 
     def __init__(self, model: nn.Module, position: Callable[[], int] = lambda: 0) -> None:
@@ -125,15 +120,11 @@ class Watch:
         self.is_running = False
         self.calls = [self.root]
         self.failed: list[Call] = []
+        self.n_in_other_threads = 0
         self.running: Call = self.root
         self.under_foreign_autocast = _is_foreign_autocast()
         self._root_began = False
         self._position = position
-
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], execution: Execution) -> None:
-        """Call the model and count the costs of its operators by call. Exceptions of its forward propagate."""
-        with Operators(self, execution):
-            self.call(args, kwargs)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model, record its calls and return its result. Exceptions of its forward propagate."""
@@ -187,8 +178,7 @@ class Watch:
         return watched
 
     def _note_other_thread(self, module: nn.Module) -> None:
-        if any(module is own for own in self.root.module.modules()):
-            self.root.uncounted[_OTHER_THREAD] = self.root.uncounted.get(_OTHER_THREAD, 0) + 1
+        self.n_in_other_threads += any(module is watched for watched in self.root.module.modules())
 
     def _note_failure(self, call: Call) -> None:
         if not self.failed or self.failed[-1].parent is not call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,8 @@ __all__ = ["LiveModel"]
 
 _STATE = object()  # key of the state in which the model was observed
 _MOST_QUESTIONS, _MOST_ITEMS = 8, 1000
-_CONSTANTS = (int, float, str, bool, type(None), torch.dtype, torch.device)
+_CONSTANTS = frozenset({int, float, str, bool, type(None), torch.dtype, torch.device})
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,11 @@ class LiveModel:
 
 def _facts(value: Any, depth: int = 4) -> Any:
     """Return what may decide a run, to be compared: constants, identities, and how often tensors were written."""
-    if isinstance(value, _CONSTANTS):
+    kind = type(value)
+    if kind in _CONSTANTS:
         return value
+    if kind in _CONTAINERS and not value:  # such as the hooks of most modules
+        return kind
     if isinstance(value, Tensor):
         version = None if value.is_inference() else value._version
         shape = None if is_lazy(value) else value.shape
@@ -86,5 +91,5 @@ def _facts(value: Any, depth: int = 4) -> Any:
     elif not isinstance(value, (nn.Module, type)) and hasattr(value, "__dict__"):
         inside = tuple(vars(value)), vars(value).values()
     if not inside or not depth or len(inside[1]) > _MOST_ITEMS:
-        return id(value), type(value), len(inside[1]) if inside else 0
-    return type(value), inside[0], [_facts(each, depth - 1) for each in inside[1]]
+        return id(value), kind, len(inside[1]) if inside else 0
+    return kind, inside[0], [item if type(item) in _CONSTANTS else _facts(item, depth - 1) for item in inside[1]]

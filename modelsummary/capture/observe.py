@@ -20,7 +20,7 @@ from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import EVEN_ROUTES, no_collection, obstacle_of, running
 from modelsummary.capture.stage_step import StageRun
 from modelsummary.capture.step import StepRun
@@ -28,10 +28,12 @@ from modelsummary.capture.step_error import NeedsValuesError, as_step_error, rem
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError
+from modelsummary.operators.names import CHOSEN_BY_DEVICE
 
-__all__ = ["CUDA_BLOCK", "check_initialized", "observe", "observed"]
+__all__ = ["CUDA_BLOCK", "check_initialized", "keep", "observe", "observed"]
 
 CUDA_BLOCK = 512
+_CPU = torch.device("cpu")
 
 
 def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trace:
@@ -44,13 +46,44 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
         InputError: a parameter is not initialised; see also ``observe``.
     """
     check_initialized(live)
-    # which workspaces count is asked when the trace is read
-    step = replace(plan, workspaces=True, device=plan.device or _own_device(live.model))
+    step = _key_of(plan, live.model)
     traces = live.kept(step)
-    trace = traces.get(True) or (None if storages else traces.get(False))
+    trace = traces.get("storages") or (None if storages else traces.get("operators") or _of_cpu(live, step))
     if trace is None:
-        trace = traces[storages] = observe(live.model, live.call, plan, storages=storages)
+        trace = observe(live.model, live.call, plan, storages=storages)
+        live.kept(step)[trace.level] = trace
     return trace
+
+
+def keep(live: LiveModel, trace: Trace) -> None:
+    """Keep the trace of a forward for later questions, if it is what ``observe`` would return."""
+    is_forward = not (trace.train or trace.with_gradients or trace.notes or trace.failed)
+    if is_forward and trace.level == "operators" and trace.execution == "shape" and not _has_recurrent(live.model):
+        live.kept(_key_of(StepPlan(train=False), live.model))[trace.level] = trace
+
+
+def _key_of(plan: StepPlan, model: nn.Module) -> StepPlan:
+    """Return the plan under which a trace is kept; which workspaces count is asked when it is read."""
+    return replace(plan, workspaces=True, device=plan.device or _own_device(model))
+
+
+def _of_cpu(live: LiveModel, step: StepPlan) -> Trace | None:
+    """Return the trace of the same step on the CPU for a CUDA device that is absent; None if operators may differ."""
+    if not _is_absent(step.device) or step.autocast is not None or _has_recurrent(live.model):
+        return None
+    traces = live.kept(replace(step, device=_CPU))
+    trace: Trace | None = traces.get("storages") or traces.get("operators")
+    if trace is None or any(operator.run.call.name.startswith(CHOSEN_BY_DEVICE) for operator in trace.operators):
+        return None
+    return replace(trace, device=str(step.device))
+
+
+def _is_absent(device: torch.device | None) -> bool:
+    return device is not None and device.type == "cuda" and not torch.cuda.is_available()
+
+
+def _has_recurrent(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.RNNBase) for module in modules_of(model))
 
 
 def check_initialized(live: LiveModel) -> None:
@@ -61,7 +94,7 @@ def check_initialized(live: LiveModel) -> None:
 
 def _own_device(model: nn.Module) -> torch.device:
     own = device_of(tensors_of_modules(modules_of(model)))
-    return own if own.type != "meta" else torch.device("cpu")
+    return own if own.type != "meta" else _CPU
 
 
 def observe(
@@ -89,8 +122,8 @@ def observe(
     own = device_of(tensors_of_modules(modules))
     wanted = plan.device or _own_device(model)
     notes, device = [], wanted
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        device = torch.device("cpu")
+    if _is_absent(wanted):
+        device = _CPU
         notes.append(
             "No CUDA device here: attention runs as on CUDA; for other operators, the kernels of the CPU are assumed"
             " (its norms keep similar tensors)"
@@ -98,7 +131,6 @@ def observe(
     if routes_evenly:
         notes.append(EVEN_ROUTES)
     is_absent = wanted != device
-    has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules)
     has_values = not any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors()))
     can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == own or not storages)
     forward_only = "mode='inference'" if storages else "backward=False"
@@ -107,7 +139,7 @@ def observe(
     with (
         no_collection(),
         running(modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
-        fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
+        fused_lstm(is_absent=is_absent) if _has_recurrent(model) else nullcontext(),  # it costs time at each operator
         fused_attention() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):
@@ -115,11 +147,13 @@ def observe(
         assert isinstance(shapes, ShapeOnly)
         shapes.routes_evenly = routes_evenly
         kind = StepRun if plan.stage is None else StageRun
-        run = kind(model, args, kwargs, plan, device, block, storages=storages)
+        run = kind(model, args, kwargs, plan, device, block, level="storages" if storages else "operators")
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
-            return run.trace(device=str(wanted), execution="shape", notes=notes, noted=note())
+            return run.trace(
+                device=str(wanted), execution="shape", notes=notes, noted=note(), with_gradients=plan.train
+            )
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
@@ -130,13 +164,13 @@ def observe(
     real = running(modules, call, on_shapes=False, grad=plan.train, as_is=True)
     with eager, real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
-        run = StepRun(model, args, kwargs, plan, own, block, storages=True)
-        operators = Operators(Uncounted(), run.observer.around(execution))
+        run = StepRun(model, args, kwargs, plan, own, block, level="storages")
+        operators = Operators(run.observer.around(execution))
         with as_step_error(lambda: run.doing, remedies), operators, run.observer.following():
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         notes = [f"The step ran for real: {reason}"]
-        return run.trace(device=str(wanted), execution="real", notes=notes, noted=note())
+        return run.trace(device=str(wanted), execution="real", notes=notes, noted=note(), with_gradients=plan.train)
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
@@ -145,7 +179,7 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
     An error is raised again if the step cannot run for real (``can_run``), which would show the cause, and if either no
     operator raised it, or an operator refused its operands in a dtype that is not the model's own.
     """
-    operators = Operators(Uncounted(), run.observer.around(shapes))
+    operators = Operators(run.observer.around(shapes))
     with operators, run.observer.following():
         apply_checkpoint(run.model, run.plan.checkpoint)
         try:

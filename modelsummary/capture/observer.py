@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
     from modelsummary.capture.calls import Call
 
-__all__ = ["Allocation", "Observer", "SavedTensor"]
+__all__ = ["Allocation", "Level", "Observer", "SavedTensor"]
+
+Level = Literal["costs", "operators", "storages"]
+"""What is noted of operators: their costs; their arguments as well; also the storages that they make."""
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
 _ADD = torch.ops.aten.add.Tensor
@@ -120,8 +123,8 @@ class Observer:
     Args:
         block_bytes: multiple that sizes are rounded up to.
         running: returns the module call that runs, or None; asked at each operator, and when a tensor is saved.
-        storages: whether storages are followed until they are freed. Without, views are noted without arguments: they
-            run no kernel, and their results have the storage of an argument.
+        level: what is noted. Below ``"storages"``, views are noted without arguments: they run no kernel, and their
+            results have the storage of an argument.
 
     Attributes:
         inside: the module call in which each operator ran; None outside of the model.
@@ -131,9 +134,10 @@ class Observer:
     """
 
     def __init__(
-        self, block_bytes: int = 1, running: Callable[[], Call | None] = lambda: None, *, storages: bool = True
+        self, block_bytes: int = 1, running: Callable[[], Call | None] = lambda: None, level: Level = "storages"
     ) -> None:
-        self._block, self._running, self._follows = block_bytes, running, storages
+        self._block, self._running, self.level = block_bytes, running, level
+        self._follows = level == "storages"
         self._execution: Any = None
         self._is_on = False
         self.inside: list[Call | None] = []
@@ -161,17 +165,19 @@ class Observer:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator, note it, and return its result and cost."""
+        result: tuple[Any, OpCost]
         if not self._is_on:
-            result: tuple[Any, OpCost] = self._execution.run(func, rule, args, kwargs)
+            result = self._execution.run(func, rule, args, kwargs)
             return result
         if not self._follows:
-            out, cost = self._execution.run(func, rule, args, kwargs)
+            result = self._execution.run(func, rule, args, kwargs)
             self.inside.append(self._running())
-            if rule.is_view:
-                self.log.note(func, (), {}, None, rule)
+            if rule.is_view or self.level == "costs":
+                self.log.note_cost(func, rule, result[1])
             else:
-                self.log.note(func, args, kwargs, out, rule, cost)
-            return out, cost
+                self.log.note(func, args, kwargs, result[0], rule, result[1], self._execution.distinct)
+            self._execution.distinct = None
+            return result
         if "torch.distributed._functional_collectives" in sys.modules and any(
             map(_is_awaited, tensors_in((args, kwargs)))
         ):
@@ -190,7 +196,8 @@ class Observer:
             self._forget_importers()
         self.inside.append(self._running())
         self._meet(out, number)
-        self.log.note(func, args, kwargs, out, rule, cost)
+        self.log.note(func, args, kwargs, out, rule, cost, self._execution.distinct)
+        self._execution.distinct = None  # it would keep the tensors alive
         return out, cost
 
     def identity(self, tensor: Tensor) -> int:
@@ -207,9 +214,11 @@ class Observer:
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Follow storages that exist already, each counted once."""
+        if self.level == "costs":
+            return
         if not self._follows:
             inner_of = (inner for tensor in tensors for inner in inner_tensors(tensor)) if kind == "params" else ()
-            self._params.update(map(self.identity, inner_of))
+            self._params.update(self.identity(inner) for inner in inner_of if inner.layout is torch.strided)
             return
         for tensor in tensors:
             for inner in stored_tensors(tensor):

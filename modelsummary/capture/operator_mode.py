@@ -18,7 +18,7 @@ from modelsummary.operators.tensor_bytes import is_distributed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Costs", "Counting", "Execution", "Operators", "Uncounted"]
+__all__ = ["Costs", "Counters", "Counting", "Execution", "Operators"]
 
 
 class Execution(Protocol):
@@ -90,7 +90,12 @@ class Counting(Protocol):
 
 
 class Operators(TorchDispatchMode):
-    """A mode that runs every operator through ``execution`` and adds its cost to the running call."""
+    """A mode that runs every operator through ``execution``.
+
+    Args:
+        execution: runs the operators.
+        counters: adds the cost of each operator to ``counters.running``; None: costs are not added up.
+    """
 
     supports_higher_order_operators = True
 
@@ -98,10 +103,10 @@ class Operators(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled during the run, and guarding against it would import torch._dynamo
 
-    def __init__(self, watch: Counting, execution: Execution) -> None:
+    def __init__(self, execution: Execution, counters: Counting | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
         self._execution = execution
+        self._counters = counters
         self._fake_mode = _torch.fake_mode()
         self._rules: dict[int, OpRule] = {}
 
@@ -132,12 +137,12 @@ class Operators(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         out, cost = self._execution.run(func, rule, args, kwargs)
-        if cost is not NO_COST:
-            self._watch.running += cost
+        if self._counters is not None and cost is not NO_COST:
+            self._counters.running += cost
         return out
 
 
-class Uncounted:
+class Counters:
     """A receiver of the costs of all operators, without regard to calls."""
 
     def __init__(self) -> None:

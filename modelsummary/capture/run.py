@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributions import Distribution
 
 from modelsummary import _torch
-from modelsummary.capture.calls import Watch
 from modelsummary.capture.devices import device_of, takes_gradients
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.real import RealExecution
@@ -24,8 +23,12 @@ from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shards import mesh_device
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.state.unchanged import unchanged
+from modelsummary.capture.step import StepRun
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.timer import suspended
+from modelsummary.capture.trace import Trace
 from modelsummary.capture.tree import call_tree, static_tree
 from modelsummary.capture.values import replace_in_objects
 from modelsummary.errors import DataDependentError, InputError
@@ -46,6 +49,7 @@ __all__ = [
 ]
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
+_FORWARD = StepPlan(train=False)
 _AUTOCAST = "autocast of an accelerator was on, and operators of a model on meta run as on the CPU"
 # Matches torch's errors for a forward that computes, retains or hooks a gradient.
 WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
@@ -67,6 +71,7 @@ class Recording:
         fallback_reason: why the run fell back from shape-only to real execution; None if it did not.
         error: exception of the forward, if it raised; the tree then reaches up to the failing layer.
         failed: the layers that were running when it raised, innermost first.
+        trace: what was observed; None without a forward.
     """
 
     root: LayerInfo
@@ -74,6 +79,7 @@ class Recording:
     fallback_reason: str | None = None
     error: Exception | None = None
     failed: list[LayerInfo] = field(default_factory=list)
+    trace: Trace | None = None
 
 
 def list_layers(model: nn.Module) -> Recording:
@@ -198,7 +204,7 @@ def _real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -
 class _Run:
     """The result of one run, before the tree is built."""
 
-    watch: Watch
+    trace: Trace
     execution: ShapeOnly | RealExecution
     error: Exception | None
     facts: dict[int, ModuleFacts]
@@ -206,11 +212,10 @@ class _Run:
 
 
 def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
-    root = call_tree(run.facts, run.watch.calls)
-    rows = {row.layer_id: row for row in root.walk() if row.executed}
-    raised = run.watch.failed if run.error is not None else []
-    failed = [rows[id(call.module)] for call in raised if id(call.module) in rows]
-    return Recording(root, execution, error=run.error, failed=failed)
+    root = call_tree(run.facts, run.trace)
+    rows = {row.key: row for row in root.walk() if row.executed}
+    failed = [rows[key] for key in run.trace.failed] if run.error is not None else []
+    return Recording(root, execution, error=run.error, failed=failed, trace=run.trace)
 
 
 def _attempt(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, **options: bool) -> _Run:
@@ -238,7 +243,8 @@ def _run_once(
     """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
     error: Exception | None = None
     on = running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad)
-    is_on_meta = on_shapes and _device_of(modules, call).type == "meta"
+    device = _device_of(modules, call)
+    is_on_meta = on_shapes and device.type == "meta"
     seen = nullcontext() if on_shapes else counted("real run", "operator")
     casts = _autocast_of_cuda() if is_on_meta else nullcontext()
     with casts, seen as ran, on as (execution, args, kwargs):
@@ -246,13 +252,20 @@ def _run_once(
             execution.ran = ran
         if isinstance(execution, ShapeOnly):
             execution.routes_evenly = routes_evenly
-        watch = Watch(model)
+        # a real run may hold much memory, which following its storages would prolong
+        step = StepRun(model, args, kwargs, _FORWARD, device, level="operators" if on_shapes else "costs")
         try:
-            watch.run(args, kwargs, execution)
+            with Operators(step.observer.around(execution)):
+                step.step()
         except Exception as raised:
             error = raised
         facts = module_facts(model)
-    return _Run(watch, execution, error, facts, is_on_meta and watch.under_foreign_autocast)
+        names = {id(module.module): module.fqn for module in facts.values()}
+        notes = [EVEN_ROUTES] if routes_evenly else []
+        trace = step.trace(
+            names, device=str(device), execution="shape" if on_shapes else "real", notes=notes, with_gradients=grad
+        )
+    return _Run(trace, execution, error, facts, is_on_meta and step.watch.under_foreign_autocast)
 
 
 @contextmanager

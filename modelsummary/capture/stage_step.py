@@ -6,7 +6,7 @@ first one, among others, and as the last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -204,10 +204,11 @@ class StageRun(StepRun):
 
     # -------------------------------------------------------------------------------------------- results
 
-    def trace(self, **facts: Any) -> Trace:
+    def trace(self, names: Mapping[int, str] | None = None, **facts: Any) -> Trace:
         """Return what was observed."""
         sent = sum(each.nbytes for each in tensors_of((self._args, self._kwargs)) if each.requires_grad)
         return super().trace(
+            names,
             marks=[(kind, number - self._phases[0][1]) for kind, number in self._marks],
             unfollowed=self._unfollowed,
             result=self._result,

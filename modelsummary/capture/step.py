@@ -10,13 +10,14 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
-from modelsummary.capture.observer import Observer, SavedTensor
+from modelsummary.capture.observer import Level, Observer, SavedTensor
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace, TracedCall, storages_of
 from modelsummary.capture.values import map_tensors, tensors_of
@@ -32,7 +33,7 @@ class StepRun:
     """One step on shapes or for real, and what was observed of it.
 
     Args:
-        storages: whether storages are followed.
+        level: what is noted of operators.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class StepRun:
         kwargs: dict[str, Any],
         plan: StepPlan,
         device: torch.device,
-        block_bytes: int,
+        block_bytes: int = 1,
         *,
-        storages: bool,
+        level: Level,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
-        self._follows = storages
-        self.observer = Observer(block_bytes, self._running, storages=storages)
+        self._follows = level == "storages"
+        self.observer = Observer(block_bytes, self._running, level)
         self._names = {id(module): fqn for fqn, module in named_modules(model)}  # the forward may replace modules
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -81,7 +82,7 @@ class StepRun:
     def _hold_state(self, inputs: Iterable[Tensor]) -> None:
         """Follow what lives before the step, except the state of the optimizer."""
         follow = self.observer
-        follow.hold(self.model.parameters(), "params")
+        follow.hold((parameter for parameter in self.model.parameters() if not is_lazy(parameter)), "params")
         follow.hold(self.model.buffers(), "buffers")
         if self._follows:  # finding them takes long, and only bytes depend on them
             follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
@@ -195,13 +196,24 @@ class StepRun:
 
     # -------------------------------------------------------------------------------------------- results
 
-    def trace(self, **facts: Any) -> Trace:
-        """Return what was observed; ``facts`` are the fields of ``Trace`` that say how the step ran."""
+    @property
+    def watch(self) -> Watch:
+        """The watch of the last forward."""
+        return self._watches[-1]
+
+    def trace(self, names: Mapping[int, str] | None = None, **facts: Any) -> Trace:
+        """Return what was observed.
+
+        Args:
+            names: id of a module -> its FQN; None: as before the step, during which modules may be replaced.
+            facts: the fields of ``Trace`` that say how the step ran.
+        """
+        names = self._names if names is None else names
         first = self._phases[0][1]  # operators before it make the state that exists before the step
         keys: dict[Call, CallKey] = {}
         for watch in self._watches:
-            own, calls = TracedCall.all_of(watch.calls, self._names, first)
-            keys.update(own)
+            keys_of_forward, calls = TracedCall.all_of(watch.calls, names, first)
+            keys.update(keys_of_forward)
         inside = list(self.observer.inside)
         for backward in self._backwards:
             for call, begin, end in backward.intervals():
@@ -218,10 +230,13 @@ class StepRun:
                 for run, phase, call in list(operators)[first:]
             ],
             phases=[(name, begin - first) for name, begin in self._phases],
+            level=self.observer.level,
             storages=storages_of(self.observer.every, keys, first),
             clones={number - first: nbytes for number, nbytes in self.observer.clones.items() if number >= first},
             held_after_forward=self._after_forward,
             optimizer=type(self._optimizer).__name__ if self._optimizer is not None else None,
+            failed=[keys[call] for call in self.watch.failed if id(call.module) in names],
+            n_in_other_threads=self.watch.n_in_other_threads,
             **facts,
         )
 

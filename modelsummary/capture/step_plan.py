@@ -47,7 +47,7 @@ class StepPlan:
     Attributes:
         train: True: forward, backward and optimizer step; False: a forward without gradients.
         make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
-        device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.options.StepOptions``.
+        device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.step_options.StepOptions``.
         checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
         stage: what a stage of a pipeline runs; None: the model is not a stage.
     """

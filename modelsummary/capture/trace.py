@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from modelsummary.capture.calls import Call, keys_of
-from modelsummary.capture.observer import Allocation
+from modelsummary.capture.observer import Allocation, Level
 from modelsummary.layer_info import CallKey, Sizes
 from modelsummary.operators.kernels import StepOperator
 
@@ -23,6 +23,9 @@ class TracedCall(NamedTuple):
         parent: key of the call around it; None for the model.
         begin, end: numbers of its first operator, and of the first operator after its forward.
         input_size, output_size: sizes of its arguments and of its result.
+        input_bytes, output_bytes: bytes of the tensors in them.
+        training: mode of the module.
+        finished: whether it returned; False if it raised.
     """
 
     key: CallKey
@@ -31,6 +34,10 @@ class TracedCall(NamedTuple):
     end: int
     input_size: Sizes
     output_size: Sizes
+    input_bytes: int
+    output_bytes: int
+    training: bool
+    finished: bool
 
     @classmethod
     def all_of(
@@ -49,6 +56,10 @@ class TracedCall(NamedTuple):
                 call.end - first,
                 call.input_size,
                 call.output_size,
+                call.input_bytes,
+                call.output_bytes,
+                call.training,
+                call.finished,
             )
             for call in calls
             if id(call.module) in names
@@ -110,30 +121,38 @@ class Trace:
 
     Attributes:
         train: whether it has a backward.
+        with_gradients: whether autograd recorded the forward.
         device: device whose kernels were chosen.
         execution: ``"shape"`` or ``"real"``.
         notes: assumptions.
         calls: module calls of the last forward, in the order in which they began.
         operators: runs of the operators, each with its phase and the call it belongs to.
+        level: what was noted of operators: see ``Level``.
         phases: name and number of the first operator of each phase.
         storages: empty if they were not followed.
         clones: number of an operator -> bytes of the matrices that it copies.
         held_after_forward: bytes alive at the end of the forward.
         optimizer: class name of the optimizer, or None.
+        failed: the innermost call that raised and the calls around it, innermost first; empty if none did.
+        n_in_other_threads: calls of modules in other threads, whose operators were not observed.
         noted: result of the function ``note`` of ``observe``.
     """
 
     train: bool
+    with_gradients: bool
     device: str
     execution: str
     notes: Sequence[str]
     calls: Sequence[TracedCall]
     operators: Sequence[StepOperator]
     phases: Sequence[tuple[str, int]]
+    level: Level
     storages: Sequence[Storage] = ()
     clones: Mapping[int, int] = field(default_factory=dict)
     held_after_forward: int = 0
     optimizer: str | None = None
+    failed: Sequence[CallKey] = ()
+    n_in_other_threads: int = 0
     noted: Any = None
 
     @property

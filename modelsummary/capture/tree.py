@@ -1,31 +1,34 @@
-"""Build the tree of ``LayerInfo`` from the recorded calls of a run."""
+"""The tree of ``LayerInfo`` of a trace, or of a model without a run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import torch
 
-from modelsummary.capture.calls import Call
 from modelsummary.capture.modules import ModuleFacts, Owned, groups_of, kernel_size_of, totals
-from modelsummary.layer_info import UNKNOWN, CallKeys, LayerInfo, total
+from modelsummary.capture.trace import Trace, TracedCall
+from modelsummary.layer_info import UNKNOWN, CallKey, LayerInfo, total
+from modelsummary.operators.operator_facts import NO_COST
 
 __all__ = ["call_tree", "finish_tree", "static_tree"]
+
+_OTHER_THREAD = "calls in another thread"
 
 Facts = dict[int, ModuleFacts]
 
 
-def call_tree(facts: Facts, calls: Iterable[Call]) -> LayerInfo:
+def call_tree(facts: Facts, trace: Trace) -> LayerInfo:
     """Return the tree with one row per call, below its caller's, and one row per module that was not called.
 
     A module that the forward makes is not part of the model and has no row: its operators belong to the row in which
     it ran.
     """
     tree = _Tree(facts)
-    for call in calls:
+    for call in trace.calls:
         tree.add_call(call)
     tree.add_uncalled()
+    tree.add_costs(trace)
     return finish_tree(tree.root, facts)
 
 
@@ -52,9 +55,8 @@ class _Tree:
         self.root_facts = next(iter(facts.values()))
         self._by_fqn = {each.fqn: each for each in facts.values()}
         self._first_row: dict[int, LayerInfo] = {}  # by id of the module
-        self._row_of_call: dict[Call, LayerInfo] = {}
+        self._row_of_call: dict[CallKey, LayerInfo] = {}
         self._containers: dict[tuple[int, str], LayerInfo] = {}
-        self._keys = CallKeys()
         self.root = self.add_row(self.root_facts, None, "")
 
     def add_row(self, own: ModuleFacts, parent: LayerInfo | None, name: str) -> LayerInfo:
@@ -75,26 +77,33 @@ class _Tree:
         self._first_row.setdefault(id(own.module), row)
         return row
 
-    def add_call(self, call: Call) -> None:
-        own = self.facts.get(id(call.module))
+    def add_call(self, call: TracedCall) -> None:
         if call.parent is None:
             row = self.root
-        elif own is None:
-            row = self._row_of_call[call.parent]
         else:
-            row = self.add_row(own, *self._place(own, self._row_of_call[call.parent]))
-        if own is not None:
-            _fill(row, call)
-            row.call_index = self._keys.next_of(own.fqn)[1]
-            row.call_order = len(self._row_of_call)
-        self._row_of_call[call] = row
-        row.self_macs += call.macs
-        row.self_elementwise_ops += call.elementwise_ops
-        row.self_bytes_read += call.bytes_read
-        row.self_bytes_written += call.bytes_written
-        row.self_skipped_macs = total(row.self_skipped_macs, call.skipped_macs)
-        for operator, count in call.uncounted.items():
-            row.uncounted_ops[operator] = row.uncounted_ops.get(operator, 0) + count
+            module = self._by_fqn[call.key[0]]
+            row = self.add_row(module, *self._place(module, self._row_of_call[call.parent]))
+        _fill(row, call)
+        row.call_order = len(self._row_of_call)
+        self._row_of_call[call.key] = row
+
+    def add_costs(self, trace: Trace) -> None:
+        """Add the cost of each operator to the row of its call."""
+        for run, _, key in trace.operators:
+            cost = run.call.cost
+            if cost is NO_COST:
+                continue
+            row = self.root if key is None else self._row_of_call[key]
+            row.self_macs += cost.macs
+            row.self_elementwise_ops += cost.elementwise_ops
+            row.self_bytes_read += cost.bytes_read
+            row.self_bytes_written += cost.bytes_written
+            if cost.skipped_macs != 0:
+                row.self_skipped_macs = total(row.self_skipped_macs, cost.skipped_macs)
+            if cost.uncounted is not None:
+                row.uncounted_ops[cost.uncounted] = row.uncounted_ops.get(cost.uncounted, 0) + 1
+        if trace.n_in_other_threads:
+            self.root.uncounted_ops[_OTHER_THREAD] = trace.n_in_other_threads
 
     def _place(self, own: ModuleFacts, around: LayerInfo) -> tuple[LayerInfo, str]:
         """Return the parent row and the name for a call from ``around``, adding rows for containers without a call."""
@@ -129,8 +138,8 @@ def _class_name(module: torch.nn.Module) -> str:
     return str(module.original_name) if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
 
 
-def _fill(row: LayerInfo, call: Call) -> None:
-    row.executed = True
+def _fill(row: LayerInfo, call: TracedCall) -> None:
+    row.executed, row.call_index = True, call.key[1]
     row.training = call.training
     row.input_size, row.input_bytes = call.input_size, call.input_bytes
     row.output_size, row.output_bytes = call.output_size, call.output_bytes

@@ -81,7 +81,7 @@ def parse_optimizer(text: str) -> str:
     >>> parse_optimizer("AdamW")
     'adamw'
     """
-    from modelsummary.memory.options import OPTIMIZERS
+    from modelsummary.memory.step_options import OPTIMIZERS
 
     modes = ["inference", "none", *OPTIMIZERS]
     if text.lower() not in modes:

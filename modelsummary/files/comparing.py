@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.operator_mode import Execution, Operators, Uncounted
+from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.run import running
 from modelsummary.errors import InputError
 from modelsummary.files.statistics import FileStatistics
@@ -156,7 +156,7 @@ def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
     on_shapes = live.execution == "shape"
     with running(modules_of(live.model), live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
         counts = _Counts(execution)
-        with Operators(Uncounted(), counts):
+        with Operators(counts):
             live.model(*args, **kwargs)
     return counts.counts, counts.in_place
 

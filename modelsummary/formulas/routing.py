@@ -39,13 +39,16 @@ class RoutingChoice:
 
 
 class RoutedWatch(Watch):
-    """A run in which choices are noted, in addition to calls and costs.
+    """A run in which choices and multiply-adds are noted, in addition to calls.
 
     Args:
         on_operator: called with each operator of the forward: its rule, arguments, result and multiply-adds.
 
     Attributes:
         chosen: whether it was a ``topk`` and the call that made it -> number of scores -> number chosen.
+        macs: multiply-adds so far.
+        skipped_macs: the part of them that block masks skip, as far as their values are known.
+        has_unknown_masks: whether the values of a block mask are not known.
         recomputed_macs: multiply-adds of the forward that the backward computes again: of checkpoints, and of scores in
             fused attention.
     """
@@ -54,9 +57,10 @@ class RoutedWatch(Watch):
         super().__init__(model)
         self.on_operator = on_operator
         self.chosen: dict[tuple[bool, Call], Counter[int]] = {}
-        self.recomputed_macs = 0
+        self.macs = self.recomputed_macs = 0
+        self.skipped_macs, self.has_unknown_masks = 0, False
         self.is_in_backward = False
-        self._operators = Operators(self, _Noting(execution, self))
+        self._operators = Operators(_Noting(execution, self))
 
     def choices(self) -> list[RoutingChoice]:
         """Return the choices, maxima first: where a layer takes both, ``topk`` is the router."""
@@ -70,10 +74,10 @@ class RoutedWatch(Watch):
 
     def backward(self, loss: Tensor) -> int:
         """Run the backward of a loss; return its multiply-adds without recomputation."""
-        before, self.is_in_backward = self.root.macs, True
+        before, self.is_in_backward = self.macs, True
         with self._operators:
             loss.backward()
-        return self.root.macs - before - self.recomputed_macs
+        return self.macs - before - self.recomputed_macs
 
 
 class _Noting:
@@ -90,6 +94,9 @@ class _Noting:
         if rule.facts.recomputes_scores:
             self._watch.recomputed_macs += scores_again(rule, rule.signature.bind(args, kwargs))
         out, cost = self._execution.run(func, rule, args, kwargs)
+        self._watch.macs += cost.macs
+        self._watch.skipped_macs += cost.skipped_macs or 0
+        self._watch.has_unknown_masks |= cost.skipped_macs is None
         if not self._watch.is_in_backward:
             self._watch.on_operator(rule, args, kwargs, out, cost.macs)
         elif torch.is_grad_enabled():  # a backward computes without gradients; this is the forward of a checkpoint

@@ -17,7 +17,7 @@ from modelsummary.formulas.figures import CONSTANT, FiguresAt, check_figure
 from modelsummary.formulas.fitting import Fitted, fitted
 from modelsummary.formulas.runs import Row, Runs, forward_rows, step_rows, subtree
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.options import step_plan
+from modelsummary.memory.step_options import step_plan
 
 __all__ = ["Scaling"]
 

@@ -127,8 +127,7 @@ def flops_per_token(
         watch = RoutedWatch(live.model, execution, note)
         with attention.watched():
             output = watch.forward(args, kwargs)
-        forward = sum(watched.macs for watched in watch.calls)
-        skipped = [watched.skipped_macs for watched in watch.calls]
+        forward, skipped, has_unknown_masks = watch.macs, watch.skipped_macs, watch.has_unknown_masks
         active = active_params(live.model, watch.choices())
         both, has_backward = forward, loss is not None or any(tensor.requires_grad for tensor in tensors_of(output))
         if has_backward:
@@ -136,9 +135,9 @@ def flops_per_token(
             scalar = loss_of(output, loss)
             phase = "backward"
             both += watch.backward(scalar)
-    counted = sum(macs for macs in skipped if macs is not None) + attention.hidden_macs + scores.hidden_macs
+    counted = skipped + attention.hidden_macs + scores.hidden_macs
     notes = []
-    if attention.unknown or scores.unknown or None in skipped:
+    if attention.unknown or scores.unknown or has_unknown_masks:
         notes.append("Masks whose values are not known count as dense")
     if not has_backward:
         notes.append("Nothing in the result requires a gradient, so training has no backward")

@@ -17,7 +17,7 @@ from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Costs, Uncounted
+from modelsummary.capture.operator_mode import Costs, Counters
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError, in_short
@@ -128,7 +128,7 @@ def flop_count(
     target = _place(called, call, device)
 
     def run(*, really: bool) -> tuple[Costs, Costs]:
-        counters = Uncounted()
+        counters = Counters()
         with without_data(called, call, target, counters, really=really) as (positional, named):
             arguments = (positional, named) if called is module else _with_gradients((positional, named))
             result = called(*arguments[0], **arguments[1])
@@ -192,7 +192,7 @@ def profile_call(
     target = _place(checked(gm), call, device)
 
     def run(*, really: bool) -> Any:
-        counters = Uncounted()
+        counters = Counters()
         pause = nullcontext() if really else no_collection()
         with pause, without_data(gm, call, target, counters, really=really) as (positional, named):
             profiler = _ProfilingRunner(gm, counters)
@@ -209,7 +209,7 @@ def profile_call(
 class _ProfilingRunner(NodeRunner):
     """An interpreter that runs a graph forward and backward, and collects the saved tensors and costs of each node."""
 
-    def __init__(self, module: GraphModule, counters: Uncounted) -> None:
+    def __init__(self, module: GraphModule, counters: Counters) -> None:
         super().__init__(module)
         self._counters = counters
         self._env = sim_env(module)

@@ -18,7 +18,7 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Counting, Operators, Uncounted
+from modelsummary.capture.operator_mode import Counters, Counting, Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError, in_short
@@ -137,7 +137,7 @@ class ShapeProp:
             TraceError: a node failed.
         """
         target = torch.device(device) if device is not None else None
-        with without_data(self.module, CallArguments(args, {}, None), target, Uncounted()) as (positional, kwargs):
+        with without_data(self.module, CallArguments(args, {}, None), target, Counters()) as (positional, kwargs):
             return NodeRunner(self.module).run(*in_order(self.module, positional, kwargs))
 
 
@@ -177,7 +177,7 @@ def note_shapes(
     on_shapes = execution == "shape"
     with (
         running(modules, call, on_shapes=on_shapes, grad=True) as (executes, args, kwargs),
-        Operators(Uncounted(), executes),
+        Operators(executes),
     ):
         NodeRunner(module).run(*in_order(module, args, kwargs))
 
@@ -221,6 +221,6 @@ def without_data(
         torch.inference_mode(False),
         running(modules, call, on_shapes=not really, grad=grad, device=target) as (execution, args, kwargs),
         nullcontext() if really else fused_lstm(),
-        Operators(counting, execution),
+        Operators(execution, counting),
     ):
         yield args, kwargs

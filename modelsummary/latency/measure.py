@@ -18,7 +18,7 @@ from modelsummary.capture.devices import available_device, device_of
 from modelsummary.capture.inputs import CallArguments, call_like
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import WANTS_GRADIENT, no_collection, nothing_hidden, running
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.timer import Timer, cost_of_timing
@@ -160,7 +160,7 @@ def _measured(
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
         with as_step_error(lambda: measurement.doing, _REMEDIES):
-            with nothing_hidden(), Operators(Uncounted(), execution):
+            with nothing_hidden(), Operators(execution):
                 measurement.run_once()  # not timed: it records the state to restore
             gc.collect()
             with no_collection(), counted("latency", "run", warmup + runs) as done:

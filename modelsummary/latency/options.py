@@ -13,7 +13,7 @@ from modelsummary.capture.step_plan import StepPlan
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.options import OptimizerLike, StepOptions, step_plan
+from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 
 __all__ = ["TimeOptions", "is_here", "time_plan"]
 

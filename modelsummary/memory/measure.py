@@ -16,7 +16,7 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
 from modelsummary.capture.observe import check_initialized
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.step import casting, loss_of
 from modelsummary.capture.step_error import as_step_error, remedies_for
@@ -56,7 +56,7 @@ def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[in
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         apply_checkpoint(model, plan.checkpoint)
         step = _RealStep(model, args, kwargs, plan, device)
-        with as_step_error(lambda: step.doing, remedies_for(train=plan.train)), Operators(Uncounted(), execution):
+        with as_step_error(lambda: step.doing, remedies_for(train=plan.train)), Operators(execution):
             assert isinstance(execution, RealExecution)
             execution.keep(step.written())
             step.run()  # saves what else a step writes, to restore it later; gives the optimizer its state

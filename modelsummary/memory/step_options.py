@@ -47,6 +47,7 @@ class StepOptions(TypedDict, total=False):
         workspaces: count what operators allocate for themselves while they run, as far as ``calibrate`` measured it.
             Default: True.
 
+    >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> options: StepOptions = {"optimizer": "adamw", "dtype": torch.bfloat16}
     >>> memory = Statistics(nn.Linear(4, 8), (16, 4)).memory(**options)

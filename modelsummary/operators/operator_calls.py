@@ -6,10 +6,10 @@ one object, and an ``OperatorLog`` notes each of its runs. A time predicted or m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from modelsummary._torch import next_node_number
 from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
 from modelsummary.operators.table import Arguments
 
-__all__ = ["OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
+__all__ = ["DistinctCall", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
 
 _DTYPES = {
     torch.float32: "f32",
@@ -162,6 +162,10 @@ class OperatorRun(NamedTuple):
     nodes: int = 0
 
 
+DistinctCall: TypeAlias = "tuple[object, Sequence[Tensor]]"
+"""An object that all equal calls of an execution share, and the tensors among the arguments of the one that ran."""
+
+
 class OperatorLog:
     """A log of operator runs, with one object per distinct call.
 
@@ -190,24 +194,54 @@ class OperatorLog:
         out: Any,
         rule: OpRule | None = None,
         cost: OpCost = NO_COST,
+        distinct: DistinctCall | None = None,
     ) -> None:
         """Note one run of an operator with its result ``out``; its rule and cost are found unless they are given."""
+        call: OperatorCall | None = None
+        key: Any = None
+        reads: tuple[int, ...] = ()
+        if distinct is not None:
+            reads = tuple([self._identify(tensor) for tensor in distinct[1] if tensor.layout is torch.strided])
+            key = id(distinct[0]), *[storage in self._params for storage in reads]
+            call = self._calls.get(key)
+        if call is None:
+            call, reads = self._call(func, args, kwargs, out, op_rule(func) if rule is None else rule, cost)
+            if key is not None:
+                self._calls[key] = call
+        results = (out,) if isinstance(out, Tensor) else tensors_in(out)
+        makes = tuple([self._identify(tensor) for tensor in results if tensor.layout is torch.strided])
+        self.runs.append(OperatorRun(call, reads, makes, self._new_nodes()))
+
+    def note_cost(self, func: Any, rule: OpRule, cost: OpCost) -> None:
+        """Note one run of an operator without its arguments: of a view, which runs no kernel, or if costs suffice."""
+        key = id(func) if cost is NO_COST else (id(func), cost)  # operators live as long as the process
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = OperatorCall(func, rule, (), {}, (), cost)
+        self.runs.append(OperatorRun(call, (), (), self._new_nodes()))
+
+    def _new_nodes(self) -> int:
+        """Return the number of autograd nodes that were made since the last operator of this thread."""
+        thread, now = get_ident(), next_node_number()  # each thread has its own numbers
+        nodes: int = now - self._next_node.get(thread, now)
+        self._next_node[thread] = now
+        return nodes
+
+    def _call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, rule: OpRule, cost: OpCost
+    ) -> tuple[OperatorCall, tuple[int, ...]]:
+        """Return the call, the same object for equal ones, and the identities of the storages that it reads."""
         reads: list[int] = []
         specs = tuple(self._specs(args, reads))
         named = dict(zip(kwargs, self._specs(kwargs.values(), reads), strict=True)) if kwargs else {}
-        made = [each for each in tensors_in(out) if each.layout is torch.strided]
-        rule = op_rule(func) if rule is None else rule
         cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
         # the specs hold neither packed weights nor the values of a block mask
         key = (func, specs, tuple(named.items()), cost.macs, cost.skipped_macs)
         call = self._calls.get(key)
         if call is None:
-            outputs = tuple(_spec_of(each, False) for each in made)
+            outputs = tuple(_spec_of(tensor, False) for tensor in tensors_in(out) if tensor.layout is torch.strided)
             call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
-        thread, now = get_ident(), next_node_number()  # each thread has its own numbers
-        nodes = now - self._next_node.get(thread, now)
-        self._next_node[thread] = now
-        self.runs.append(OperatorRun(call, tuple(reads), tuple(map(self._identify, made)), nodes))
+        return call, tuple(reads)
 
     def _specs(self, values: Iterable[Any], reads: list[int]) -> list[Any]:
         found: list[Any] = []

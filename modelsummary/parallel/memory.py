@@ -19,9 +19,9 @@ from modelsummary.capture.step_error import NeedsValuesError
 from modelsummary.capture.step_plan import StageShare
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.options import StepOptions, step_plan
 from modelsummary.memory.predict import simulate_step, stage_actions
 from modelsummary.memory.rank_step import memory_of_schedule
+from modelsummary.memory.step_options import StepOptions, step_plan
 from modelsummary.parallel.applying import meshes_of, shard_module
 from modelsummary.parallel.fake_world import fake_world
 

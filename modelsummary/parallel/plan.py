@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from modelsummary.memory.estimate import MemoryEstimate
-    from modelsummary.memory.options import StepOptions
+    from modelsummary.memory.step_options import StepOptions
 
 __all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
 

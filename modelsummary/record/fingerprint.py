@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.operator_mode import Execution, Operators, Uncounted
+from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
@@ -72,7 +72,7 @@ def fingerprint(
             module.training = not module.training
         if isinstance(executes, ShapeOnly):
             executes.log = []
-        with Operators(Uncounted(), executes):
+        with Operators(executes):
             out = forward(*args, **kwargs)
         return fingerprint_of(executes, out)
 

@@ -20,7 +20,7 @@ from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import Unknown, leaves_of
 from modelsummary.errors import in_short
@@ -168,7 +168,7 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
     ) -> Run:
         with running(modules, call, on_shapes=execution == "shape", grad=True, device=device) as (runner, args, kwargs):
             if is_second:
-                with Operators(Uncounted(), runner):
+                with Operators(runner):
                     model(*args, **kwargs)
             for fqn in unreadable:
                 owner, _, name = fqn.rpartition(".")

@@ -91,7 +91,7 @@ class Tracer(TorchFunctionMode):
         self._keys = CallKeys()
         self._dtypes: defaultdict[Event, set[torch.dtype]] = defaultdict(set)  # read by a module's forward
         self._on_shapes = isinstance(execution, ShapeOnly)
-        self._operators = Operators(self, Noted(execution, self))
+        self._operators = Operators(Noted(execution, self), self)
         self.root: Event | None = None
         self.decides = False
         self.asks_gradients = imports_question(modules_of(model))

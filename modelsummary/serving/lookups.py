@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.operators.operator_calls import DistinctCall
 from modelsummary.operators.operator_facts import OpCost, OpRule
 from modelsummary.operators.table import Arguments
 
@@ -30,6 +31,7 @@ class CheckedLookups:
         self.input = shapes.input
         self._shapes, self._model = shapes, model
         self._checks = False
+        self.distinct: DistinctCall | None = None
         shapes.follow_values(_MOST_ELEMENTS)
 
     def check(self) -> None:
@@ -43,7 +45,9 @@ class CheckedLookups:
                 values = self._shapes.known_value(index)
                 if values is not None and values.numel():
                     self._check(table, dim, int(values.max()))
-        return self._shapes.run(func, rule, args, kwargs)
+        result = self._shapes.run(func, rule, args, kwargs)
+        self.distinct, self._shapes.distinct = self._shapes.distinct, None
+        return result
 
     def _check(self, table: Tensor, dim: int, largest: int) -> None:
         if largest >= table.shape[dim]:

@@ -13,7 +13,7 @@ from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
 from modelsummary.capture.observer import Observer
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import no_collection, obstacle_of, running
 from modelsummary.capture.trace import bytes_alive
 from modelsummary.capture.values import tensors_of
@@ -118,7 +118,7 @@ def run_request(
         last = shapes.input(torch.empty((batch, 1), dtype=torch.int64, device="meta"))
         lookups = CheckedLookups(shapes, model)
         run = _Run(model, request, lookups)
-        with Operators(Uncounted(), run.follow.around(lookups)):
+        with Operators(run.follow.around(lookups)):
             try:
                 made = run.run(kwargs, last, make_cache, context)
             except InputError:

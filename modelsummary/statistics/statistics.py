@@ -22,7 +22,7 @@ from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, Spl
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
-from modelsummary.memory.options import OptimizerLike, StepOptions, step_plan
+from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.statistics.recording import Recorded, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions

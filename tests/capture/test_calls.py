@@ -1,4 +1,4 @@
-"""Hooks and operators of one run, as facts."""
+"""Calls and operators of one run, as facts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,31 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.capture.calls import Watch
 from modelsummary.capture.execution.real import RealExecution
+from modelsummary.capture.operator_mode import Operators
+from modelsummary.capture.step import StepRun
+from modelsummary.capture.step_plan import StepPlan
 from tests.models import Call, ClampsWeights
 from tests.untouched import untouched
 
 
+def forward_of(model, *args, **kwargs):
+    return StepRun(model, args, kwargs, StepPlan(train=False), torch.device("cpu"), level="costs")
+
+
+def run(forward, execution):
+    with torch.no_grad(), Operators(forward.observer.around(execution)):
+        forward.step()
+
+
 def watched(model, *args, **kwargs):
-    watch = Watch(model)
-    with torch.no_grad():
-        watch.run(args, kwargs, RealExecution(model.parameters()))
+    forward = forward_of(model, *args, **kwargs)
+    run(forward, RealExecution(model.parameters()))
+    watch, costs = forward.watch, [operator.call.cost for operator in forward.observer.log.runs]
+    watch.macs = [
+        sum(cost.macs for call, cost in zip(forward.observer.inside, costs, strict=True) if call is one)
+        for one in watch.calls
+    ]
     return watch
 
 
@@ -27,7 +42,7 @@ def test_calls_in_the_order_in_which_they_begin():
     assert [call.parent for call in watch.calls] == [None, watch.calls[0], watch.calls[0], watch.calls[2]]
     assert all(call.finished for call in watch.calls)
     assert watch.running is watch.root
-    assert [call.macs for call in watch.calls] == [0, 32, 0, 0]
+    assert watch.macs == [0, 32, 0, 0]
 
 
 def test_keyword_arguments_are_seen():
@@ -53,9 +68,10 @@ def test_failed_calls_from_the_inside_out():
         raise ValueError
 
     model = nn.Sequential(nn.ReLU(), nn.Sequential(Call(fails)))
-    watch = Watch(model)
+    forward = forward_of(model, torch.rand(1))
     with pytest.raises(ValueError, match=r"^$"):
-        watch.run((torch.rand(1),), {}, RealExecution([]))
+        run(forward, RealExecution([]))
+    watch = forward.watch
     assert [call.module for call in watch.failed] == [model[1][0], model[1], model]
     assert not any(call.finished for call in watch.failed)
     assert watch.running is watch.root
@@ -65,15 +81,14 @@ def test_composite_operators_are_taken_apart():
     """In inference mode torch dispatches F.conv2d as one composite operator."""
     with torch.inference_mode():
         watch = watched(nn.Conv2d(1, 2, 3), torch.rand(1, 1, 4, 4))
-    assert watch.calls[0].macs == 2 * 4 * 9
+    assert watch.macs == [2 * 4 * 9]
 
 
 def test_only_what_is_written_is_copied():
     model = nn.Sequential(nn.Linear(4, 4), ClampsWeights())
     execution = RealExecution(model.parameters())
     before = model[1].linear.weight.detach().clone()
-    with torch.no_grad():
-        Watch(model).run((torch.rand(2, 4),), {}, execution)
+    run(forward_of(model, torch.rand(2, 4)), execution)
     assert [memory.numel() for memory, _ in execution._copies] == [4 * 4 * 4]
     assert not torch.equal(model[1].linear.weight, before)
     execution.put_back()
@@ -85,7 +100,7 @@ def test_hooks_of_the_user_have_the_last_word():
     model[0].register_forward_hook(lambda module, args, out: torch.cat((out, out @ torch.ones(8, 8)), 1))
     watch = watched(model, torch.rand(3, 4))
     assert watch.calls[1].output_size == [3, 16]
-    assert watch.calls[1].macs == 3 * 4 * 8 + 3 * 8 * 8
+    assert watch.macs[1] == 3 * 4 * 8 + 3 * 8 * 8
     assert watch.calls[2].parent is watch.root
 
 
@@ -113,7 +128,7 @@ def test_a_model_with_a_call_of_its_own():
     watch = watched(Own(), torch.rand(3, 4))
     assert (watch.root.input_size, watch.root.output_size) == ([3, 4], [3, 2])
     assert [call.parent for call in watch.calls[1:]] == [watch.root] * 2
-    assert watch.root.macs == 0
+    assert watch.macs[0] == 0
 
 
 def test_a_hook_that_raises_ends_its_call():

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary.capture.inputs import call_arguments
 from modelsummary.capture.observe import observe
-from modelsummary.memory.options import step_plan
+from modelsummary.memory.step_options import step_plan
 
 
 class Dispatched(TorchDispatchMode):

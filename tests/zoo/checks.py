@@ -17,7 +17,7 @@ from torch import Tensor
 
 import modelsummary
 from modelsummary import DataDependentError, SplitError, Statistics, TraceError
-from modelsummary.memory.options import OPTIMIZERS
+from modelsummary.memory.step_options import OPTIMIZERS
 from tests.untouched import untouched
 from tests.zoo.counting import Count, count
 from tests.zoo.example import Example

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
+from modelsummary.operators.operator_calls import DistinctCall
 from modelsummary.operators.operator_facts import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
@@ -34,6 +35,7 @@ class RealExecution:
 
     def __init__(self, tensors: Iterable[Tensor], *, all_buffers: bool = False) -> None:
         self.ran: Callable[[], object] = lambda: None
+        self.distinct: DistinctCall | None = None
         tensors = list(tensors)
         own = list(_in_memory(tensors))
         # An alias keeps the memory, shape and strides of a tensor whose data is replaced or resized.

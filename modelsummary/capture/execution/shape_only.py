@@ -38,6 +38,7 @@ from modelsummary.capture.execution.twins import Twins
 from modelsummary.capture.values import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
+from modelsummary.operators.operator_calls import DistinctCall
 from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.operators.products import is_outer_product
 
@@ -70,6 +71,8 @@ class ShapeOnly:
         routes_evenly: whether choices by unknown scores (top-k, argmax) are taken to fall on all candidates in turn, so
             that the forward of a mixture may loop over its experts.
         log: None, or a list to which every operator is appended with its shapes and constants.
+        distinct: the remembered result that equal calls of the last operator share, and its tensors; None if its cost
+            depends on values.
     """
 
     current: ClassVar[ShapeOnly | None] = None
@@ -80,6 +83,7 @@ class ShapeOnly:
         self.obstacle: str | None = None
         self.needs_values = self.routes_evenly = False
         self.log: list[Any] | None = None
+        self.distinct: DistinctCall | None = None
         self._results: dict[tuple[Any, ...], tuple[Remake | None, OpCost]] = {}
         self._known = KnownValues()
         self._twins = Twins(device, dtype, self._known, self._note_obstacle)
@@ -132,6 +136,7 @@ class ShapeOnly:
         Raises:
             DataDependentError: it needs values that are not known. Exceptions of its meta kernel propagate.
         """
+        self.distinct = None
         written = self._writable(rule, args, kwargs) if rule.may_write else ()
         key: list[Any] = [id(func)]  # operators live as long as the process, and hashing one takes time
         tensors: list[Tensor] = []
@@ -190,6 +195,7 @@ class ShapeOnly:
             tensors = []
             by_place = tuple(self._to_twins((args[0], self._places(args[1])), key, tensors))
             out, _ = self._run_on_shapes(func, rule, by_place, kwargs, tensors, key)
+            self.distinct = None
             return out, op_cost(rule, args, kwargs, out)
         if by_mask or rule.needs_values:
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
@@ -208,7 +214,7 @@ class ShapeOnly:
             for tensor in written:
                 self._known.overwritten(tensor)
         if rule.name in BLOCK_MASKED:
-            cost = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of))
+            cost, self.distinct = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of)), None
         # A copy to the CPU has its values, as .cpu().numpy() needs them.
         if func is _TO_COPY and known and kwargs.get("device") == _CPU and self.device.type != "cpu":
             value = self._known.value(out)
@@ -244,8 +250,10 @@ class ShapeOnly:
             if identity:
                 shares = _shares_storage(func, rule)
                 self._results[identity] = remake_of(func, shares, args, tensors, out), cost
+                self.distinct = self._results[identity], tensors
             return out, cost
         remake, cost = remembered
+        self.distinct = remembered, tensors
         if rule.keeps_shape:
             return args[0], cost
         out = None if remake is None or device is None else remake(args, device)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary._torch import HigherOrderOperator, OpOverload
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Counters, Operators
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.contained import contained
@@ -249,12 +249,12 @@ class _Builder:
     def _count(self, operation: Operation, node: fx.Node) -> None:
         """Run the operator on meta tensors of the described sizes."""
         rule = op_rule(node.target)
-        costs = Uncounted()
+        costs = Counters()
         try:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
             if _reaches_outside(node.target):
                 raise InputError("an operator on files is not run")
-            with torch.no_grad(), Operators(costs, ShapeOnly()):
+            with torch.no_grad(), Operators(ShapeOnly(), costs):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # the operator needs values, or has no meta kernel
             operation.uncounted = operation.op_type if rule.facts.macs is not None or rule.matrix_like else None

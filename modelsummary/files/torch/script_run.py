@@ -21,7 +21,7 @@ from modelsummary import _torch
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
-from modelsummary.capture.operator_mode import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import nothing_hidden
 from modelsummary.errors import InputError, ModelFileError, in_short
 from modelsummary.files.budget import Budget
@@ -86,7 +86,7 @@ def _load_kernels(archive: Archive) -> None:
     """Import what torch imports with its first operator on shapes, which takes more seconds than most files."""
     x = new_tensor(Spec(torch.Size((2, 2)), (2, 1), torch.float32), _CPU)
     execution = ShapeOnly(_CPU)
-    with torch.no_grad(), nothing_hidden(), execution.running(), Operators(Uncounted(), execution):
+    with torch.no_grad(), nothing_hidden(), execution.running(), Operators(execution):
         for other in (torch.zeros(2), torch.ops.aten.zeros.default([2], dtype=x.dtype, device=_CPU)):
             torch.nn.functional.layer_norm(x @ x + other, (2,))
     names = [name for name in archive.names if name.startswith("code/") and name.endswith(".py")]
@@ -117,7 +117,7 @@ class _Run:
     def program(self, inputs: Mapping[str | int, Any]) -> Program:
         """Return the operators of the program on zeros of these sizes."""
         with torch.no_grad(), nothing_hidden(), fused_lstm(), self.shapes.running():
-            with Operators(self._record.counting, self._record), self._record.unrecorded():
+            with Operators(self._record), self._record.unrecorded():
                 constants: list[Any] = []
                 self._interpreter = Interpreter(self._file.code, constants, self, self._budget)
                 constants += self._materialized(self._file.constants) or ()
@@ -131,7 +131,7 @@ class _Run:
             self._record.add_inputs(_tensors_in(list(passed.values()), self._budget))
             named = {name: value for name, value in passed.items() if isinstance(name, str)}
             args = [] if named else list(passed.values())
-            with Operators(self._record.counting, self._record):
+            with Operators(self._record):
                 out = self._interpreter.call_method(model, method, args, named)
             outputs = _tensors_in(out, self._budget)
             return self._record.program(self._file.model.class_name.rpartition(".")[2], outputs)

@@ -6,14 +6,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from modelsummary.capture.calls import Call
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import new_tensor, spec_of
 from modelsummary.capture.operator_mode import Execution
@@ -190,7 +188,6 @@ class ScriptRecord:
     """
 
     def __init__(self, execution: Execution) -> None:
-        self.counting = SimpleNamespace(running=Call(nn.Module(), None))
         self.scopes: Scopes = ()
         self.operations: list[Operation] = []
         self.inputs: list[Listed] = []
