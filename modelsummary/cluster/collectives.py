@@ -81,8 +81,8 @@ def collective_fits() -> dict[str, Any]:
     ['date', 'error']
     """
     text = files("modelsummary.cluster").joinpath("collective_fits.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    fits: dict[str, Any] = json.loads(text)
+    return fits
 
 
 @dataclass(frozen=True)
@@ -125,18 +125,18 @@ class Network:
         if operation == "all_to_all":
             return self._all_to_all(nbytes, group)
         passes = 2 if operation == "all_reduce" else 1
-        found = [self._ring(passes, nbytes, group)]
+        times = [self._ring(passes, nbytes, group)]
         if self._has_protocols:
-            found.append(seconds_of_protocols(operation, nbytes, self._links(group)))
+            times.append(seconds_of_protocols(operation, nbytes, self._links(group)))
         elif operation == "all_reduce" and (switch := self._switch(group)) is not None:
             to_and_from = self._base + 2 * self._link_step
-            found.append(seconds_in_switch(nbytes, n, switch._replace(base=to_and_from)))
+            times.append(seconds_in_switch(nbytes, n, switch._replace(base=to_and_from)))
         if group.nodes > 1:
             if group.per_node > 1:
-                found.append(self._in_phases(passes, nbytes, group))
+                times.append(self._in_phases(passes, nbytes, group))
             if operation == "all_reduce":
-                found.append(self._tree(nbytes, group))
-        return min(found)
+                times.append(self._tree(nbytes, group))
+        return min(times)
 
     def in_one_node(self, sender: int, receiver: int, ranks: int = 1) -> bool:
         """Return True if each of ``ranks`` consecutive ranks from ``sender`` on has its receiver in its own node."""
@@ -235,22 +235,24 @@ class Network:
 
     @property
     def _link(self) -> float:
-        own = self.cluster.link_efficiency
-        return self.cluster.link_bandwidth * (float(collective_fits()["link"]["efficiency"]) if own is None else own)
+        efficiency = self.cluster.link_efficiency
+        return self.cluster.link_bandwidth * (
+            float(collective_fits()["link"]["efficiency"]) if efficiency is None else efficiency
+        )
 
     @property
     def _link_step(self) -> float:
-        own = self.cluster.link_latency
-        return float(collective_fits()["link"]["step_us"]) * 1e-6 if own is None else own
+        latency = self.cluster.link_latency
+        return float(collective_fits()["link"]["step_us"]) * 1e-6 if latency is None else latency
 
     @property
     def _network(self) -> float:
         """Bytes per second between nodes for one device."""
-        own, cluster = self.cluster.network_efficiency, self.cluster
-        efficiency = float(collective_fits()["network"]["efficiency"]) if own is None else own
+        override, cluster = self.cluster.network_efficiency, self.cluster
+        efficiency = float(collective_fits()["network"]["efficiency"]) if override is None else override
         return cluster.network_bandwidth * efficiency * min(1.0, cluster.interfaces_per_node / cluster.devices_per_node)
 
     @property
     def _network_step(self) -> float:
-        own = self.cluster.network_latency
-        return float(collective_fits()["network"]["step_us"]) * 1e-6 if own is None else own
+        latency = self.cluster.network_latency
+        return float(collective_fits()["network"]["step_us"]) * 1e-6 if latency is None else latency

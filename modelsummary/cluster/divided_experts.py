@@ -87,16 +87,16 @@ def _layer(stacked: StackedExperts) -> LayerPlan:
 
 def _routing(event: Event) -> tuple[int | str, int | str]:
     """Return the arguments with the numbers of experts and with their weights. Raises ``Blocked``."""
-    given = [(place, each) for place, each in (*enumerate(event.args), *event.kwargs.items())]
-    tensors = [(place, each) for place, each in given if isinstance(each, Value)]
-    numbers = [(place, each) for place, each in tensors if each.dtype in (torch.int64, torch.int32)]
+    arguments = [(key, value) for key, value in (*enumerate(event.args), *event.kwargs.items())]
+    tensors = [(key, value) for key, value in arguments if isinstance(value, Value)]
+    numbers = [(key, value) for key, value in tensors if value.dtype in (torch.int64, torch.int32)]
     if len(numbers) != 1:
         raise Blocked(
             f"{event.fqn} has {len(numbers)} arguments that are integer tensors, expected one: the numbers of the "
             "experts that tokens go to; a router outside of the module works"
         )
     ((index, chosen),) = numbers
-    weights = [place for place, each in tensors if each.dtype.is_floating_point and each.shape == chosen.shape]
+    weights = [key for key, value in tensors if value.dtype.is_floating_point and value.shape == chosen.shape]
     if len(weights) != 1:
         raise Blocked(
             f"{event.fqn} has {len(weights)} arguments with the shape {chosen.shape} of expert numbers, expected one: "
@@ -107,37 +107,37 @@ def _routing(event: Event) -> tuple[int | str, int | str]:
 
 def _attributes(module: nn.Module, stacked: StackedExperts, ranks: int) -> list[LocalAttribute]:
     """Return the numbers of experts in attributes of a module, which a rank runs with its own number of experts."""
-    number = stacked.number
-    counts = [name for name, value in vars(module).items() if type(value) is int and value == number]
-    counts = ["num_experts"] if "num_experts" in counts else counts
-    if len(counts) > 1:
-        raise Blocked(f"its attributes {', '.join(counts)} are all {number}, as is the number of its experts")
-    return [LocalAttribute(stacked.fqn, name, number, number // ranks) for name in counts]
+    n_experts = stacked.number
+    names = [name for name, value in vars(module).items() if type(value) is int and value == n_experts]
+    names = ["num_experts"] if "num_experts" in names else names
+    if len(names) > 1:
+        raise Blocked(f"its attributes {', '.join(names)} are all {n_experts}, as is the number of its experts")
+    return [LocalAttribute(stacked.fqn, name, n_experts, n_experts // ranks) for name in names]
 
 
 def may_have_experts(model: nn.Module) -> bool:
     """Return True if a class that is not torch's has several matrices in one parameter."""
     return any(
-        each is not None and each.dim() >= 3 and each.shape[0] > 1
+        parameter is not None and parameter.dim() >= 3 and parameter.shape[0] > 1
         for module in model.modules()
         if not type(module).__module__.startswith("torch.nn.")
-        for each in module._parameters.values()
+        for parameter in module._parameters.values()
     )
 
 
 def number_of_experts(calls: Calls) -> int:
     """Return the largest number of ranks that divides all stacked experts; 1 without experts."""
-    return gcd(*(each.number for each in _routed(calls))) or 1
+    return gcd(*(stacked.number for stacked in _routed(calls))) or 1
 
 
 def _routed(calls: Calls) -> list[StackedExperts]:
     """Return the stacked experts that take the numbers of experts as an argument."""
-    found = []
+    experts = []
     for stacked in find_experts(calls).stacked:
         with suppress(Blocked):
             _layer(stacked)
-            found.append(stacked)
-    return found
+            experts.append(stacked)
+    return experts
 
 
 def expert_weights(calls: Calls, counts: Mapping[str, int], recipe: Recipe) -> Weights:
@@ -161,20 +161,20 @@ def expert_weights(calls: Calls, counts: Mapping[str, int], recipe: Recipe) -> W
 def exchange(layer: LayerPlan) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return hooks for experts: before their forward tokens are sent to them, and after it results are sent back."""
     index, options = layer.options["index"], layer.options
-    tokens = [place for place in options["summed"] if place != options["weight"]]
+    token_keys = [key for key in options["summed"] if key != options["weight"]]
     copies = 1
 
     def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
         nonlocal copies
-        given = {**dict(enumerate(args)), **kwargs}
-        chosen = given[index].numel()
-        for place in tokens:
-            rows = given[place].numel() // given[place].shape[-1]
+        arguments = {**dict(enumerate(args)), **kwargs}
+        chosen = arguments[index].numel()
+        for key in token_keys:
+            rows = arguments[key].numel() // arguments[key].shape[-1]
             copies = max(chosen // rows, 1)
-            given[place] = Dispatch.apply(given[place], copies)
-        return tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+            arguments[key] = Dispatch.apply(arguments[key], copies)
+        return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
 
     def after(_module: nn.Module, _args: Any, out: Any) -> Any:
-        return map_tensors(lambda made: Dispatch.apply(made, copies), out)
+        return map_tensors(lambda tensor: Dispatch.apply(tensor, copies), out)
 
     return before, after

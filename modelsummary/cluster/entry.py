@@ -62,10 +62,10 @@ def search(
     make_plan: MakePlan,
 ) -> Plans:
     """Return the best plans as ``Statistics.plan`` says."""
-    known = SearchOptions.__annotations__
+    names = SearchOptions.__annotations__
     for name in options:
-        if name not in known:
-            raise InputError(f"unknown option {name!r} of plan; expected {', '.join(known)}{close_to(name, known)}")
+        if name not in names:
+            raise InputError(f"unknown option {name!r} of plan; expected {', '.join(names)}{close_to(name, names)}")
     simulator = _simulator(live, root, cluster, global_batch, sequence, recipe, make_plan)
     return find_plans(simulator, options)  # type: ignore[arg-type]
 
@@ -108,8 +108,8 @@ def pipeline_plans(
         DeprecationWarning,
         stacklevel=5,
     )
-    given = {"devices": devices, "memory_bytes": memory_bytes}
-    values = {**_DEPRECATED, **{name: value for name, value in given.items() if value is not None}, **options}
+    arguments = {"devices": devices, "memory_bytes": memory_bytes}
+    values = {**_DEPRECATED, **{name: value for name, value in arguments.items() if value is not None}, **options}
     for name in values:
         if name not in _DEPRECATED:
             raise InputError(f"unknown option {name!r} of plan; expected {', '.join(_DEPRECATED)}")

@@ -61,10 +61,10 @@ def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]
     Raises:
         InputError: the model cannot be copied.
     """
-    memo: dict[int, Any] = {id(each): each for each in model.buffers()}
-    for each in model.parameters():
-        made = torch.empty(shape_of(each), dtype=each.dtype, device="meta")
-        memo[id(each)] = nn.Parameter(made, requires_grad=each.requires_grad)
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        data = torch.empty(shape_of(parameter), dtype=parameter.dtype, device="meta")
+        memo[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
@@ -78,13 +78,13 @@ def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]
 
 def _with_copies(function: FunctionType, memo: Mapping[int, Any]) -> FunctionType:
     """Return a copy of a function that holds copies of the modules that the original holds."""
-    cells = [each.cell_contents for each in function.__closure__ or ()]
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
     closure = tuple(
-        CellType(memo.get(id(each), each) if isinstance(each, (nn.Module, Tensor)) else each) for each in cells
+        CellType(memo.get(id(value), value) if isinstance(value, (nn.Module, Tensor)) else value) for value in values
     )
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    twin = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
 
 
 def _pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:
@@ -101,19 +101,19 @@ def _pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:
 
 def _keep(notes: list[Any]) -> Any:
     def hook(_module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        place = _hidden_place(args, kwargs, out)
-        notes[:] = [place, map_leaves(_weak, out)]
+        positions = _hidden_positions(args, kwargs, out)
+        notes[:] = [positions, map_leaves(_weak, out)]
 
     return hook
 
 
-def _hidden_place(args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
-    """Return the number of the tensor that a block passes on, among what it takes and among what it returns."""
-    given, made = list(tensors_of((args, kwargs))), list(tensors_of(out))
-    for number, result in enumerate(made):
-        for place, tensor in enumerate(given):
+def _hidden_positions(args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
+    """Return the positions of the tensor that a block passes on, among what it takes and among what it returns."""
+    inputs, results = list(tensors_of((args, kwargs))), list(tensors_of(out))
+    for output_position, result in enumerate(results):
+        for input_position, tensor in enumerate(inputs):
             if tensor.shape == result.shape and tensor.dtype == result.dtype and tensor.dtype.is_floating_point:
-                return place, number
+                return input_position, output_position
     raise InputError("equal blocks must return a tensor of the size that they take")
 
 
@@ -124,16 +124,16 @@ class _PassThrough:
         self._notes = notes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        (place, number), form = self._notes
-        hidden = list(tensors_of((args, kwargs)))[place]
-        count = -1
+        (input_position, output_position), form = self._notes
+        hidden = list(tensors_of((args, kwargs)))[input_position]
+        position = -1
 
         def put(reference: Any) -> Any:
-            nonlocal count
+            nonlocal position
             if not isinstance(reference, weakref.ref):
                 return reference
-            count += 1
-            return hidden if count == number else reference()
+            position += 1
+            return hidden if position == output_position else reference()
 
         return map_leaves(put, form)
 

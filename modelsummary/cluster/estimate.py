@@ -117,7 +117,7 @@ class StepEstimate(Printed):
     @property
     def memory_bytes(self) -> int:
         """Bytes on the fullest rank."""
-        return max(each.total for each in self.memory)
+        return max(rank.total for rank in self.memory)
 
     @property
     def fits(self) -> bool:
@@ -198,7 +198,7 @@ class StepEstimate(Printed):
 
     def to_record(self) -> dict[str, Any]:
         """Return the plan and the figures as one flat dict."""
-        fullest = max(self.memory, key=lambda each: each.total)
+        fullest = max(self.memory, key=lambda rank: rank.total)
         plan = {name: getattr(self.plan, name) for name in self.plan.__dataclass_fields__}
         causes = {f"{name}_seconds": self.seconds_by_cause.get(name, 0.0) for name in CAUSES}
         return {
@@ -218,7 +218,7 @@ class StepEstimate(Printed):
         step = self.step_seconds
         causes = [(name, self.seconds_by_cause.get(name, 0.0)) for name in CAUSES]
         rows = [[name, duration(1e3 * seconds), percent(seconds / step)] for name, seconds in causes if seconds]
-        held = max(self.memory, key=lambda each: each.total).to_dict()
+        held = max(self.memory, key=lambda rank: rank.total).to_dict()
         total = scaled(held.pop("total"), "B", binary=True)
         parts = ", ".join(f"{name} {scaled(nbytes, 'B', binary=True)}" for name, nbytes in held.items() if nbytes)
         unit = "tokens" if self.sequence else "samples"

@@ -25,7 +25,7 @@ _REDUCES = frozenset({"norm", "softmax", "reduction"})  # they fuse with element
 def kept_bytes(
     operators: Sequence[StepOperator],
     saved: Sequence[Storage],
-    places: Sequence[str],
+    part_names: Sequence[str],
     core: Collection[int],
     ranks: int,
     *,
@@ -37,61 +37,61 @@ def kept_bytes(
     Args:
         operators: operators of the step.
         saved: storages that autograd keeps.
-        places: part that each operator belongs to.
-        core: numbers of the operators between the scores and the context of attention.
+        part_names: part that each operator belongs to.
+        core: indices of the operators between the scores and the context of attention.
         ranks: ranks of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
         compiled: forward and backward are compiled.
         before: part of what is made before the first operator.
     """
     by_row: dict[Any, str] = {}
-    for each, place in zip(operators, places, strict=True):
-        if each.phase == "forward":
-            by_row.setdefault(each.row, place)
-    last_core = {places[number]: number for number in sorted(core)}
-    again = recomputed(operators, {each.identity for each in saved}) if compiled else frozenset()
+    for operator, part_name in zip(operators, part_names, strict=True):
+        if operator.phase == "forward":
+            by_row.setdefault(operator.row, part_name)
+    last_core = {part_names[index]: index for index in sorted(core)}
+    again = recomputed(operators, {storage.identity for storage in saved}) if compiled else frozenset()
     kept: Counter[str] = Counter()
     made_in_core: Counter[str] = Counter()
-    for tensor in saved:
-        if tensor.identity in again:
+    for storage in saved:
+        if storage.identity in again:
             continue
-        is_made = 0 <= tensor.born < len(places)
-        made_in = places[tensor.born] if is_made else before
-        place = by_row.get(tensor.row, made_in)
-        nbytes = tensor.nbytes
+        is_made = 0 <= storage.born < len(part_names)
+        made_in = part_names[storage.born] if is_made else before
+        part_name = by_row.get(storage.row, made_in)
+        nbytes = storage.nbytes
         if is_made:
-            name = operators[tensor.born].run.call.name
+            name = operators[storage.born].run.call.name
             nbytes = nbytes // ranks if name == _GATHERED else nbytes
-            is_core = tensor.born in core and tensor.born != last_core.get(made_in)
+            is_core = storage.born in core and storage.born != last_core.get(made_in)
             if is_core and name != "aten.clone":  # a copy of what enters is kept instead of it
-                made_in_core[place] += nbytes
-        kept[place] += nbytes
+                made_in_core[part_name] += nbytes
+        kept[part_name] += nbytes
     return kept, made_in_core
 
 
 def recomputed(operators: Sequence[StepOperator], saved: Collection[int]) -> frozenset[int]:
     """Return the storages among ``saved`` that a compiled backward makes again by element-wise work."""
-    forward = [each for each in operators if each.phase == "forward"]
-    made = {key for each in forward for key in each.run.makes}
+    forward = [operator for operator in operators if operator.phase == "forward"]
+    outputs = {key for operator in forward for key in operator.run.makes}
     products = {
         key
-        for each in operators
-        if each.phase == "backward" and not _fuses(each) and not is_free(each.run.call)
-        for key in each.run.reads
+        for operator in operators
+        if operator.phase == "backward" and not _fuses(operator) and not is_free(operator.run.call)
+        for key in operator.run.reads
     }
-    lacking = set(made)  # storages that are neither kept nor made again from kept ones
-    found = set()
-    for each in forward:
-        results = set(each.run.makes) - set(each.run.reads)
-        if not results or each.run.call.rule.is_view:
+    lacking = set(outputs)  # storages that are neither kept nor made again from kept ones
+    remade = set()
+    for operator in forward:
+        results = set(operator.run.makes) - set(operator.run.reads)
+        if not results or operator.run.call.rule.is_view:
             continue
-        again = _fuses(each) and not each.run.call.rule.is_random and lacking.isdisjoint(each.run.reads)
-        first = each.run.makes[0]
+        again = _fuses(operator) and not operator.run.call.rule.is_random and lacking.isdisjoint(operator.run.reads)
+        first = operator.run.makes[0]
         for key in results:
             if again and key == first and key not in products:
-                found.add(key)
+                remade.add(key)
             if key in saved or (again and key == first):
                 lacking.discard(key)
-    return frozenset(found & set(saved))
+    return frozenset(remade & set(saved))
 
 
 def _fuses(operator: StepOperator) -> bool:

@@ -43,11 +43,11 @@ class RankMemory:
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(getattr(self, each.name) for each in fields(self))
+        return sum(getattr(self, field.name) for field in fields(self))
 
     def to_dict(self) -> dict[str, int]:
         """Return the bytes by category, and the total."""
-        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "total": self.total}
+        return {**{field.name: getattr(self, field.name) for field in fields(self)}, "total": self.total}
 
 
 class _Moment(NamedTuple):
@@ -143,7 +143,7 @@ def gathered_bytes(rank: RankLoad, plan: Plan, recipe: Recipe) -> int:
             continue
         most = max(most, always.nbytes + always.trained)
         for moment in moments:
-            before, unit, after = (gathered(each, plan) for each in moment[:3])
+            before, unit, after = (gathered(fsdp_unit, plan) for fsdp_unit in moment[:3])
             waiting = after.gradient_bytes(recipe)
             forward = 2 * unit.nbytes + after.nbytes
             copying = 2 * unit.nbytes + waiting

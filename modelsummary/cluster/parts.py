@@ -136,7 +136,7 @@ class Observed(NamedTuple):
 
 
 def parts_of(
-    seen: Observed,
+    observed: Observed,
     blocks: Sequence[str],
     entered: Mapping[str, tuple[int, int]],
     weights: Mapping[str, Mapping[int, Weight]],
@@ -150,7 +150,7 @@ def parts_of(
     """Return the parts of a step: ``BEFORE``, each block that ran, ``AFTER``.
 
     Args:
-        seen: what the step showed.
+        observed: what the step showed.
         blocks: FQNs of the blocks that ran, in order.
         entered: FQN of a block -> its ``entered_bytes`` and ``crossing_bytes``.
         weights: part -> its weights.
@@ -160,46 +160,48 @@ def parts_of(
         context: ranks over which the sequence is split; attention sees keys of all of them.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
     """
-    places = _places(seen.operators, blocks)
-    marks = _marks(seen.operators, set(columns))
+    part_names = _part_names(observed.operators, blocks)
+    marks = _marks(observed.operators, set(columns))
     labelled = [
-        each._replace(row=(place, mark), phase=_fusing_phase(each, number) if mode == "fused" else each.phase)
-        for number, (each, place, mark) in enumerate(zip(seen.operators, places, marks, strict=True))
+        operator._replace(
+            row=(part_name, mark), phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase
+        )
+        for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
     ]
     works: defaultdict[tuple[str, str], Counter[Work]] = defaultdict(Counter)
     counts: Counter[tuple[str, str]] = Counter()
     for kernel in kernels_of(labelled, "eager" if mode == "eager" else "compiled"):
         assert kernel.row is not None
-        place, mark = kernel.row
+        part_name, mark = kernel.row
         phase = kernel.phase.partition(" ")[0]
         work = _with_context(kernel.work, context)
         if eight_bits is not None and _may_have_eight_bits(work):
             casts = _casts(work)
-            works[place, phase].update(casts)
-            counts[place, phase] += len(casts)
+            works[part_name, phase].update(casts)
+            counts[part_name, phase] += len(casts)
             work = _in_eight_bits(work, eight_bits)
-        works[place, phase][work] += 1
-        counts[place, phase] += kernel.n_operators if mode == "eager" else 1
+        works[part_name, phase][work] += 1
+        counts[part_name, phase] += kernel.n_operators if mode == "eager" else 1
         if mark == _CORE and phase == "forward":
-            works[place, "core"][work] += 1
+            works[part_name, "core"][work] += 1
         elif mark == _COLUMN and phase == "backward" and kernel.flops:
-            works[place, "columns"][work] += 1
-    collectives = _collectives(seen.operators, places, context)
-    between = frozenset(number for number, mark in enumerate(marks) if mark == _CORE)
+            works[part_name, "columns"][work] += 1
+    collectives = _collectives(observed.operators, part_names, context)
+    between = frozenset(index for index, mark in enumerate(marks) if mark == _CORE)
     kept, core = kept_bytes(
-        seen.operators, seen.saved, places, between, ranks, compiled=mode == "compiled", before=BEFORE
+        observed.operators, observed.saved, part_names, between, ranks, compiled=mode == "compiled", before=BEFORE
     )
-    temporary = _temporary(seen.timeline, places)
+    temporary = _temporary(observed.timeline, part_names)
     backward_flops: Counter[str] = Counter()
-    for operator, place in zip(seen.operators, places, strict=True):
+    for operator, part_name in zip(observed.operators, part_names, strict=True):
         if operator.phase == "backward":
             call = operator.run.call
-            backward_flops[place] += 2 * (call.cost.macs - scores_again(call.rule, call.bound))
-    found = {}
+            backward_flops[part_name] += 2 * (call.cost.macs - scores_again(call.rule, call.bound))
+    parts = {}
     for name in (BEFORE, *blocks, AFTER):
         phases = ("forward", "backward", "core", "columns")
         entered_bytes, crossing_bytes = entered.get(name, (0, 0))
-        found[name] = Part(
+        parts[name] = Part(
             works={phase: tuple(works[name, phase].items()) for phase in phases},
             operators={phase: counts[name, phase] for phase in phases[:2]},
             collectives=tuple(collectives[name]),
@@ -212,68 +214,68 @@ def parts_of(
             flops=sum(work.flops * times for work, times in works[name, "forward"].items()),
             backward_flops=backward_flops[name],
         )
-    return found
+    return parts
 
 
 # ------------------------------------------------------------------------------------------------- dealing
 
 
-def _fusing_phase(operator: StepOperator, number: int) -> str:
+def _fusing_phase(operator: StepOperator, index: int) -> str:
     """Return a phase of its own for an operator that does not fuse with its neighbours: kernels fuse within a phase.
 
     Norms, softmax and reductions stay kernels of their own where only chains of element-wise operators are fused.
     """
     works = work_of(operator.run.call)
-    return operator.phase if all(work.op_class in POINTWISE for work in works) else f"{operator.phase} {number}"
+    return operator.phase if all(work.op_class in POINTWISE for work in works) else f"{operator.phase} {index}"
 
 
-def _places(operators: Sequence[StepOperator], blocks: Sequence[str]) -> list[str]:
+def _part_names(operators: Sequence[StepOperator], blocks: Sequence[str]) -> list[str]:
     """Return the part that each operator belongs to."""
-    known: dict[str, str | None] = {}
+    block_of_fqn: dict[str, str | None] = {}
 
-    def block_of(each: StepOperator) -> str | None:
-        fqn = each.row[0] if each.row is not None else ""
-        if fqn not in known:
-            known[fqn] = next((block for block in blocks if f"{fqn}.".startswith(f"{block}.")), None)
-        return known[fqn]
+    def block_of(operator: StepOperator) -> str | None:
+        fqn = operator.row[0] if operator.row is not None else ""
+        if fqn not in block_of_fqn:
+            block_of_fqn[fqn] = next((block for block in blocks if f"{fqn}.".startswith(f"{block}.")), None)
+        return block_of_fqn[fqn]
 
-    found = [block_of(each) for each in operators]
-    forward = [number for number, each in enumerate(operators) if each.phase == "forward"]
-    last = max((number for number in forward if found[number] is not None), default=-1)
+    operator_blocks = [block_of(operator) for operator in operators]
+    forward = [index for index, operator in enumerate(operators) if operator.phase == "forward"]
+    last = max((index for index in forward if operator_blocks[index] is not None), default=-1)
     ends: dict[str, str] = {}  # FQN of a module outside of the blocks -> its part
-    places = []
-    for number, (each, block) in enumerate(zip(operators, found, strict=True)):
+    part_names = []
+    for index, (operator, block) in enumerate(zip(operators, operator_blocks, strict=True)):
         if block is not None:
-            places.append(block)
-        elif each.phase == "forward":
-            place = BEFORE if number < last else AFTER
-            if each.row is not None and each.row[0]:
-                ends.setdefault(each.row[0], place)
-            places.append(place)
+            part_names.append(block)
+        elif operator.phase == "forward":
+            part_name = BEFORE if index < last else AFTER
+            if operator.row is not None and operator.row[0]:
+                ends.setdefault(operator.row[0], part_name)
+            part_names.append(part_name)
         else:
-            places.append("")
-    backward = [number for number, each in enumerate(operators) if each.phase == "backward"]
-    first = min((number for number in backward if found[number] is not None), default=len(operators))
-    for number in backward:
-        if found[number] is None:
-            row = operators[number].row
-            own = ends.get(row[0]) if row is not None else None
-            places[number] = own or (AFTER if number < first or not blocks else BEFORE)
-    return [place or AFTER for place in places]
+            part_names.append("")
+    backward = [index for index, operator in enumerate(operators) if operator.phase == "backward"]
+    first = min((index for index in backward if operator_blocks[index] is not None), default=len(operators))
+    for index in backward:
+        if operator_blocks[index] is None:
+            row = operators[index].row
+            end = ends.get(row[0]) if row is not None else None
+            part_names[index] = end or (AFTER if index < first or not blocks else BEFORE)
+    return [part_name or AFTER for part_name in part_names]
 
 
 def _marks(operators: Sequence[StepOperator], columns: set[str]) -> list[int]:
     """Mark the operators of the forward between scores and context, and the backward of column-parallel layers."""
     marks = [_PLAIN] * len(operators)
     products: defaultdict[CallKey, list[int]] = defaultdict(list)
-    for number, each in enumerate(operators):
-        if each.phase == "forward" and each.row is not None and _multiplies_activations(each.run.call):
-            products[each.row].append(number)
-        if each.phase == "backward" and each.row is not None and each.row[0] in columns:
-            marks[number] = _COLUMN
-    for numbers in products.values():
-        if len(numbers) > 1:
-            first, last = numbers[0], numbers[-1]
+    for index, operator in enumerate(operators):
+        if operator.phase == "forward" and operator.row is not None and _multiplies_activations(operator.run.call):
+            products[operator.row].append(index)
+        if operator.phase == "backward" and operator.row is not None and operator.row[0] in columns:
+            marks[index] = _COLUMN
+    for indices in products.values():
+        if len(indices) > 1:
+            first, last = indices[0], indices[-1]
             marks[first : last + 1] = [_CORE] * (last + 1 - first)
     return marks
 
@@ -305,32 +307,32 @@ def _in_eight_bits(work: Work, dtype: torch.dtype) -> Work:
 def _casts(work: Work) -> list[Work]:
     """Return the kernels that cast the operands of a product: they read an element, and write a byte."""
     _, m, n, k = work.sizes
-    each = 1 + work.dtype.itemsize
-    return [Work("cast", "elementwise", work.dtype, (size,), 0, each * size) for size in (m * k, k * n)]
+    element_bytes = 1 + work.dtype.itemsize
+    return [Work("cast", "elementwise", work.dtype, (size,), 0, element_bytes * size) for size in (m * k, k * n)]
 
 
 def _collectives(
-    operators: Sequence[StepOperator], places: Sequence[str], context: int
+    operators: Sequence[StepOperator], part_names: Sequence[str], context: int
 ) -> defaultdict[str, list[MicrobatchCollective]]:
-    found: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
-    for each, place in zip(operators, places, strict=True):
-        call = each.run.call
+    collectives: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
+    for operator, part_name in zip(operators, part_names, strict=True):
+        call = operator.run.call
         collective = collective_of(call)
         if collective is not None:
             operation, whole = collective
             if operation == "all_to_all":
-                sent = MicrobatchCollective(operation, each.phase, whole, "expert", call.tensors[0].shape[0])
+                sent = MicrobatchCollective(operation, operator.phase, whole, "expert", call.tensors[0].shape[0])
             else:
-                sent = MicrobatchCollective(operation, each.phase, whole)
-            found[place].append(sent)
+                sent = MicrobatchCollective(operation, operator.phase, whole)
+            collectives[part_name].append(sent)
         elif context > 1 and "scaled_dot_product" in call.name:
             whole = context * _keys_nbytes(call)
-            if each.phase == "forward":
-                found[place].append(MicrobatchCollective("all_gather", "forward", whole, "context"))
+            if operator.phase == "forward":
+                collectives[part_name].append(MicrobatchCollective("all_gather", "forward", whole, "context"))
             else:
-                found[place].append(MicrobatchCollective("all_gather", "backward", whole, "context"))
-                found[place].append(MicrobatchCollective("reduce_scatter", "backward", whole, "context"))
-    return found
+                collectives[part_name].append(MicrobatchCollective("all_gather", "backward", whole, "context"))
+                collectives[part_name].append(MicrobatchCollective("reduce_scatter", "backward", whole, "context"))
+    return collectives
 
 
 def _keys_nbytes(call: OperatorCall) -> int:
@@ -340,9 +342,9 @@ def _keys_nbytes(call: OperatorCall) -> int:
     return tensors[first].nbytes + tensors[first + 1].nbytes
 
 
-def _temporary(timeline: Sequence[TimelinePoint], places: Sequence[str]) -> Counter[str]:
+def _temporary(timeline: Sequence[TimelinePoint], part_names: Sequence[str]) -> Counter[str]:
     column = CATEGORIES.index("temporary")
     most: Counter[str] = Counter()
-    for point, place in zip(timeline, places, strict=False):
-        most[place] = max(most[place], point.held[column])
+    for point, part_name in zip(timeline, part_names, strict=False):
+        most[part_name] = max(most[part_name], point.held[column])
     return most

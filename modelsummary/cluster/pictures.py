@@ -58,9 +58,9 @@ def write_trace(simulation: Simulation, path: str | PathLike[str]) -> Path:
     for rank, actions in enumerate(simulation.actions):
         name = {"ph": "M", "name": "thread_name", "pid": 1, "tid": rank, "args": {"name": f"rank {rank}"}}
         events.append(name)
-        for each in actions:
-            facts = {"stage": each.stage, "micro-batch": each.microbatch}
-            times = {"ts": 1e6 * each.begin, "dur": 1e6 * (each.end - each.begin)}
-            label = f"{_NAMES[each.kind]} {each.microbatch}"
-            events.append({"ph": "X", "name": label, "cat": each.kind, "pid": 1, "tid": rank, **times, "args": facts})
+        for action in actions:
+            facts = {"stage": action.stage, "micro-batch": action.microbatch}
+            times = {"ts": 1e6 * action.begin, "dur": 1e6 * (action.end - action.begin)}
+            label = f"{_NAMES[action.kind]} {action.microbatch}"
+            events.append({"ph": "X", "name": label, "cat": action.kind, "pid": 1, "tid": rank, **times, "args": facts})
     return saved(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)

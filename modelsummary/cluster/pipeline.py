@@ -75,7 +75,7 @@ def pipeline_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int)
     shortest = _rounds(plan.schedule, p, microbatches)
     if microbatches <= shortest + p:
         return _makespan(stages, plan, microbatches)
-    short, long = (_makespan(stages, plan, each) for each in (shortest, shortest + p))
+    short, long = (_makespan(stages, plan, count) for count in (shortest, shortest + p))
     return short + (microbatches - shortest) / p * (long - short)
 
 
@@ -88,7 +88,8 @@ def simulation_of(stages: Sequence[StageTime], plan: Plan, microbatches: int) ->
     _check(plan, microbatches)
     shortest = _rounds(plan.schedule, plan.pipeline, microbatches)
     loads = [
-        StageLoad(each.forward, each.backward_input, each.backward_weight, each.transfer, each.held) for each in stages
+        StageLoad(stage.forward, stage.backward_input, stage.backward_weight, stage.transfer, stage.held)
+        for stage in stages
     ]
     rounds = microbatches if microbatches <= shortest + plan.pipeline else shortest
     return simulate(loads, rounds, plan.schedule, stages_per_device=_per_rank(plan), bandwidth=1.0)
@@ -113,11 +114,13 @@ def _per_rank(plan: Plan) -> int | None:
 def _makespan(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
     """Return the makespan that ``simulate`` has. It keeps the ends of actions only, which is faster."""
     seconds = [
-        value for each in stages for value in (each.forward, each.backward_input, each.backward_weight, each.backward)
+        value
+        for stage in stages
+        for value in (stage.forward, stage.backward_input, stage.backward_weight, stage.backward)
     ]
     delays = [0.0] * len(seconds)  # until the result of the neighbouring stage has arrived
-    for number, each in enumerate(stages[:-1]):
-        delays[4 * number + 4] = delays[4 * number + 1] = delays[4 * number + 3] = each.transfer
+    for index, stage in enumerate(stages[:-1]):
+        delays[4 * index + 4] = delays[4 * index + 1] = delays[4 * index + 3] = stage.transfer
     ends = [0.0]
     for previous, awaited, work in zip(*_order(plan.schedule, len(stages), _per_rank(plan), microbatches), strict=True):
         free, ready = ends[previous], ends[awaited] + delays[work]
@@ -134,34 +137,34 @@ def _order(schedule: str, n_stages: int, per_rank: int | None, microbatches: int
     """
     n_ranks = n_stages // checked_per_device(n_stages, microbatches, schedule, per_rank)
     orders = [order_of(schedule, rank, n_ranks, n_stages // n_ranks, microbatches) for rank in range(n_ranks)]
-    found = _Order(array("i"), array("i"), array("i"))
+    actions = _Order(array("i"), array("i"), array("i"))
     forwards = [0] * (n_stages * microbatches)  # number of the action by stage and micro-batch; 0: not there yet
     backwards = list(forwards)
     done, last, total = [0] * n_ranks, [0] * n_ranks, sum(map(len, orders))
-    number = 0
-    while number < total:
-        before = number
+    count = 0
+    while count < total:
+        before = count
         for rank, order in enumerate(orders):
             for position in range(done[rank], len(order)):
                 kind, stage, microbatch, _, _ = order[position]
-                place, awaited = stage * microbatches + microbatch, 0
+                index, awaited = stage * microbatches + microbatch, 0
                 if kind == "F" and stage:
-                    awaited = forwards[place - microbatches]
+                    awaited = forwards[index - microbatches]
                     if not awaited:
                         break
                 elif kind in "BI" and stage < n_stages - 1:
-                    awaited = backwards[place + microbatches]
+                    awaited = backwards[index + microbatches]
                     if not awaited:
                         break
-                number += 1
+                count += 1
                 if kind != "W":
-                    (forwards if kind == "F" else backwards)[place] = number
-                found.previous.append(last[rank])
-                found.awaited.append(awaited)
-                found.work.append(4 * stage + _KINDS.index(kind))
-                last[rank], done[rank] = number, position + 1
-        assert number > before, "the schedule deadlocks"
-    return found
+                    (forwards if kind == "F" else backwards)[index] = count
+                actions.previous.append(last[rank])
+                actions.awaited.append(awaited)
+                actions.work.append(4 * stage + _KINDS.index(kind))
+                last[rank], done[rank] = count, position + 1
+        assert count > before, "the schedule deadlocks"
+    return actions
 
 
 def in_flight(
@@ -191,13 +194,13 @@ def _fullest_moments(
 ) -> Sequence[tuple[int, ...]]:
     order = order_of(schedule, rank, pipeline, virtual_stages, microbatches)
     stages = sorted({action.stage for action in order})
-    held, found = dict.fromkeys(stages, 0), set()
+    held, moments = dict.fromkeys(stages, 0), set()
     for action, after in zip(order, [*order[1:], None], strict=True):
         if action.kind in "FBW":
             held[action.stage] += 1 if action.kind == "F" else -1
         if action.kind == "F" and (after is None or after.kind != "F"):
-            found.add(tuple(held.values()))
-    return sorted(found)
+            moments.add(tuple(held.values()))
+    return sorted(moments)
 
 
 def least_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
@@ -208,12 +211,12 @@ def least_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) ->
     """
     p = plan.pipeline
     busy = [0.0] * p
-    for number, each in enumerate(stages):
-        busy[rank_of(number, plan)] += microbatches * (each.forward + each.backward)
+    for index, stage in enumerate(stages):
+        busy[rank_of(index, plan)] += microbatches * (stage.forward + stage.backward)
     least, ahead = 0.0, 0.0
     halves = plan.schedule == "zb" or plan.schedule in IN_V
     for rank in range(p):
         least = max(least, busy[rank] + ahead)
-        each = stages[rank]
-        ahead += each.forward + (0.0 if halves else each.backward) + (1 if halves else 2) * each.transfer
+        stage = stages[rank]
+        ahead += stage.forward + (0.0 if halves else stage.backward) + (1 if halves else 2) * stage.transfer
     return least

@@ -115,16 +115,16 @@ class PipelinePlans(Printed, Sequence[PipelinePlan]):
         ]
         rows = [
             [
-                each.pipeline,
-                each.data_parallel,
-                each.schedule,
-                each.n_microbatches,
-                f"{each.samples_per_second:,.4g}",
-                f"{each.step_seconds:.4g}",
-                percent(each.bubble),
-                format_number(each.memory_bytes, "Gi", 3),
+                plan.pipeline,
+                plan.data_parallel,
+                plan.schedule,
+                plan.n_microbatches,
+                f"{plan.samples_per_second:,.4g}",
+                f"{plan.step_seconds:.4g}",
+                percent(plan.bubble),
+                format_number(plan.memory_bytes, "Gi", 3),
             ]
-            for each in self._plans
+            for plan in self._plans
         ]
         return Report(rows, headers, "rrlrrrrr")
 
@@ -179,7 +179,7 @@ def make_plans(
         InputError: an argument is out of range.
         SplitError: no plan fits into memory; the message names the one that needs the least.
     """
-    unknown = [each for each in schedules if each not in SCHEDULES]
+    unknown = [schedule for schedule in schedules if schedule not in SCHEDULES]
     if unknown or isinstance(schedules, str) or not schedules:
         raise InputError(f"schedules must be a list of {', '.join(map(repr, SCHEDULES))}, got {schedules!r}")
     counts = [n_microbatches] if isinstance(n_microbatches, int) else list(n_microbatches)
@@ -214,11 +214,13 @@ def _plan(
     facts: Sequence[StageFacts], batch_size: int, cluster: PipelineCluster, depth: int, schedule: str, count: int
 ) -> PipelinePlan:
     per_flop = cluster.seconds_per_flop
-    loads = loads_of(facts, lambda each: each.cost if per_flop is None else 2 * each.macs * per_flop, cluster.backward)
+    loads = loads_of(
+        facts, lambda stage: stage.cost if per_flop is None else 2 * stage.macs * per_flop, cluster.backward
+    )
     simulation = simulate(loads, count, schedule, bandwidth=cluster.bandwidth)
     copies = cluster.devices // depth
     on_device = [facts[device::depth] for device in range(depth)]
-    gradient_bytes = max(sum(each.param_bytes for each in held) for held in on_device)
+    gradient_bytes = max(sum(stage.param_bytes for stage in held) for held in on_device)
     reduction = 2 * (copies - 1) / copies * gradient_bytes / cluster.bandwidth
     step = simulation.makespan + reduction
     return PipelinePlan(
@@ -235,4 +237,4 @@ def _plan(
 
 def _memory(held: Sequence[StageFacts], activations: float, cluster: PipelineCluster) -> int:
     copies_of_params = 2 + cluster.optimizer_states  # 2: parameters and gradients
-    return int(activations + sum(copies_of_params * each.param_bytes + each.buffer_bytes for each in held))
+    return int(activations + sum(copies_of_params * stage.param_bytes + stage.buffer_bytes for stage in held))

@@ -79,8 +79,8 @@ class Plan:
             raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {self.schedule!r}")
         is_count = type(self.recompute) is int and self.recompute >= 0
         if self.recompute not in RECOMPUTE and not is_count:
-            known = ", ".join(map(repr, RECOMPUTE))
-            raise InputError(f"recompute must be one of {known} or a number of blocks, got {self.recompute!r}")
+            options = ", ".join(map(repr, RECOMPUTE))
+            raise InputError(f"recompute must be one of {options} or a number of blocks, got {self.recompute!r}")
         if self.sequence_parallel and self.tensor == 1:
             raise InputError("sequence_parallel=True needs tensor >= 2, over whose ranks the tokens are split")
         ranks = self.tensor * self.context * self.data
@@ -173,12 +173,12 @@ class Plan:
         'tensor 2, sequence_parallel, data 4'
         """
         parts = []
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if value is True:
-                parts.append(each.name)
-            elif value != each.default:
-                parts.append(f"{each.name} {value}")
+                parts.append(field.name)
+            elif value != field.default:
+                parts.append(f"{field.name} {value}")
         return ", ".join(parts) or "one device"
 
 

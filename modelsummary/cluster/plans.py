@@ -95,7 +95,7 @@ class Plans(Printed, Sequence[StepEstimate]):
         rest = len(self._steps) - len(rows)
         below = [f"{number_of(rest, 'slower plan')}: see to_records() or to_pandas()"] if rest else []
         below += [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
-        below += [f"no ({number}): {reason}" for number, reason in enumerate(reasons, 1)]
+        below += [f"no ({index}): {reason}" for index, reason in enumerate(reasons, 1)]
         return Report(rows, headers, "rlrrrrrll", below=below)
 
 

@@ -117,23 +117,23 @@ def seconds_of_protocols(operation: str, nbytes: float, links: Links) -> float:
     passes, most = 2 if reduces else 1, inf if links.per_node == 1 else links.most_ll128
     tree = _TREE_SHARE * links.bandwidth
     # the tuner's estimate, and the seconds that it takes
-    found = [(_ring(_SIMPLE, links.bandwidth, nbytes, links, passes), inf)]
-    found.append((_ring(_LL, _ll_ring(links, passes), nbytes, links, passes),) * 2)
+    candidates = [(_ring(_SIMPLE, links.bandwidth, nbytes, links, passes), inf)]
+    candidates.append((_ring(_LL, _ll_ring(links, passes), nbytes, links, passes),) * 2)
     if reduces:
-        found.append((_tree(_SIMPLE, tree, nbytes, links), inf))
-        found.append((_tree(_LL, min(tree / 3.8, _most_ll(links)), nbytes, links),) * 2)
+        candidates.append((_tree(_SIMPLE, tree, nbytes, links), inf))
+        candidates.append((_tree(_LL, min(tree / 3.8, _most_ll(links)), nbytes, links),) * 2)
         if links.switch is not None:
             estimate = _estimate_of_switch(nbytes, links.size, links.switch)
-            found.append((estimate, seconds_in_switch(nbytes, links.size, links.switch)))
+            candidates.append((estimate, seconds_in_switch(nbytes, links.size, links.switch)))
     if links.kind == "nvlink":  # LL128 needs stores of 128 bytes that arrive as a whole, which NCCL expects of NVLink
         ring = (0.7 if links.per_node == 1 else 0.92) * links.bandwidth
         estimate = _ring(_LL128, ring, nbytes, links, passes)
-        found.append((estimate, _ring(_LL128, min(ring, most), nbytes, links, passes)))
+        candidates.append((estimate, _ring(_LL128, min(ring, most), nbytes, links, passes)))
         if reduces:
             tree *= 7 / 9 if links.nodes == 1 else 120 / 128
             estimate = _tree(_LL128, tree, nbytes, links)
-            found.append((estimate, _tree(_LL128, min(tree, most), nbytes, links)))
-    return min(found)[1]
+            candidates.append((estimate, _tree(_LL128, min(tree, most), nbytes, links)))
+    return min(candidates)[1]
 
 
 def seconds_of_small_message(nbytes: float, kind: str, bandwidth: float) -> float:

@@ -81,7 +81,7 @@ class RankModel:
         if sequence_parallel:
             self._check_tokens()
         cut = {**self._cut(model, plan.layers, plan.tensor), **self._cut(model, experts.layers, expert_ranks)}
-        self.module = copied(model, lambda each: _local_shape(each.shape, *cut.get(id(each), (None, 1))))
+        self.module = copied(model, lambda parameter: _local_shape(parameter.shape, *cut.get(id(parameter), (None, 1))))
         for attribute in (*plan.attributes, *experts.attributes):
             if type(attribute.whole) is int:
                 setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
@@ -124,9 +124,11 @@ class RankModel:
             nn.Module.register_forward_pre_hook(block, self._begin(fqn), with_kwargs=True)
         if self._sequence_parallel and self._last:
             self.module.get_submodule(self._last).register_forward_hook(self._end)
-        done = {fqn for each in prepared for fqn in each.columns}
-        for each in prepared:
-            self.module.get_submodule(each.fqn).register_forward_pre_hook(self._before(each.position), with_kwargs=True)
+        done = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
+        for prepared_input in prepared:
+            self.module.get_submodule(prepared_input.fqn).register_forward_pre_hook(
+                self._before(prepared_input.position), with_kwargs=True
+            )
         for layer in self._layers:
             module = self.module.get_submodule(layer.fqn)
             whole = bool(layer.options.get("output_layouts" if layer.role in ("column", "head") else "input_layouts"))
@@ -153,9 +155,9 @@ class RankModel:
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             if self._sequence_parallel and self._dim is None:
                 args, kwargs = self._share_out(args, kwargs)
-            taken = {id(each): each for each in tensors_of((args, kwargs)) if each.is_floating_point()}
-            held = sum(each.numel() * each.dtype.itemsize for each in taken.values() if each.requires_grad)
-            everything = sum(each.numel() * each.dtype.itemsize for each in taken.values())
+            taken = {id(tensor): tensor for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point()}
+            held = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values() if tensor.requires_grad)
+            everything = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values())
             self.entered[fqn] = held, held or everything
             return args, kwargs
 
@@ -163,7 +165,9 @@ class RankModel:
 
     def _share_out(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replace the first tensor that a block takes by the share of one rank."""
-        first = next((each for each in tensors_of((args, kwargs)) if each.requires_grad and each.dim() > 1), None)
+        first = next(
+            (tensor for tensor in tensors_of((args, kwargs)) if tensor.requires_grad and tensor.dim() > 1), None
+        )
         dims = [] if first is None else [dim for dim in range(first.dim() - 1) if first.shape[dim] % self.tensor == 0]
         if first is None or not dims:
             shape = None if first is None else tuple(first.shape)
@@ -171,9 +175,9 @@ class RankModel:
                 f"sequence_parallel=True: the tokens of a block's input {shape} do not divide by {self.tensor}"
             )
         self._dim = dims[-1]
-        own = ShareOut.apply(first, self.tensor, self._dim)
-        self._tokens = own.numel() // own.shape[-1]
-        shared: tuple[Any, Any] = map_tensors(lambda each: own if each is first else each, (args, kwargs))
+        share = ShareOut.apply(first, self.tensor, self._dim)
+        self._tokens = share.numel() // share.shape[-1]
+        shared: tuple[Any, Any] = map_tensors(lambda tensor: share if tensor is first else tensor, (args, kwargs))
         return shared
 
     def _end(self, _module: nn.Module, _args: Any, out: Any) -> Any:
@@ -190,8 +194,8 @@ class RankModel:
 
         return map_tensors(whole, out)
 
-    def _is_share(self, x: Tensor) -> bool:
-        return x.dim() > 1 and x.numel() // x.shape[-1] == self._tokens
+    def _is_share(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 1 and tensor.numel() // tensor.shape[-1] == self._tokens
 
     def _before(self, position: int | str, *, is_shared: bool = True) -> Any:
         enter = self._enter if is_shared else _entered
@@ -220,25 +224,25 @@ class RankModel:
         """Return a hook that enters parts of a result, along its last dimension."""
 
         def hook(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
-            pieces, place = [], 0
+            pieces, position = [], 0
             for start, stop in parts:
-                pieces += [out[..., place:start], _entered(out[..., start:stop])]
-                place = stop
-            return torch.cat([*pieces, out[..., place:]], dim=-1)
+                pieces += [out[..., position:start], _entered(out[..., start:stop])]
+                position = stop
+            return torch.cat([*pieces, out[..., position:]], dim=-1)
 
         return hook
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _enter(self, tensor: Tensor) -> Tensor:
         """Return the input of column-parallel layers, entered once for all layers that take the same tensor."""
         before, after = self._shared
-        entered = after if before() is x else None
+        entered = after if before() is tensor else None
         if entered is None:
-            if self._dim is not None and self._is_share(x):
-                entered = Gather.apply(x, self.tensor, self._dim)
+            if self._dim is not None and self._is_share(tensor):
+                entered = Gather.apply(tensor, self.tensor, self._dim)
             else:
-                entered = _entered(x)
+                entered = _entered(tensor)
             assert entered is not None
-            self._shared = weakref.ref(x), entered
+            self._shared = weakref.ref(tensor), entered
         return entered
 
     def _after_rows(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:
@@ -250,14 +254,14 @@ class RankModel:
         return Join.apply(out, self.tensor, out.dim() - 1)
 
     def _take(self, _module: nn.Module, args: Any) -> Any:
-        x, *others = args
-        return (Take.apply(x, self.tensor, x.dim() - 1), *others)
+        tensor, *others = args
+        return (Take.apply(tensor, self.tensor, tensor.dim() - 1), *others)
 
 
-def _entered(x: Tensor) -> Tensor:
-    entered: Tensor = Enter.apply(x) if x.requires_grad else x
+def _entered(tensor: Tensor) -> Tensor:
+    entered: Tensor = Enter.apply(tensor) if tensor.requires_grad else tensor
     return entered
 
 
 def _local_shape(shape: Sequence[int], dim: int | None, ranks: int) -> tuple[int, ...]:
-    return tuple(size // ranks if place == dim else size for place, size in enumerate(shape))
+    return tuple(size // ranks if axis == dim else size for axis, size in enumerate(shape))

@@ -70,23 +70,25 @@ class _Candidate(NamedTuple):
     seconds: float
     memory: int
     devices: int
-    number: int
+    position: int
     plan: Plan
 
 
 def candidates(simulator: StepSimulator, options: SearchOptions) -> Iterator[Plan]:
     """Yield the plans of the search space that use their devices and the batch evenly."""
     cluster, blocks = simulator.time_model.cluster, len(simulator.model.blocks)
-    powers = [2**each for each in range(20)]
+    powers = [2**exponent for exponent in range(20)]
     long = simulator.sequence >= 32768
-    tensors = options.get("tensor", [each for each in powers if each <= cluster.devices_per_node])
-    contexts = options.get("context", [each for each in powers if each <= (16 if long else 1)])
+    tensors = options.get("tensor", [power for power in powers if power <= cluster.devices_per_node])
+    contexts = options.get("context", [power for power in powers if power <= (16 if long else 1)])
     for devices in options.get("devices", [cluster.devices]):
         for tensor, context in product(tensors, contexts):
             rest, uneven = divmod(devices, tensor * context)
             if uneven or not rest:
                 continue
-            depths = options.get("pipeline", [each for each in range(1, min(rest, blocks + 2) + 1) if rest % each == 0])
+            depths = options.get(
+                "pipeline", [depth for depth in range(1, min(rest, blocks + 2) + 1) if rest % depth == 0]
+            )
             for pipeline in depths:
                 if rest % pipeline == 0:
                     yield from _with_stages(simulator, options, tensor, context, pipeline, rest // pipeline)
@@ -96,10 +98,12 @@ def _with_stages(
     simulator: StepSimulator, options: SearchOptions, tensor: int, context: int, pipeline: int, data: int
 ) -> Iterator[Plan]:
     shards = _shards(options, data * context)
-    sequence_parallel = [each for each in options.get("sequence_parallel", (False, True)) if tensor > 1 or not each]
-    experts = [each for each in _experts(simulator, options) if tensor * context * data % each == 0]
+    sequence_parallel = [
+        parallel for parallel in options.get("sequence_parallel", (False, True)) if tensor > 1 or not parallel
+    ]
+    experts = [expert for expert in _experts(simulator, options) if tensor * context * data % expert == 0]
     batches = options.get("micro_batch", _MICRO_BATCHES)
-    batches = [each for each in batches if simulator.global_batch % (data * each) == 0]
+    batches = [batch for batch in batches if simulator.global_batch % (data * batch) == 0]
     stages = list(_stages(simulator, options, pipeline))
     again = options.get("recompute", ("none", "selective", "full") if simulator.model.has_core else ("none", "full"))
     for (schedule, virtual), parallel, expert, (zero, shard), batch, recompute in product(
@@ -113,17 +117,17 @@ def _with_stages(
 
 def _shards(options: SearchOptions, copies: int) -> list[tuple[int, int | None]]:
     """Return stages of ZeRO with the ranks over which they shard."""
-    zeros = [each for each in options.get("zero", (0, 1, 2, 3)) if copies > 1 or not each]
-    ranks = [None if each == copies else each for each in options.get("shard", [None])]
-    ranks = [each for each in dict.fromkeys(ranks) if each is None or copies % each == 0]
-    return [(zero, each) for zero in zeros for each in (ranks if zero else [None])]
+    zeros = [zero for zero in options.get("zero", (0, 1, 2, 3)) if copies > 1 or not zero]
+    shards = [None if shard == copies else shard for shard in options.get("shard", [None])]
+    shards = [shard for shard in dict.fromkeys(shards) if shard is None or copies % shard == 0]
+    return [(zero, shard) for zero in zeros for shard in (shards if zero else [None])]
 
 
 def _experts(simulator: StepSimulator, options: SearchOptions) -> Sequence[int]:
     if "expert" in options:
         return options["expert"]
-    number = simulator.model.number_of_experts
-    return [2**each for each in range(number.bit_length()) if number % 2**each == 0]
+    n_experts = simulator.model.number_of_experts
+    return [2**exponent for exponent in range(n_experts.bit_length()) if n_experts % 2**exponent == 0]
 
 
 def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> Iterator[tuple[str, int]]:
@@ -132,11 +136,11 @@ def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> 
     if pipeline == 1:
         yield (schedules[0] if schedules[0] in ("gpipe", "1f1b", "zb") else "1f1b"), 1
         return
-    each = max(blocks // pipeline, 1)
+    per_rank = max(blocks // pipeline, 1)
     for schedule in schedules:
         if schedule == "interleaved1f1b":
             deepest = (blocks + 2) // pipeline
-            for virtual in options.get("virtual_stages", sorted({2, 3, 4, each, deepest})):
+            for virtual in options.get("virtual_stages", sorted({2, 3, 4, per_rank, deepest})):
                 if 1 < virtual <= deepest:
                     yield schedule, virtual
         elif schedule in ("zbv", "dualpipev"):
@@ -178,32 +182,34 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
             refused[str(error)] += 1
     if not fitting:
         raise InputError(_nothing_fits(capacity, tried, leanest, refused))
-    found = _simulated(simulator, sorted(fitting), limit, applicable=options.get("applicable", False))
-    if not found:
+    simulated = _simulated(simulator, sorted(fitting), limit, applicable=options.get("applicable", False))
+    if not simulated:
         raise InputError(_cannot_be_applied(simulator, fitting))
-    pareto = set(_pareto(found))
-    kept = [each for number, each in enumerate(found) if number < limit or each in pareto]
-    steps = {each: simulator.simulate(each.plan) for each in kept}
-    return Plans(list(steps.values()), [steps[each] for each in kept if each in pareto], tried, len(fitting))
+    pareto = set(_pareto(simulated))
+    kept = [candidate for index, candidate in enumerate(simulated) if index < limit or candidate in pareto]
+    steps = {candidate: simulator.simulate(candidate.plan) for candidate in kept}
+    return Plans(
+        list(steps.values()), [steps[candidate] for candidate in kept if candidate in pareto], tried, len(fitting)
+    )
 
 
 def _simulated(
     simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int, *, applicable: bool
 ) -> list[_Candidate]:
     """Return the plans that can be among the fastest, or in the Pareto set, with the seconds of their steps."""
-    found: list[_Candidate] = []
-    for each in ordered:
-        faster = [other for other in found if other.seconds <= each.seconds]
-        beaten = any(other.memory <= each.memory and other.devices <= each.devices for other in faster)
+    simulated: list[_Candidate] = []
+    for candidate in ordered:
+        faster = [other for other in simulated if other.seconds <= candidate.seconds]
+        beaten = any(other.memory <= candidate.memory and other.devices <= candidate.devices for other in faster)
         if len(faster) >= limit and beaten:
             continue
-        if applicable and _obstacle(simulator, each.plan):
+        if applicable and _obstacle(simulator, candidate.plan):
             continue
         try:
-            found.append(each._replace(seconds=simulator.seconds(each.plan)))
+            simulated.append(candidate._replace(seconds=simulator.seconds(candidate.plan)))
         except InputError:  # the schedule does not work with that many micro-batches
             continue
-    return sorted(found)
+    return sorted(simulated)
 
 
 def _obstacle(simulator: StepSimulator, plan: Plan) -> str:
@@ -220,9 +226,9 @@ def _cannot_be_applied(simulator: StepSimulator, fitting: Sequence[_Candidate]) 
 def _pareto(ordered: Sequence[_Candidate]) -> list[_Candidate]:
     """Return the plans that no other one beats in time, memory and devices, fastest first."""
     kept: list[_Candidate] = []
-    for each in ordered:
-        if not any(other.memory <= each.memory and other.devices <= each.devices for other in kept):
-            kept.append(each)
+    for candidate in ordered:
+        if not any(other.memory <= candidate.memory and other.devices <= candidate.devices for other in kept):
+            kept.append(candidate)
     return kept
 
 
@@ -247,10 +253,10 @@ def _check(options: SearchOptions) -> None:
         elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
             raise InputError(f"{name} must be a list of values to try, got {value!r}")
         elif name in _VALUES and not all(
-            type(each) is type(_VALUES[name][0]) and each in _VALUES[name] for each in value
+            type(entry) is type(_VALUES[name][0]) and entry in _VALUES[name] for entry in value
         ):
             raise InputError(f"{name} must be a list with values of {_VALUES[name]}, got {value!r}")
-        elif name == "shard" and not all(each is None or (type(each) is int and each >= 1) for each in value):
+        elif name == "shard" and not all(entry is None or (type(entry) is int and entry >= 1) for entry in value):
             raise InputError(f"shard must be a list of integers >= 1 or None, got {value!r}")
-        elif name in _NUMBERS and not all(type(each) is int and each >= 1 for each in value):
+        elif name in _NUMBERS and not all(type(entry) is int and entry >= 1 for entry in value):
             raise InputError(f"{name} must be a list of integers >= 1, got {value!r}")

@@ -105,11 +105,11 @@ def deal(costs: Sequence[int], stages: int) -> list[int]:
         cuts = partition(Chain(list(costs), dict.fromkeys(range(1, count), 1)), stages)
         assert cuts is not None
         return [end - begin for begin, end in zip([0, *cuts], [*cuts, count], strict=True)]
-    each = -(-count // stages)
-    missing = each * stages - count
-    dealt = [each] * stages
-    for place in [stages - 1, 0, *range(stages - 2, 0, -1)][:missing]:
-        dealt[place] -= 1
+    per_stage = -(-count // stages)
+    missing = per_stage * stages - count
+    dealt = [per_stage] * stages
+    for stage in [stages - 1, 0, *range(stages - 2, 0, -1)][:missing]:
+        dealt[stage] -= 1
     return dealt
 
 
@@ -126,18 +126,18 @@ def stages_of(
     if not kinds and n_stages > 1:
         raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
     dealt = deal([max(parts[kind].flops, 1) for kind in kinds], n_stages) if kinds else [0]
-    made, begin = [], 0
-    known: dict[tuple[tuple[str, ...], bool, bool, int], SimulatedStage] = {}
-    for number, count in enumerate(dealt):
-        own = tuple(kinds[begin : begin + count])
+    stages, begin = [], 0
+    stage_of: dict[tuple[tuple[str, ...], bool, bool, int], SimulatedStage] = {}
+    for index, count in enumerate(dealt):
+        stage_kinds = tuple(kinds[begin : begin + count])
         # a stage without blocks takes what the last block returns, which is as large as what it takes
-        taken = parts[kinds[min(begin, len(kinds) - 1)]].crossing_bytes if number else 0
+        crossing_bytes = parts[kinds[min(begin, len(kinds) - 1)]].crossing_bytes if index else 0
         begin += count
-        key = own, number == 0, number == n_stages - 1, taken
-        if key not in known:
-            known[key] = _stage(own, parts, seconds, plan, taken, is_first=key[1], is_last=key[2])
-        made.append(known[key])
-    return made
+        key = stage_kinds, index == 0, index == n_stages - 1, crossing_bytes
+        if key not in stage_of:
+            stage_of[key] = _stage(stage_kinds, parts, seconds, plan, crossing_bytes, is_first=key[1], is_last=key[2])
+        stages.append(stage_of[key])
+    return stages
 
 
 def _stage(
@@ -151,14 +151,16 @@ def _stage(
     is_last: bool,
 ) -> SimulatedStage:
     counts = Counter(kinds)
-    ends = [name for name, there in ((BEFORE, is_first), (AFTER, is_last)) if there]
-    again = len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
+    ends = [name for name, is_present in ((BEFORE, is_first), (AFTER, is_last)) if is_present]
+    n_recomputed = (
+        len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
+    )
     passed = [kind for kind in kinds if parts[kind].has_backward]  # others are neither kept nor computed again
-    recomputed = Counter(passed[:again])
+    recomputed = Counter(passed[:n_recomputed])
     selective = plan.recompute == "selective"
-    names = [*counts.items(), *((name, 1) for name in ends)]
+    part_counts = [*counts.items(), *((name, 1) for name in ends)]
     waits_forward, waits_backward = Counter[str](), Counter[str]()
-    for name, count in names:
+    for name, count in part_counts:
         for group, value in seconds[name].forward_communication.items():
             waits_forward[group] += count * value  # type: ignore[assignment]
             waits_backward[group] += recomputed[name] * value  # type: ignore[assignment]
@@ -192,15 +194,15 @@ def _stage(
         counts=counts,
         is_first=is_first,
         is_last=is_last,
-        forward=sum(count * seconds[name].forward for name, count in names),
-        backward=sum(count * seconds[name].backward for name, count in names),
+        forward=sum(count * seconds[name].forward for name, count in part_counts),
+        backward=sum(count * seconds[name].backward for name, count in part_counts),
         recomputation=recomputation,
         waits_forward=waits_forward,
         waits_backward=waits_backward,
         crossing_bytes=crossing_bytes,
         kept_bytes=sum(unit.kept_bytes for unit in units),
         working_bytes=max(working, default=0),
-        temporary_bytes=max(parts[name].temporary_bytes for name, _ in names),
+        temporary_bytes=max(parts[name].temporary_bytes for name, _ in part_counts),
         weights=shared,
         experts=experts,
         units=tuple(units),

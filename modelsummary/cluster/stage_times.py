@@ -41,12 +41,12 @@ class StageTimer:
         time_model, recipe = self._time_model, self._model.recipe
         groups = time_model.groups(plan)
         group = groups["shards"]
-        known: dict[tuple[int, float], tuple[StageTime, float]] = {}
+        times_of: dict[tuple[int, float], tuple[StageTime, float]] = {}
         stage_times = []
-        for number, stage in enumerate(stages):
-            transfer = self._transfer(stages, number, plan)
+        for index, stage in enumerate(stages):
+            transfer = self._transfer(stages, index, plan)
             key = id(stage), transfer
-            if key not in known:
+            if key not in times_of:
                 forward, weights, experts = stage.forward_seconds, stage.weights, stage.experts
                 held = sharded(weights, experts, plan) if plan.is_fsdp else weights + experts
                 adding = time_model.accumulation(held, recipe) if microbatches > 1 else 0.0
@@ -69,22 +69,22 @@ class StageTimer:
                         backward = time_model.overlapped(backward, again + reduce, group, replicas)
                     else:
                         forward, backward = forward + gather, backward + again + reduce + between
-                known[key] = StageTime(forward, backward / 2, backward / 2, transfer, stage.kept_bytes), adding
-            stage_times.append(known[key])
+                times_of[key] = StageTime(forward, backward / 2, backward / 2, transfer, stage.kept_bytes), adding
+            stage_times.append(times_of[key])
         return [time for time, _ in stage_times], [adding for _, adding in stage_times]
 
-    def _transfer(self, stages: Sequence[SimulatedStage], number: int, plan: Plan) -> float:
+    def _transfer(self, stages: Sequence[SimulatedStage], index: int, plan: Plan) -> float:
         """Return the seconds of sending the result of a stage to the next one, by the slowest of its ranks.
 
         Ranks that are neighbours in the pipeline may be in one node, and the next two in different ones. In a schedule
         in which stages return along the ranks, two stages in the middle are on one rank.
         """
-        if number + 1 == len(stages):
+        if index + 1 == len(stages):
             return 0.0
-        sender, receiver = rank_of(number, plan), rank_of(number + 1, plan)
+        sender, receiver = rank_of(index, plan), rank_of(index + 1, plan)
         if sender == receiver:
             return 0.0
-        nbytes, network = stages[number + 1].crossing_bytes, self._time_model.network
+        nbytes, network = stages[index + 1].crossing_bytes, self._time_model.network
         stride = plan.tensor * plan.context * plan.data
         is_inside = network.in_one_node(stride * sender, stride * receiver, stride)
         if not self._model.recipe.share_messages or plan.sequence_parallel or plan.tensor == 1:
@@ -97,8 +97,10 @@ class StageTimer:
     ) -> tuple[float, float]:
         """Return what the slowest rank takes after its last backward: for its gradients, and for its optimizer."""
         ranks = zip(by_rank(stages, plan), by_rank(times, plan), strict=True)
-        distinct = {tuple(map(id, own)): (own, seconds) for own, seconds in ranks}
-        return max((self._once_on(own, seconds, plan) for own, seconds in distinct.values()), key=sum)
+        distinct = {tuple(map(id, rank_stages)): (rank_stages, rank_times) for rank_stages, rank_times in ranks}
+        return max(
+            (self._once_on(rank_stages, rank_times, plan) for rank_stages, rank_times in distinct.values()), key=sum
+        )
 
     def _once_on(self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
         """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
@@ -121,17 +123,17 @@ class StageTimer:
             between = time_model.between_replicas(gradients[0], plan)
             gather = time_model.over_copies("all_gather", weights.trained, experts.trained, plan)
         if recipe.overlap_gradients:
-            units = max(sum(sum(each.counts.values()) for each in stages), 1)
+            units = max(sum(sum(stage.counts.values()) for stage in stages), 1)
 
             def lost(computing: float, *streams: tuple[float, RankGroup]) -> float:
                 """Return the seconds that the rank waits, or that its kernels lose meanwhile."""
                 communicating = sum(seconds for seconds, _ in streams)
-                taken = sum(time_model.network.units_taken(each) * seconds for seconds, each in streams)
+                taken = sum(time_model.network.units_taken(rank_group) * seconds for seconds, rank_group in streams)
                 waited = max(communicating / units, communicating - computing)
                 return waited + (taken * (1 - waited / communicating) if communicating else 0.0)
 
-            reduction = lost(sum(each.backward for each in times), (reduction, group), (between, groups["replicas"]))
-            gather = lost(sum(each.forward for each in times), (gather, group))
+            reduction = lost(sum(time.backward for time in times), (reduction, group), (between, groups["replicas"]))
+            gather = lost(sum(time.forward for time in times), (gather, group))
         else:
             reduction += between
         tied = [stage.tied.gradient_bytes(recipe) for stage in stages if stage.tied.elements]
@@ -145,6 +147,6 @@ class StageTimer:
 def by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignore[type-arg]
     """Return the values of the stages of each rank of the pipeline."""
     ranks: list[list[object]] = [[] for _ in range(plan.pipeline)]
-    for number, each in enumerate(values):
-        ranks[rank_of(number, plan)].append(each)
+    for index, value in enumerate(values):
+        ranks[rank_of(index, plan)].append(value)
     return ranks

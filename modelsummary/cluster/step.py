@@ -192,7 +192,7 @@ class StepSimulator:
         layout = self._layout(plan)
         if layout not in self._stages:
             parts = self.model.parts(layout.share)
-            gathers = any(each.group == "context" for part in parts.values() for each in part.collectives)
+            gathers = any(collective.group == "context" for part in parts.values() for collective in part.collectives)
             if plan.context > 1 and not gathers:
                 raise InputError(
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
@@ -219,7 +219,7 @@ class StepSimulator:
         for load, activations in self._ranks(plan):
             _, most = fullest.get(id(load), (load, 0))
             fullest[id(load)] = load, max(most, activations)
-        return max(memory_of(*each, plan, self.model.recipe).total for each in fullest.values())
+        return max(memory_of(*rank, plan, self.model.recipe).total for rank in fullest.values())
 
     def _ranks(self, plan: Plan) -> list[tuple[RankLoad, int]]:
         """Return what each rank of the pipeline holds, whatever its ZeRO stage, and the bytes of its activations."""
@@ -228,12 +228,12 @@ class StepSimulator:
         if key not in self._loads:
             loads = []
             load_of: dict[tuple[int, ...], RankLoad] = {}
-            for rank, of_rank in enumerate(by_rank(stages, plan)):
-                ids, kept = tuple(map(id, of_rank)), [stage.kept_bytes for stage in of_rank]
+            for rank, rank_stages in enumerate(by_rank(stages, plan)):
+                ids, kept = tuple(map(id, rank_stages)), [stage.kept_bytes for stage in rank_stages]
                 if ids not in load_of:
-                    load_of[ids] = RankLoad.of(of_rank)
-                counts = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
-                loads.append((load_of[ids], max(sum(map(mul, each, kept)) for each in counts)))
+                    load_of[ids] = RankLoad.of(rank_stages)
+                moments = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
+                loads.append((load_of[ids], max(sum(map(mul, moment, kept)) for moment in moments)))
             self._loads[key] = loads
         return self._loads[key]
 
@@ -265,8 +265,8 @@ class StepSimulator:
         """
         model = self.model
         parts = model.parts(Share(1, False, 1, plan.micro_batch, self.sequence))
-        names = (*model.counts.items(), (BEFORE, 1), (AFTER, 1))
-        everything = sum(count * (parts[name].flops + parts[name].backward_flops) for name, count in names)
+        part_counts = (*model.counts.items(), (BEFORE, 1), (AFTER, 1))
+        everything = sum(count * (parts[name].flops + parts[name].backward_flops) for name, count in part_counts)
         passed = {kind: count for kind, count in model.counts.items() if parts[kind].has_backward}
         blocks = sum(count * parts[kind].flops for kind, count in passed.items())
         repeated = 0.0
@@ -282,22 +282,25 @@ class StepSimulator:
 def _causes(ready: Prepared) -> dict[str, float]:
     """Return the seconds of a step by cause, on the rank that is busy for longest."""
     plan, m = ready.plan, ready.microbatches
-    of_ranks = by_rank(range(len(ready.stages)), plan)
-    numbers = max(of_ranks, key=lambda own: sum(ready.times[each].forward + ready.times[each].backward for each in own))
-    own = [ready.stages[number] for number in numbers]
+    indices_by_rank = by_rank(range(len(ready.stages)), plan)
+    busiest = max(
+        indices_by_rank,
+        key=lambda indices: sum(ready.times[index].forward + ready.times[index].backward for index in indices),
+    )
+    stages = [ready.stages[index] for index in busiest]
     causes = {
-        "compute": m * sum(each.forward + each.backward for each in own),
-        "recomputation": m * sum(each.recomputation for each in own),
-        "accumulation": m * sum(ready.accumulation[number] for number in numbers),
+        "compute": m * sum(stage.forward + stage.backward for stage in stages),
+        "recomputation": m * sum(stage.recomputation for stage in stages),
+        "accumulation": m * sum(ready.accumulation[index] for index in busiest),
     }
     for group in ("tensor", "context", "expert"):
         causes[group] = m * sum(
-            each.waits_forward.get(group, 0.0) + each.waits_backward.get(group, 0.0) for each in own
+            stage.waits_forward.get(group, 0.0) + stage.waits_backward.get(group, 0.0) for stage in stages
         )
-    busy = m * sum(ready.times[number].forward + ready.times[number].backward for number in numbers)
+    busy = m * sum(ready.times[index].forward + ready.times[index].backward for index in busiest)
     causes["fsdp"] = busy - sum(causes.values()) if plan.is_fsdp else 0.0
-    transfers = any(each.transfer for each in ready.times)
-    alone = [replace(each, transfer=0.0) for each in ready.times]
+    transfers = any(time.transfer for time in ready.times)
+    alone = [replace(time, transfer=0.0) for time in ready.times]
     seconds = pipeline_seconds(ready.times, plan, m)
     without = pipeline_seconds(alone, plan, m) if transfers else seconds
     causes["pipeline"] = seconds - without

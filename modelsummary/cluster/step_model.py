@@ -93,7 +93,7 @@ class StepModel:
         self.kind_of = _kinds(root, rows)
         same = {fqn: kind for fqn, kind in self.kind_of.items() if fqn != kind}
         self._folded = fold(live.model, same)
-        args, kwargs = live.call.on_meta(lambda each: each.detach().to("meta").requires_grad_(each.requires_grad))
+        args, kwargs = live.call.on_meta(lambda tensor: tensor.detach().to("meta").requires_grad_(tensor.requires_grad))
         self._call = replace(live.call, args=args, kwargs=kwargs)
         self._batch_dim = live.batch_dim or 0
         size = self._call.size_along(self._batch_dim)
@@ -123,9 +123,9 @@ class StepModel:
         if self.recipe.dtype is not None:
             return self.recipe.dtype
         elements: dict[torch.dtype, int] = {}
-        for each in self._live.model.parameters():
-            if each.dtype.is_floating_point:
-                elements[each.dtype] = elements.get(each.dtype, 0) + each.numel()
+        for parameter in self._live.model.parameters():
+            if parameter.dtype.is_floating_point:
+                elements[parameter.dtype] = elements.get(parameter.dtype, 0) + parameter.numel()
         return max(elements, key=lambda dtype: elements[dtype], default=torch.float32)
 
     @cached_property
@@ -137,10 +137,10 @@ class StepModel:
     @cached_property
     def counts(self) -> dict[str, int]:
         """Kind of block -> how many blocks are of that kind."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for kind in self.kind_of.values():
-            found[kind] = found.get(kind, 0) + 1
-        return found
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts
 
     def parallel_plan(self, tensor: int, expert: int = 1) -> ParallelPlan:
         """Return how the folded model is split over ranks of tensor parallelism, without experts that are divided.
@@ -150,9 +150,9 @@ class StepModel:
         """
         if (tensor, expert) not in self._plans:
             if expert > 1:
-                whole, own = self.parallel_plan(tensor), self.experts(expert)
-                layers = tuple(layer for layer in whole.layers if not own.has(layer.fqn))
-                attributes = tuple(each for each in whole.attributes if not own.has(each.fqn))
+                whole, experts = self.parallel_plan(tensor), self.experts(expert)
+                layers = tuple(layer for layer in whole.layers if not experts.has(layer.fqn))
+                attributes = tuple(attribute for attribute in whole.attributes if not experts.has(attribute.fqn))
                 self._plans[tensor, expert] = replace(whole, layers=layers, attributes=attributes)
             else:
                 live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
@@ -261,7 +261,7 @@ class StepModel:
         return Observed.of(trace), trace.noted, rank.module
 
     def _parts_of(
-        self, share: Share, seen: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
+        self, share: Share, observed: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
     ) -> dict[str, Part]:
         kinds, layers = list(self.counts), self.parallel_plan(share.tensor, share.expert).layers
         experts = {
@@ -271,7 +271,7 @@ class StepModel:
             if dim is not None
         }
         return parts_of(
-            seen,
+            observed,
             kinds,
             entered,
             self._weights(module, kinds, experts),
@@ -307,7 +307,7 @@ class StepModel:
         A buffer that several blocks hold, such as a table of positions, counts for what precedes the blocks.
         """
         weights: dict[str, dict[int, Weight]] = {name: {} for name in (BEFORE, *kinds, AFTER)}
-        first = {row.fqn: number for number, row in enumerate(self._root.walk())}
+        first = {row.fqn: position for position, row in enumerate(self._root.walk())}
         begin = min((first.get(fqn, 0) for fqn in self.blocks), default=0)
         inside = tuple(f"{fqn}." for fqn in self.blocks)
         whole = dict(self._live.model.named_parameters(remove_duplicate=False))
@@ -323,9 +323,9 @@ class StepModel:
             elif kind is not None and holders[id(tensor)] > 1:
                 kind = BEFORE
             if kind is not None:
-                of_model = whole.get(name, tensor)
+                model_tensor = whole.get(name, tensor)
                 is_expert = id(tensor) in experts
-                weight = weight_of(tensor, of_model, self.recipe, _kind_of(tensor), is_expert=is_expert)
+                weight = weight_of(tensor, model_tensor, self.recipe, _kind_of(tensor), is_expert=is_expert)
                 weights[kind][id(tensor)] = weight
         return weights
 
@@ -353,11 +353,11 @@ def _without_values() -> Iterator[None]:
 def _does_not_share(share: Share, error: ModelSummaryError) -> str:
     """Return the message for a model that runs on one device, but not with the share of one rank."""
     sizes = {"tensor": share.tensor, "context": share.context, "expert": share.expert}
-    given = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    given += ["sequence_parallel=True"] if share.sequence_parallel else []
+    arguments = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    arguments += ["sequence_parallel=True"] if share.sequence_parallel else []
     remedy = "sequence_parallel=False" if share.sequence_parallel else "1"
-    said = f"{type(error.__cause__).__name__}: {error.__cause__}" if isinstance(error, StepError) else str(error)
-    return f"{', '.join(given)}: the step does not run with the share of one rank ({said:.160}); pass {remedy}"
+    reason = f"{type(error.__cause__).__name__}: {error.__cause__}" if isinstance(error, StepError) else str(error)
+    return f"{', '.join(arguments)}: the step does not run with the share of one rank ({reason:.160}); pass {remedy}"
 
 
 def _kinds(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
@@ -385,11 +385,17 @@ def _trains_before(root: LayerInfo, block: LayerInfo) -> bool:
 
 def _looks(row: LayerInfo) -> tuple[Any, ...]:
     inside = tuple(
-        (each.class_name, str(each.input_size), str(each.output_size), each.num_params, each.self_macs)
-        for each in row.walk()
+        (
+            inner_row.class_name,
+            str(inner_row.input_size),
+            str(inner_row.output_size),
+            inner_row.num_params,
+            inner_row.self_macs,
+        )
+        for inner_row in row.walk()
     )
     parameters = () if row.module is None else row.module.named_parameters()
-    weights = tuple((name, each.dtype, each.requires_grad) for name, each in parameters)
+    weights = tuple((name, parameter.dtype, parameter.requires_grad) for name, parameter in parameters)
     return repr(row.module), inside, weights
 
 

@@ -58,7 +58,7 @@ class TimeModel:
         self.cluster = cluster
         self.device: DeviceModel = device_model(cluster.device, attention=attention)
         self.network = Network(cluster)
-        self._known: dict[Work, float] = {}
+        self._work_seconds: dict[Work, float] = {}
 
     def groups(self, plan: Plan) -> dict[str, RankGroup]:
         """Return the groups in which a rank communicates, by what they share.
@@ -111,10 +111,10 @@ class TimeModel:
         groups = self.groups(plan)
         waits: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
         for name in ("tensor", "context", "expert"):
-            own = [each for each in part.collectives if each.group == name]
-            ahead = [each for each in own if each.phase == "forward"]
-            behind = [each for each in own if each.phase == "backward"]
-            waits["forward"][name] = sum(self._collective(each, groups[name], recipe) for each in ahead)
+            collectives = [collective for collective in part.collectives if collective.group == name]
+            ahead = [collective for collective in collectives if collective.phase == "forward"]
+            behind = [collective for collective in collectives if collective.phase == "backward"]
+            waits["forward"][name] = sum(self._collective(collective, groups[name], recipe) for collective in ahead)
             hides = recipe.overlap_tensor and name == "tensor"
             room = seconds.get("columns", 0.0) if hides else 0.0
             waits["backward"][name] = self._backward_wait(behind, groups[name], recipe, room)
@@ -128,9 +128,11 @@ class TimeModel:
                 waits[phase] = {name: left * value for name, value in waits[phase].items()}
         if recipe.overlap_experts:
             room = seconds.get("forward", 0.0) + seconds.get("backward", 0.0)
-            left = self._left_of_exchange(room, [each["expert"] for each in waits.values()], groups["expert"])
-            for parts in waits.values():
-                parts["expert"] *= left
+            left = self._left_of_exchange(
+                room, [phase_waits["expert"] for phase_waits in waits.values()], groups["expert"]
+            )
+            for phase_waits in waits.values():
+                phase_waits["expert"] *= left
         return PartSeconds(
             seconds.get("forward", 0.0),
             seconds.get("backward", 0.0),
@@ -143,15 +145,15 @@ class TimeModel:
         return sum(times * self._kernel(work) for work, times in works)
 
     def _kernel(self, work: Work) -> float:
-        if work not in self._known:
-            self._known[work] = self.device.seconds(work)
-        return self._known[work]
+        if work not in self._work_seconds:
+            self._work_seconds[work] = self.device.seconds(work)
+        return self._work_seconds[work]
 
-    def _collective(self, each: MicrobatchCollective, group: RankGroup, recipe: Recipe) -> float:
+    def _collective(self, collective: MicrobatchCollective, group: RankGroup, recipe: Recipe) -> float:
         """Return the seconds of a collective; of tokens, ``recipe`` may say that fewer copies leave a rank."""
         copies = recipe.copies_per_token
-        share = 1.0 if each.group != "expert" or copies is None else min(1.0, copies / each.copies)
-        return self.network.seconds(each.operation, share * each.nbytes, group)
+        share = 1.0 if collective.group != "expert" or copies is None else min(1.0, copies / collective.copies)
+        return self.network.seconds(collective.operation, share * collective.nbytes, group)
 
     def _backward_wait(
         self, collectives: list[MicrobatchCollective], group: RankGroup, recipe: Recipe, room: float
@@ -164,8 +166,8 @@ class TimeModel:
                 the gradient of their input.
         """
         by_operation = dict.fromkeys(OPERATIONS, 0.0)
-        for each in collectives:
-            by_operation[each.operation] += self._collective(each, group, recipe)
+        for collective in collectives:
+            by_operation[collective.operation] += self._collective(collective, group, recipe)
         everything = sum(by_operation.values())
         if not room:
             return everything
@@ -197,7 +199,7 @@ class TimeModel:
         Groups communicate side by side, each in its own stream.
         """
         streams = ((communicating, group), *others)
-        lost = sum(self.network.units_taken(each) * seconds for seconds, each in streams)
+        lost = sum(self.network.units_taken(rank_group) * seconds for seconds, rank_group in streams)
         return max(computing + lost, *(seconds for seconds, _ in streams))
 
     def moved(self, name: str, nbytes: float) -> float:

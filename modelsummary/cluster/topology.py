@@ -134,9 +134,9 @@ class Cluster:
         32
         """
         if not isinstance(name, str) or name not in PRESETS:
-            known = ", ".join(map(repr, PRESETS))
-            raise InputError(f"no preset {name!r}; expected one of {known}, or Cluster(...){close_to(name, PRESETS)}")
-        return _made({**PRESETS[name], "nodes": nodes, "name": name, **changes})
+            presets = ", ".join(map(repr, PRESETS))
+            raise InputError(f"no preset {name!r}; expected one of {presets}, or Cluster(...){close_to(name, PRESETS)}")
+        return _from_attributes({**PRESETS[name], "nodes": nodes, "name": name, **changes})
 
     @classmethod
     def from_toml(cls, path: str | PathLike[str]) -> Cluster:
@@ -156,20 +156,20 @@ class Cluster:
         preset, name = data.pop("preset", None), data.pop("name", None)
         if isinstance(data.get("device"), dict):
             data["device"] = _device(data["device"])
-        found = _made(data) if preset is None else cls.preset(preset, **data)
-        return found if name is None else replace(found, name=name)
+        cluster = _from_attributes(data) if preset is None else cls.preset(preset, **data)
+        return cluster if name is None else replace(cluster, name=name)
 
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the same kind of machine with another number of nodes."""
         return replace(self, nodes=nodes)
 
 
-def _made(values: Mapping[str, Any]) -> Cluster:
-    known = [each.name for each in fields(Cluster)]
+def _from_attributes(values: Mapping[str, Any]) -> Cluster:
+    names = [attribute.name for attribute in fields(Cluster)]
     for name in values:
-        if name not in known:
+        if name not in names:
             raise InputError(
-                f"unknown attribute {name!r} of a cluster; expected {', '.join(known)}{close_to(name, known)}"
+                f"unknown attribute {name!r} of a cluster; expected {', '.join(names)}{close_to(name, names)}"
             )
     if "device" not in values:
         raise InputError("a cluster needs a device: the name of an accelerator, such as 'A100 80GB'")
