@@ -66,8 +66,8 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
     if cache is None or (callable(cache) and not isinstance(cache, str)):
         return cache
     if cache not in CACHES:
-        known = ", ".join(map(repr, CACHES))
-        raise InputError(f"cache must be {known}, a function or None, got {cache!r:.80}{close_to(cache, CACHES)}")
+        options = ", ".join(map(repr, CACHES))
+        raise InputError(f"cache must be {options}, a function or None, got {cache!r:.80}{close_to(cache, CACHES)}")
     name = str(cache)
 
     def make(model: nn.Module, context: int) -> Any:
@@ -89,15 +89,15 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
                         layer._quantize = partial(_packed, layer._quantize)
                 return quantised
             if name == "static":
-                made: Any = transformers.StaticCache(config=config, max_cache_len=context)
+                decoder_cache: Any = transformers.StaticCache(config=config, max_cache_len=context)
             else:
-                made = transformers.DynamicCache(config=config)
+                decoder_cache = transformers.DynamicCache(config=config)
         except (ImportError, ValueError) as error:  # a missing library, or a model whose layers it does not take
             version = f"transformers {transformers.__version__}"
             raise InputError(f"cache={name!r} cannot be made by {version}: {error}") from error
         if has_encoder:
-            return transformers.EncoderDecoderCache(made, transformers.DynamicCache(config=config))
-        return made
+            return transformers.EncoderDecoderCache(decoder_cache, transformers.DynamicCache(config=config))
+        return decoder_cache
 
     return make
 
@@ -110,15 +110,15 @@ def _packed(quantize: Callable[[Tensor, int], Any], tensor: Tensor, axis: int) -
     from optimum.quanto.tensor.packed import PackedTensor
 
     try:
-        made = quantize(tensor, axis)
+        quantised = quantize(tensor, axis)
     except ValueError as error:  # its groups do not divide the keys and values
         raise InputError(
             f"cache='quanto' cannot hold keys of shape {list(tensor.shape)}: {error}; pass a function that makes a "
             "QuantizedCache with another q_group_size"
         ) from error
-    if type(made._data) is not PackedTensor:
-        made._data = PackedTensor.pack(made._data, made.qtype.bits)
-    return made
+    if type(quantised._data) is not PackedTensor:
+        quantised._data = PackedTensor.pack(quantised._data, quantised.qtype.bits)
+    return quantised
 
 
 def cache_in(output: Any, parameters: Iterable[str]) -> tuple[str, Any] | None:
@@ -159,17 +159,17 @@ def bytes_of_cache(
         before: ids of the tensors in attributes of its modules before the forward.
         storage_bytes: returns the bytes of the storage behind a tensor.
     """
-    left = [each for each in tensors_in_attributes(modules_of(model)) if id(each) not in before]
+    left = [tensor for tensor in tensors_in_attributes(modules_of(model)) if id(tensor) not in before]
     layers = _layers(cache)
-    if any(each.dim() for each in left):
-        layers["module attribute"] = sum(each.dim() > 0 for each in left)
+    if any(tensor.dim() for tensor in left):
+        layers["module attribute"] = sum(tensor.dim() > 0 for tensor in left)
     by_storage: dict[int, tuple[int, int]] = {}  # identity of a storage -> bytes of tensors in it, its own bytes
-    for tensor in {id(each): each for each in (*tensors_of(cache), *left)}.values():
+    for tensor in {id(tensor): tensor for tensor in (*tensors_of(cache), *left)}.values():
         for inner in inner_tensors(tensor) if tensor.dim() else ():
             storage = inner.untyped_storage()._cdata
-            known, _ = by_storage.get(storage, (0, 0))
-            by_storage[storage] = (known + nbytes_of(inner), storage_bytes(inner))
-    nbytes = sum(min(own, whole) for own, whole in by_storage.values())
+            viewed, _ = by_storage.get(storage, (0, 0))
+            by_storage[storage] = (viewed + nbytes_of(inner), storage_bytes(inner))
+    nbytes = sum(min(viewed, whole) for viewed, whole in by_storage.values())
     return CacheBytes(nbytes, sum(whole for _, whole in by_storage.values()), layers)
 
 

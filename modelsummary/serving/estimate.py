@@ -74,7 +74,7 @@ class ServingOptions:
             raise InputError(f"batch must be at most {_MOST_REQUESTS}, got {self.batch}")
         if self.batches is not None and (
             not isinstance(self.batches, (list, tuple, range))
-            or not all(type(each) is int and 0 < each <= _MOST_REQUESTS for each in self.batches)
+            or not all(type(batch) is int and 0 < batch <= _MOST_REQUESTS for batch in self.batches)
         ):
             raise InputError(f"batches must be a list of integers >= 1 and <= {_MOST_REQUESTS}, got {self.batches!r}")
 
@@ -106,9 +106,10 @@ def estimate_serving(
                 run_of(live.model)  # a shard of a table does not tell which positions the table has
             return run_of(model)
 
-        def time(made: RequestRun) -> tuple[PhaseTime, PhaseTime]:
+        def time(request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
             prefill, decode = (
-                phase_time(live, each, target, mode, communicate) for each in (made.prefill, made.decode)
+                phase_time(live, phase, target, mode, communicate)
+                for phase in (request_run.prefill, request_run.decode)
             )
             return prefill, decode
 
@@ -135,28 +136,28 @@ def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, 
     """Measure the operator calls of the requests on this machine, unless they are known."""
     if isinstance(device, DeviceSpec):
         raise InputError(f"calibrate=True measures this machine; leave it out for {device.name}")
-    place = device_here(device)
-    if not table_of(place).facts:
-        calibrate_calls([], place, cold=False)
+    local_device = device_here(device)
+    if not table_of(local_device).facts:
+        calibrate_calls([], local_device, cold=False)
     request, make_cache = request_of(live), cache_maker(options.cache)
     runs = [
         run_request(live.model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
         for batch in {1, options.batch}
         for context in {options.context, _half(options.context)}
     ]
-    phases = [phase for each in runs for phase in (each.prefill, each.decode)]
-    calibrate_calls(distinct_calls(phases), place, cold=weights_are_cold(live, table_of(place)))
+    phases = [phase for run in runs for phase in (run.prefill, run.decode)]
+    calibrate_calls(distinct_calls(phases), local_device, cold=weights_are_cold(live, table_of(local_device)))
 
 
-def _memory_of(target: Target, given: int | str | None) -> int:
+def _memory_of(target: Target, memory_bytes: int | str | None) -> int:
     """Return the memory of the device in bytes."""
-    if given is not None:
-        return parse_bytes(given, "memory_bytes")
+    if memory_bytes is not None:
+        return parse_bytes(memory_bytes, "memory_bytes")
     if target.model is not None:
-        found = target.model.spec.memory_bytes
-        if found is None:
+        capacity = target.model.spec.memory_bytes
+        if capacity is None:
             raise InputError(f"the memory of {target.name} is not known; pass memory_bytes=")
-        return found
+        return capacity
     if "cuda" in target.name:
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -289,23 +290,23 @@ class _Serving:
     def _max_batch(self) -> int:
         context = self.options.context
         return largest_fitting(
-            lambda number: self._peak(number, context), self.memory, self.options.batch, _MOST_REQUESTS
+            lambda batch: self._peak(batch, context), self.memory, self.options.batch, _MOST_REQUESTS
         )
 
     def _throughput(self) -> tuple[Throughput, ...]:
         context = self.options.context
-        usual = [each for each in _BATCHES if each <= self._max_batch]
+        usual = [batch for batch in _BATCHES if batch <= self._max_batch]
         batches = sorted({*(self.options.batches or usual), self.options.batch})
-        found = []
+        throughputs = []
         for batch in batches:
             seconds, peak = self.points.at(batch, context).decode.seconds, self._peak(batch, context)
-            found.append(Throughput(batch, 1e3 * seconds, batch / seconds, peak, peak <= self.memory))
-        return tuple(found)
+            throughputs.append(Throughput(batch, 1e3 * seconds, batch / seconds, peak, peak <= self.memory))
+        return tuple(throughputs)
 
     def _dtype(self) -> torch.dtype:
         if self.options.dtype is not None:
             return self.options.dtype
-        floats = (each.dtype for each in self.model.parameters() if each.dtype.is_floating_point)
+        floats = (parameter.dtype for parameter in self.model.parameters() if parameter.dtype.is_floating_point)
         return next(floats, torch.get_default_dtype())
 
     def _dtype_name(self) -> str:

@@ -33,15 +33,15 @@ def largest_fitting(peak: Callable[[int], int | None], limit: int, start: int, m
     >>> largest_fitting(peak, 1000, start=16, most=10**6), len(asked)
     (128, 4)
     """
-    known: dict[int, int] = {}
+    peaks: dict[int, int] = {}
 
-    def fits(number: int) -> bool:
-        if number not in known:
-            found = peak(number)
-            if found is None:
+    def fits(n: int) -> bool:
+        if n not in peaks:
+            nbytes = peak(n)
+            if nbytes is None:
                 return False
-            known[number] = found
-        return known[number] <= limit
+            peaks[n] = nbytes
+        return peaks[n] <= limit
 
     low, high = 0, most + 1  # ``low`` fits, ``high`` does not
     guess = min(start, most)
@@ -50,19 +50,19 @@ def largest_fitting(peak: Callable[[int], int | None], limit: int, start: int, m
             low = guess
         else:
             high = guess
-        halves = len(known) % 3 == 0 if high in known else high <= most
-        guess = (low + high) // 2 if halves else _next(known, limit, low, high)
+        halves = len(peaks) % 3 == 0 if high in peaks else high <= most
+        guess = (low + high) // 2 if halves else _next(peaks, limit, low, high)
     return low
 
 
-def _next(known: dict[int, int], limit: int, low: int, high: int) -> int:
-    """Return the number between ``low`` and ``high`` to try next, by the parabola through the three nearest peaks."""
-    nearest = sorted(sorted(known, key=lambda each: (max(low - each, each - high), -each))[:3])
+def _next(peaks: dict[int, int], limit: int, low: int, high: int) -> int:
+    """Return the n between ``low`` and ``high`` to try next, by the parabola through the three nearest peaks."""
+    nearest = sorted(sorted(peaks, key=lambda n: (max(low - n, n - high), -n))[:3])
     largest = _FARTHEST * max(low, 1)  # peaks of few tokens say little about many
-    guess = _crossing([(each, known[each]) for each in nearest], limit, largest)
-    if low in known and guess <= low:
+    guess = _crossing([(n, peaks[n]) for n in nearest], limit, largest)
+    if low in peaks and guess <= low:
         guess = low + 1
-    if high in known and guess >= high:
+    if high in peaks and guess >= high:
         guess = high - 1
     return min(max(guess, low + 1), high - 1, largest)
 

@@ -52,7 +52,7 @@ class CheckedLookups:
     def _check(self, table: Tensor, dim: int, largest: int) -> None:
         if largest >= table.shape[dim]:
             named = (*self._model.named_parameters(), *self._model.named_buffers())
-            name = next((name for name, each in named if each is table), "a tensor")
+            name = next((name for name, tensor in named if tensor is table), "a tensor")
             raise IndexError(f"index {largest} is out of range for {name} of shape {list(table.shape)}")
 
 

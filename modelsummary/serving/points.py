@@ -53,7 +53,7 @@ class Points:
         self, run: Callable[[int, int], RequestRun], time: Callable[[RequestRun], tuple[PhaseTime, PhaseTime]]
     ) -> None:
         self._run, self._time = run, time
-        self._known: dict[tuple[int, int], Point] = {}
+        self._points: dict[tuple[int, int], Point] = {}
         self._n_operators: dict[int, tuple[int, int]] = {}  # context -> operators of a prompt, and of a token
         self._per_token: float | None = None
         self.extrapolated_from: int | None = None
@@ -61,16 +61,16 @@ class Points:
     def at(self, batch: int, context: int) -> Point:
         """Return the point of ``batch`` requests with ``context`` tokens each."""
         key = batch, context
-        if key not in self._known:
+        if key not in self._points:
             longest = self._longest(context)
-            self._known[key] = self._measured(*key) if context <= longest else self._on_line(*key, longest)
-        return self._known[key]
+            self._points[key] = self._measured(*key) if context <= longest else self._on_line(*key, longest)
+        return self._points[key]
 
     def _measured(self, batch: int, context: int) -> Point:
-        made = self._run(batch, context)
-        self._n_operators[context] = len(made.prefill.operators), len(made.decode.operators)
-        decode = made.decode
-        return Point(decode.cache, made.weight_bytes, made.prefill.peak_bytes, decode.peak_bytes, *self._time(made))
+        run = self._run(batch, context)
+        self._n_operators[context] = len(run.prefill.operators), len(run.decode.operators)
+        decode = run.decode
+        return Point(decode.cache, run.weight_bytes, run.prefill.peak_bytes, decode.peak_bytes, *self._time(run))
 
     def _longest(self, context: int) -> int:
         """Return the longest context that may be run, a multiple of the chunks of linear attention."""

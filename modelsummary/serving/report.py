@@ -142,7 +142,7 @@ class ServingEstimate:
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per batch size of ``throughput``."""
-        return [asdict(each) for each in self.throughput]
+        return [asdict(throughput) for throughput in self.throughput]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the records as a ``pandas.DataFrame``.
@@ -168,19 +168,19 @@ class ServingEstimate:
         except ImportError as error:
             raise MissingExtraError("matplotlib", "plot") from error
         axes: Axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
-        batches = [each.batch for each in self.throughput]
-        line = axes.plot(batches, [each.tokens_per_second for each in self.throughput], color="tab:blue")[0]
-        for each in self.throughput:
-            face = line.get_color() if each.fits else "none"
-            axes.plot(each.batch, each.tokens_per_second, "o", color=line.get_color(), markerfacecolor=face)
+        batches = [throughput.batch for throughput in self.throughput]
+        line = axes.plot(batches, [throughput.tokens_per_second for throughput in self.throughput], color="tab:blue")[0]
+        for throughput in self.throughput:
+            face = line.get_color() if throughput.fits else "none"
+            axes.plot(throughput.batch, throughput.tokens_per_second, "o", color=line.get_color(), markerfacecolor=face)
         axes.set_xscale("log", base=2)
         axes.set_xlabel("batch (requests)")
         axes.set_ylabel("tokens per second")
         axes.set_title(f"{self.model}, {grouped(self.context)} tokens of context, {self._devices}", wrap=True)
-        beside = axes.twinx()
-        beside.plot(batches, [each.decode_ms for each in self.throughput], "--", color="tab:gray")
-        beside.set_ylabel("decode step (ms)")
-        beside.set_ylim(bottom=0)
+        time_axes = axes.twinx()
+        time_axes.plot(batches, [throughput.decode_ms for throughput in self.throughput], "--", color="tab:gray")
+        time_axes.set_ylabel("decode step (ms)")
+        time_axes.set_ylim(bottom=0)
         return axes
 
     @property
@@ -212,13 +212,13 @@ class ServingEstimate:
         headers = ["Batch", "Decode (ms)", "Tokens/s", "Memory (GB)", "Fits"]
         batches = [
             [
-                grouped(each.batch),
-                decimals(each.decode_ms, 2),
-                decimals(each.tokens_per_second, 1),
-                decimals(each.memory_bytes / 1e9, 2),
-                "yes" if each.fits else "no",
+                grouped(throughput.batch),
+                decimals(throughput.decode_ms, 2),
+                decimals(throughput.tokens_per_second, 1),
+                decimals(throughput.memory_bytes / 1e9, 2),
+                "yes" if throughput.fits else "no",
             ]
-            for each in self.throughput
+            for throughput in self.throughput
         ]
         facts = table(rows, [], "ll", "plain")
         return "\n".join([facts, "", table(batches, headers, "rrrrl"), *self.notes])

@@ -73,25 +73,29 @@ def request_of(live: LiveModel) -> Request:
     >>> request_of(stats.live).prompt(2, 7).kwargs
     {'ids': InputSize(shape=(2, 7), dtype=torch.int64)}
     """
-    given = _named(live.model, live.call)
+    arguments = _named(live.model, live.call)
     names = parameters_of(live.model)
-    tokens = _DECODER_TOKENS if _DECODER_TOKENS in names else next((n for n, v in given.items() if _is_tokens(v)), None)
+    tokens = (
+        _DECODER_TOKENS
+        if _DECODER_TOKENS in names
+        else next((name for name, value in arguments.items() if _is_tokens(value)), None)
+    )
     if tokens is None:
         raise InputError(
             f"serving needs an input of tokens, of shape (batch, length) and dtype torch.long; the recorded inputs are "
-            f"{', '.join(given) or 'none'}"
+            f"{', '.join(arguments) or 'none'}"
         )
     kept: dict[str, Any] = {}
     if tokens == _DECODER_TOKENS:
         kept = {
             name: _without_data(value)
-            for name, value in given.items()
+            for name, value in arguments.items()
             if name != tokens and not name.startswith("decoder_")
         }
     tensors = [value for value in kept.values() if isinstance(value, (Tensor, InputSize))]
     batch = tensors[0].shape[0] if tensors else 1
     others = CallArguments((), kept, live.call.device)
-    left = [name for name, value in given.items() if isinstance(value, (Tensor, InputSize)) and name not in kept]
+    left = [name for name, value in arguments.items() if isinstance(value, (Tensor, InputSize)) and name not in kept]
     return Request(tokens, others, batch, names, tuple(name for name in left if name != tokens))
 
 

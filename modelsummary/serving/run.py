@@ -120,17 +120,17 @@ def run_request(
         run = _Run(model, request, lookups)
         with Operators(run.follow.around(lookups)):
             try:
-                made = run.run(kwargs, last, make_cache, context)
+                request_run = run.run(kwargs, last, make_cache, context)
             except InputError:
                 raise
             except Exception as error:
                 reason = obstacle_of(shapes, error)
-                given = "" if make_cache is None else " with the cache that was passed"
-                raise InputError(f"serving {type(model).__name__} on shapes failed{given}: {reason}") from error
+                suffix = "" if make_cache is None else " with the cache that was passed"
+                raise InputError(f"serving {type(model).__name__} on shapes failed{suffix}: {reason}") from error
         reason = obstacle_of(shapes, None)
         if reason is not None:
             raise InputError(f"serving {type(model).__name__} cannot be predicted: {reason}")
-        return made
+        return request_run
 
 
 class _Run:
@@ -152,7 +152,7 @@ class _Run:
         follow.hold(tensors_of(kwargs), "inputs")
         with follow:
             if make_cache is not None:
-                kwargs = {**kwargs, self._cache_name(): self._made(make_cache, context)}
+                kwargs = {**kwargs, self._cache_name(): self._new_cache(make_cache, context)}
             name, cache, further, prefill = self._forward(kwargs)
             del kwargs
             self._lookups.check()  # the last token has the last position
@@ -162,12 +162,12 @@ class _Run:
 
     def _cache_name(self) -> str:
         names = self._request.parameters
-        found = next((name for name in ("past_key_values", "cache_params", "cache") if name in names), None)
-        if found is None:
+        name = next((argument for argument in ("past_key_values", "cache_params", "cache") if argument in names), None)
+        if name is None:
             raise InputError(f"{type(self._model).__name__} takes no cache; leave out cache=")
-        return found
+        return name
 
-    def _made(self, make_cache: MakeCache, context: int) -> Any:
+    def _new_cache(self, make_cache: MakeCache, context: int) -> Any:
         cache = make_cache(self._model, context)
         if cache is None:  # the forward would make its own
             raise InputError("the function passed as cache= must return an empty cache, got None")
@@ -178,8 +178,8 @@ class _Run:
         follow, first = self.follow, len(self.follow.inside)
         watch = Watch(self._model)
         output = watch.call((), kwargs)
-        found = cache_in(output, self._request.parameters)
-        if found is None:
+        named_cache = cache_in(output, self._request.parameters)
+        if named_cache is None:
             raise InputError(
                 f"{type(self._model).__name__} returns no cache that it takes back: no field of its result, such as "
                 "past_key_values, is also an argument of its forward"
@@ -196,10 +196,10 @@ class _Run:
         operators = [StepOperator(run, "forward", None) for run in follow.log.runs[first:]]
         alive = bytes_alive(follow.every, len(follow.inside))
         peak = max(alive[first:], default=0)
-        cache = bytes_of_cache(found[1], self._model, self._before, self._storage_bytes)
-        storages = frozenset(id(self.follow.of(each)) for each in tensors_of(found[1]))
-        return *found, further, Phase(operators, len(watch.calls), peak, cache, storages)
+        cache = bytes_of_cache(named_cache[1], self._model, self._before, self._storage_bytes)
+        storages = frozenset(id(self.follow.of(tensor)) for tensor in tensors_of(named_cache[1]))
+        return *named_cache, further, Phase(operators, len(watch.calls), peak, cache, storages)
 
     def _storage_bytes(self, tensor: Tensor) -> int:
-        found = self.follow.of(tensor)
-        return found.nbytes if found is not None else tensor.untyped_storage().nbytes()
+        storage = self.follow.of(tensor)
+        return storage.nbytes if storage is not None else tensor.untyped_storage().nbytes()

@@ -49,7 +49,11 @@ def phase_time(
             new keys and values into the cache in place, where an eager one copies a growing cache.
         communicate: returns the seconds of collectives; None: there are none.
     """
-    operators = phase.operators if mode == "eager" else [each for each in phase.operators if not _grows(each, phase)]
+    operators = (
+        phase.operators
+        if mode == "eager"
+        else [operator for operator in phase.operators if not _grows(operator, phase)]
+    )
     kernels = time_operators(live, operators, target, mode)
     device = sum(kernel.seconds or 0.0 for kernel in kernels)
     computing = launching = host = 0.0
@@ -90,4 +94,4 @@ def _host_work(phase: Phase, table: KernelTable) -> float:
 
 def distinct_calls(phases: Sequence[Phase]) -> list[OperatorCall]:
     """Return the distinct operator calls of some forwards."""
-    return list({id(each.run.call): each.run.call for phase in phases for each in phase.operators}.values())
+    return list({id(operator.run.call): operator.run.call for phase in phases for operator in phase.operators}.values())
