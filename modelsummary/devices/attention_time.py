@@ -78,8 +78,8 @@ def efficient_share_of_tf32(generation: str) -> float | None:
     46.8
     """
     shares = _SHARES["flash"]
-    own = shares.get("ampere" if generation == "ada" else generation)
-    return None if own is None else own / shares["ampere"] * _EFFICIENT_FLOAT32 / _TF32_PER_FLOAT32
+    share = shares.get("ampere" if generation == "ada" else generation)
+    return None if share is None else share / shares["ampere"] * _EFFICIENT_FLOAT32 / _TF32_PER_FLOAT32
 
 
 def attention_seconds(work: Work, rate: float, units: int) -> float:
@@ -105,13 +105,13 @@ def attention_seconds(work: Work, rate: float, units: int) -> float:
     outer, queries, keys, head = (max(size, 1) for size in work.sizes)
     flops: float = work.flops
     length = max(queries, keys)
-    of_a_pair = flops / (outer * queries * keys)
-    begin = of_a_pair * min(queries, _TILE) * min(keys, _TILE) * _START / _TILE
+    pair_flops = flops / (outer * queries * keys)
+    start_flops = pair_flops * min(queries, _TILE) * min(keys, _TILE) * _START / _TILE
     if work.is_causal:
         flops *= min(1.0, 0.5 + _TILE / (2 * keys))
     rate *= (1 + _EXPONENTIALS / _MEASURED_HEAD) / (1 + _EXPONENTIALS / head)
     if work.is_backward:
         rate *= _BACKWARD
     blocks = outer * ceil(length / _TILE)
-    of_a_block = flops / (outer * length) * min(length, _TILE) + begin
-    return ceil(blocks / units) * units * of_a_block / rate
+    block_flops = flops / (outer * length) * min(length, _TILE) + start_flops
+    return ceil(blocks / units) * units * block_flops / rate

@@ -109,24 +109,26 @@ class DeviceSpec:
         Raises:
             InputError: the device cannot be used, or ``dtypes`` is not a list of ``torch.dtype``.
         """
-        place = _existing(device)
+        torch_device = _existing(device)
         if isinstance(dtypes, str) or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
             raise InputError(f"dtypes must be a list of torch.dtype, got {dtypes!r}")
-        small = place.type == "cpu"
-        size = 1024 if small else 8192
+        is_cpu = torch_device.type == "cpu"
+        size = 1024 if is_cpu else 8192
         peaks: dict[Precision, float] = {}
         for dtype in dtypes:
-            matrix = torch.ones(size, size, dtype=dtype, device=place)
-            images = torch.ones(16 if small else 256, 256, 58, 58, dtype=dtype, device=place)
-            kernel = torch.ones(256, 256, 3, 3, dtype=dtype, device=place)
+            matrix = torch.ones(size, size, dtype=dtype, device=torch_device)
+            images = torch.ones(16 if is_cpu else 256, 256, 58, 58, dtype=dtype, device=torch_device)
+            kernel = torch.ones(256, 256, 3, 3, dtype=dtype, device=torch_device)
             convolution = len(images) * 56 * 56 * kernel.numel()
-            product = size**3 / _least_seconds(place, torch.matmul, matrix, matrix)
-            peaks[dtype] = 2 * max(product, convolution / _least_seconds(place, nn.functional.conv2d, images, kernel))
-        threads = f" with {torch.get_num_threads()} threads" if small else ""
-        source = torch.zeros(2**27 if small else 2**31, dtype=torch.uint8, device=place)
+            product = size**3 / _least_seconds(torch_device, torch.matmul, matrix, matrix)
+            peaks[dtype] = 2 * max(
+                product, convolution / _least_seconds(torch_device, nn.functional.conv2d, images, kernel)
+            )
+        threads = f" with {torch.get_num_threads()} threads" if is_cpu else ""
+        source = torch.zeros(2**27 if is_cpu else 2**31, dtype=torch.uint8, device=torch_device)
         target = torch.zeros_like(source)
-        seconds = _least_seconds(place, target.copy_, source)
-        return cls(f"this machine's {place}", peaks, 2 * source.numel() / seconds, f"measured{threads}")
+        seconds = _least_seconds(torch_device, target.copy_, source)
+        return cls(f"this machine's {torch_device}", peaks, 2 * source.numel() / seconds, f"measured{threads}")
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth))
@@ -154,8 +156,8 @@ class DeviceSpec:
         """
         if not self.has(dtype):
             is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-            known = [each for each in self.peak_flops if not is_floating or _runs_forwards(each)]
-            one_of = ", ".join(map(str, known or self.peak_flops))
+            precisions = [precision for precision in self.peak_flops if not is_floating or _runs_forwards(precision)]
+            one_of = ", ".join(map(str, precisions or self.peak_flops))
             raise InputError(f"the peak of {self.name} with {dtype} is not known; pass {argument}= one of {one_of}")
         return self.peak_flops[dtype]
 
@@ -179,13 +181,13 @@ def _runs_forwards(dtype: Precision) -> bool:
 
 def _existing(device: torch.device | str) -> torch.device:
     try:
-        place = torch.device(device)
-        torch.empty(1, device=place)
+        torch_device = torch.device(device)
+        torch.empty(1, device=torch_device)
     except (AssertionError, RuntimeError, TypeError) as error:
         raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    if place.type == "meta":
+    if torch_device.type == "meta":
         raise InputError("device must be one that computes, got 'meta'")
-    return place
+    return torch_device
 
 
 def _least_seconds(device: torch.device, work: Callable[..., object], *args: torch.Tensor) -> float:
@@ -205,37 +207,39 @@ def _known_name(name: str) -> str:
     plain = re.sub(r"\bSXM\d?\b", " ", name.upper()) if isinstance(name, str) else ""
     words = set(re.split(r"[^A-Z0-9]+", _MEMORY.sub(r"\1GB", plain)))
     if not words & _OTHER_MODELS:
-        found = [known for known in TABLE if words.issuperset(known.upper().split())]
-        if not found:  # variants of one model, such as different memories: take the first
-            found = [known for known in TABLE if words.issuperset(set(known.upper().split()) - _VARIANTS)][:1]
-            found = found if "PCIE" not in words else [f"{known} PCIe" for known in found if f"{known} PCIe" in TABLE]
-        best = max(found, key=lambda known: len(known.split()), default=None)
+        matches = [entry for entry in TABLE if words.issuperset(entry.upper().split())]
+        if not matches:  # variants of one model, such as different memories: take the first
+            matches = [entry for entry in TABLE if words.issuperset(set(entry.upper().split()) - _VARIANTS)][:1]
+            matches = (
+                matches if "PCIE" not in words else [f"{entry} PCIe" for entry in matches if f"{entry} PCIe" in TABLE]
+            )
+        best = max(matches, key=lambda entry: len(entry.split()), default=None)
         if best is not None and not ("PCIE" in words and "PCIe" not in best and f"{best} PCIe" in TABLE):
             return best
-    near = [known for known in TABLE if words & set(known.upper().split())]
-    for each in (plain, *sorted(words - {""}, key=len, reverse=True)):
-        near += get_close_matches(each, TABLE, n=3, cutoff=0.6)
-    hint = f"; the nearest are {', '.join(dict.fromkeys(near))}" if near else ""
+    similar = [entry for entry in TABLE if words & set(entry.upper().split())]
+    for query in (plain, *sorted(words - {""}, key=len, reverse=True)):
+        similar += get_close_matches(query, TABLE, n=3, cutoff=0.6)
+    hint = f"; the nearest are {', '.join(dict.fromkeys(similar))}" if similar else ""
     raise InputError(
         f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)"
     )
 
 
-def _from_table(known: str, name: str) -> dict[str, Any]:
-    figures = TABLE[known]
+def _from_table(entry: str, name: str) -> dict[str, Any]:
+    figures = TABLE[entry]
     peaks = {
         key if key == "tf32" else getattr(torch, key): value * _TERA
         for keys, value in figures.teraflops.items()
         for key in keys
     }
-    best = figures.achievable
-    memory = int(USABLE_GIB[known] * 2**30 if known in USABLE_GIB else figures.memory * 1e9)
-    source = figures.source if name.upper() == known.upper() else f"{name} taken as {known}: {figures.source}"
-    named = _MEMORY.search(name.upper())
-    if named is not None and abs(int(named[1]) - figures.memory) > _SAME_MEMORY * figures.memory:
-        memory, source = int(named[1]) * 10**9, f"{source}, with {named[1]} GB"
+    achievable = figures.achievable
+    memory = int(USABLE_GIB[entry] * 2**30 if entry in USABLE_GIB else figures.memory * 1e9)
+    source = figures.source if name.upper() == entry.upper() else f"{name} taken as {entry}: {figures.source}"
+    stated_memory = _MEMORY.search(name.upper())
+    if stated_memory is not None and abs(int(stated_memory[1]) - figures.memory) > _SAME_MEMORY * figures.memory:
+        memory, source = int(stated_memory[1]) * 10**9, f"{source}, with {stated_memory[1]} GB"
     return {
-        "name": known,
+        "name": entry,
         "peak_flops": peaks,
         "bandwidth": figures.bandwidth * _TERA,
         "source": source,
@@ -244,5 +248,7 @@ def _from_table(known: str, name: str) -> dict[str, Any]:
         "units": figures.units,
         "cache_bytes": int(figures.cache_mb * 1e6),
         "generation": figures.generation,
-        "achievable_flops": {} if best is None else {torch.bfloat16: best * _TERA, torch.float16: best * _TERA},
+        "achievable_flops": {}
+        if achievable is None
+        else {torch.bfloat16: achievable * _TERA, torch.float16: achievable * _TERA},
     }

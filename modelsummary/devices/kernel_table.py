@@ -40,9 +40,9 @@ _OTHER_OPERATOR = 1.0  # squared distance added for another operator of the clas
 
 def cache_folder() -> Path:
     """Return the folder of the kernel tables: ``$MODELSUMMARY_CACHE``, or ``modelsummary`` in the user's cache."""
-    own = os.environ.get("MODELSUMMARY_CACHE")
+    folder = os.environ.get("MODELSUMMARY_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(own) if own else Path(base) / "modelsummary"
+    return Path(folder) if folder else Path(base) / "modelsummary"
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Entry:
     @property
     def figures(self) -> list[float]:
         """All its numbers: sizes, work, seconds and bytes."""
-        known = [each for each in (self.seconds, self.cold_seconds, self.workspace) if each is not None]
-        return [*known, *self.sizes, self.flops, self.nbytes, *self.visits, *self.cold_visits]
+        measured = [figure for figure in (self.seconds, self.cold_seconds, self.workspace) if figure is not None]
+        return [*measured, *self.sizes, self.flops, self.nbytes, *self.visits, *self.cold_visits]
 
     @classmethod
     def of(cls, work: Work) -> Entry:
@@ -121,7 +121,7 @@ class KernelTable:
         facts: speeds that the machine reaches (``"flops_per_second"``, ``"bytes_per_second"``), seconds of the host
             for a ``"view"`` and the ``"next_view"`` after it, a ``"module"`` call, an ``"operator"``, and an autograd
             node in the forward (``"node"``) and the backward (``"engine"``), and ``"cache_bytes"`` of the last level.
-        visits: name of a fact -> what each visit found; facts are their medians.
+        visits: name of a fact -> the figure of each visit; facts are their medians.
     """
 
     machine: Machine
@@ -146,14 +146,14 @@ class KernelTable:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["version"] != _VERSION or stored["machine"] != asdict(machine):
                 raise ValueError("another machine or version wrote it")
-            entries = {key: Entry(**each) for key, each in stored["entries"].items()}
+            entries = {key: Entry(**entry) for key, entry in stored["entries"].items()}
             visits = {name: [float(value) for value in values] for name, values in stored["visits"].items()}
             facts = {name: float(value) for name, value in stored["facts"].items()}
-            _check_figures([facts.values(), *visits.values(), *(each.figures for each in entries.values())])
+            _check_figures([facts.values(), *visits.values(), *(entry.figures for entry in entries.values())])
             return cls(machine, entries, facts, visits)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            said = f"{type(error).__name__}: {error}"
-            warnings.warn(f"the kernel table {path} is ignored: {said:.120}; calibrate again", stacklevel=2)
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(f"the kernel table {path} is ignored: {reason:.120}; calibrate again", stacklevel=2)
             return cls(machine)
 
     def save(self) -> Path:
@@ -163,15 +163,15 @@ class KernelTable:
         entries = {
             key: {
                 name: value
-                for name, value in asdict(each).items()
+                for name, value in asdict(entry).items()
                 if value is not None and (value or name not in _VISITS)
             }
-            for key, each in self.entries.items()
+            for key, entry in self.entries.items()
         }
-        facts: dict[str, Any] = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts}
-        facts |= {"visits": self.visits, "entries": entries}
+        contents: dict[str, Any] = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts}
+        contents |= {"visits": self.visits, "entries": entries}
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        unfinished.write_text(json.dumps(facts), encoding="utf-8")
+        unfinished.write_text(json.dumps(contents), encoding="utf-8")
         unfinished.replace(path)
         return path
 
@@ -185,12 +185,16 @@ class KernelTable:
             return entry.workspace
         dtype = str(work.dtype).removeprefix("torch.")
         if (work.name, dtype) not in self._spaces:
-            alike = [each for each in self.entries.values() if (each.name, each.dtype) == (work.name, dtype)]
-            self._spaces[work.name, dtype] = [each for each in alike if each.workspace is not None]
-        own = _features(work.sizes, work.flops, work.nbytes)
+            same_operator = [
+                other for other in self.entries.values() if (other.name, other.dtype) == (work.name, dtype)
+            ]
+            self._spaces[work.name, dtype] = [other for other in same_operator if other.workspace is not None]
+        features = _features(work.sizes, work.flops, work.nbytes)
 
-        def distance(each: Entry) -> float:
-            return sum((a - b) ** 2 for a, b in zip(own, _features(each.sizes, each.flops, each.nbytes), strict=False))
+        def distance(other: Entry) -> float:
+            return sum(
+                (a - b) ** 2 for a, b in zip(features, _features(other.sizes, other.flops, other.nbytes), strict=False)
+            )
 
         nearest = min(self._spaces[work.name, dtype], key=distance, default=None)
         if nearest is None:
@@ -207,10 +211,10 @@ class KernelTable:
         """
         entry = self.entries.get(key) if key is not None else None
         if entry is not None:
-            found = entry.cold_seconds if cold and entry.cold_seconds is not None else entry.seconds
-            found = found if found is not None else entry.cold_seconds
-            if found is not None:
-                return found, "measured"
+            seconds = entry.cold_seconds if cold and entry.cold_seconds is not None else entry.seconds
+            seconds = seconds if seconds is not None else entry.cold_seconds
+            if seconds is not None:
+                return seconds, "measured"
         return self._from_neighbours(work, cold)
 
     def _bound(self, flops: int, nbytes: int) -> float:
@@ -226,31 +230,31 @@ class KernelTable:
         group = self._group(work.op_class, str(work.dtype).removeprefix("torch."), cold)
         if not group:
             return bound, "fit"
-        own = _features(work.sizes, work.flops, work.nbytes)
-        near = []
+        work_features = _features(work.sizes, work.flops, work.nbytes)
+        neighbours = []
         for entry, features, inefficiency in group:
-            distance = sum((a - b) ** 2 for a, b in zip(own, features, strict=False))
+            distance = sum((a - b) ** 2 for a, b in zip(work_features, features, strict=False))
             distance += 0.0 if entry.name == work.name else _OTHER_OPERATOR
-            near.append((distance, inefficiency, entry.name == work.name))
-        near.sort()
-        chosen = near[:_NEIGHBOURS]
-        weights = [1 / (distance + 0.05) for distance, _, _ in chosen]
-        mean = sum(weight * each[1] for weight, each in zip(weights, chosen, strict=True)) / sum(weights)
-        is_near = chosen[0][2] and chosen[0][0] < _NEAR**2
+            neighbours.append((distance, inefficiency, entry.name == work.name))
+        neighbours.sort()
+        nearest = neighbours[:_NEIGHBOURS]
+        weights = [1 / (distance + 0.05) for distance, _, _ in nearest]
+        mean = sum(weight * neighbour[1] for weight, neighbour in zip(weights, nearest, strict=True)) / sum(weights)
+        is_near = nearest[0][2] and nearest[0][0] < _NEAR**2
         return bound * exp(mean), "interpolated" if is_near else "fit"
 
     def _group(self, op_class: str, dtype: str, cold: bool) -> list[tuple[Entry, list[float], float]]:
         """Return the measured calls of a class with their features and the logarithm of their inefficiency."""
         key = (op_class, dtype, cold)
         if key not in self._groups:
-            found = [each for each in self.entries.values() if (each.op_class, each.dtype) == (op_class, dtype)]
+            entries = [entry for entry in self.entries.values() if (entry.op_class, entry.dtype) == (op_class, dtype)]
             group = []
-            for each in found:
-                seconds = each.cold_seconds if cold and each.cold_seconds is not None else each.seconds
-                seconds = seconds if seconds is not None else each.cold_seconds
+            for entry in entries:
+                seconds = entry.cold_seconds if cold and entry.cold_seconds is not None else entry.seconds
+                seconds = seconds if seconds is not None else entry.cold_seconds
                 if seconds:
-                    features = _features(each.sizes, each.flops, each.nbytes)
-                    group.append((each, features, log(seconds / self._bound(each.flops, each.nbytes))))
+                    features = _features(entry.sizes, entry.flops, entry.nbytes)
+                    group.append((entry, features, log(seconds / self._bound(entry.flops, entry.nbytes))))
             self._groups[key] = group
         return self._groups[key]
 
@@ -260,9 +264,9 @@ class KernelTable:
         self._groups.clear()
         self._spaces.clear()
 
-    def add_facts(self, found: Mapping[str, float]) -> None:
+    def add_facts(self, facts: Mapping[str, float]) -> None:
         """Add the facts of one visit."""
-        for name, value in found.items():
+        for name, value in facts.items():
             self.facts[name] = _after_visit(self.visits.setdefault(name, []), value)
 
 
@@ -273,9 +277,9 @@ def _check_figures(groups: Iterable[Iterable[float]]) -> None:
             raise ValueError(f"expected numbers from 0 on, got {figure!r}")
 
 
-def _after_visit(visits: list[float], found: float) -> float:
-    """Add what a visit found; return the median of the visits."""
-    visits.append(found)
+def _after_visit(visits: list[float], figure: float) -> float:
+    """Add the figure of a visit; return the median of the visits."""
+    visits.append(figure)
     del visits[:-_VISITS_KEPT]
     return median(visits)
 
@@ -295,12 +299,12 @@ def device_here(device: torch.device | str | None) -> torch.device:
     device(type='cpu')
     """
     try:
-        place = torch.device(device or "cpu")
+        torch_device = torch.device(device or "cpu")
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device must be 'cpu' or 'cuda', got {device!r}: {str(error).splitlines()[0]}") from None
-    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+    if torch_device.type not in ("cpu", "cuda") or (torch_device.type == "cuda" and not torch.cuda.is_available()):
         raise InputError(f"device must be 'cpu', or 'cuda' if it is available, got {device!r}")
-    return place
+    return torch_device
 
 
 def machine_of(device: torch.device) -> Machine:
@@ -311,10 +315,10 @@ def machine_of(device: torch.device) -> Machine:
 
 @lru_cache(maxsize=1)
 def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, platform.processor() or platform.machine())
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def table_of(device: torch.device) -> KernelTable:
@@ -325,10 +329,10 @@ def table_of(device: torch.device) -> KernelTable:
     """
     machine = machine_of(device)
     try:
-        found = machine.path.stat()
+        status = machine.path.stat()
     except OSError:
         return KernelTable(machine)
-    return _loaded(machine, machine.path, (found.st_mtime_ns, found.st_size, found.st_ino))
+    return _loaded(machine, machine.path, (status.st_mtime_ns, status.st_size, status.st_ino))
 
 
 @lru_cache(maxsize=2)

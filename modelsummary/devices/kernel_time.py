@@ -55,8 +55,8 @@ def fits() -> dict[str, Any]:
     ['coefficients', 'date']
     """
     text = files("modelsummary.devices").joinpath("kernel_fits.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    kernel_fits: dict[str, Any] = json.loads(text)
+    return kernel_fits
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class DeviceModel:
         if not computing:
             return moving
         power = float(self.coefficients["overlap"])
-        own = self._half_of(work)
-        fixed = 0.0 if own is None else 1e-6 * float(own["fixed_us"])
+        half = self._half_of(work)
+        fixed = 0.0 if half is None else 1e-6 * float(half["fixed_us"])
         return float(fixed + (computing**power + moving**power) ** (1 / power))
 
     def moving(self, work: Work) -> float:
@@ -163,12 +163,12 @@ class DeviceModel:
             return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch
         if work.op_class not in _PRODUCTS:
             return work.flops / (peak * float(path.get(work.op_class, path["other"])))
-        own = path[work.op_class]
-        rate = peak * float(own["efficiency"])
+        coefficients = path[work.op_class]
+        rate = peak * float(coefficients["efficiency"])
         if work.op_class == "conv" and not self._on_tensor_cores(work.dtype):
             rate *= self.conv
-        seconds = product_seconds(work.sizes[:4], rate, units, own, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
-        return min(seconds, self._winograd(work, rate, own)) if self._is_winograd(work) else seconds
+        seconds = product_seconds(work.sizes[:4], rate, units, coefficients, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
+        return min(seconds, self._winograd(work, rate, coefficients)) if self._is_winograd(work) else seconds
 
     def _attention_rate(self, work: Work) -> float:
         """Return the operations per second of large fused attention with heads of 128."""
@@ -226,7 +226,7 @@ class DeviceModel:
         """Return True if cuDNN may run Winograd's algorithm: a 3 x 3 convolution of stride 1 in float32."""
         return work.op_class == "conv" and work.dtype is torch.float32 and not self.tf32 and work.is_3x3
 
-    def _winograd(self, work: Work, rate: float, own: Mapping[str, Any]) -> float:
+    def _winograd(self, work: Work, rate: float, coefficients: Mapping[str, Any]) -> float:
         """Return the seconds of Winograd's algorithm in four kernels (Lavin and Gray 2015, arXiv:1509.09308).
 
         It transforms images, filters and results, and computes 4 x 4 results with 36 products instead of 144. Filters
@@ -238,11 +238,13 @@ class DeviceModel:
         tiles = pixels // max(height * width, 1) * ceil(height / 4) * ceil(width / 4)
         sizes = (out, channels, tiles) if is_weight else (tiles, out, channels)
         bandwidth = self.spec.bandwidth * self.stream
-        elements = (72 * tiles + pixels) * (channels + out) / float(own["transform"]) + 81 * channels * out
+        elements = (72 * tiles + pixels) * (channels + out) / float(coefficients["transform"]) + 81 * channels * out
         moving = elements * work.dtype.itemsize / bandwidth
-        rate *= float(own["winograd"])
+        rate *= float(coefficients["winograd"])
         parts = PARTS if is_weight else (1,)
-        products = product_seconds((36, *sizes), rate, self.spec.units or 100, own, bandwidth, parts_of=parts)
+        products = product_seconds(
+            (36, *sizes), rate, self.spec.units or 100, coefficients, bandwidth, part_counts=parts
+        )
         return products + moving + 3 * self.launch
 
     def _layout_passes(self, work: Work) -> float:
@@ -280,19 +282,19 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
     >>> device_model(DeviceSpec("A100")).fit
     'A100'
     """
-    found = fits()
-    devices, geforce = found["devices"], is_geforce(spec)
-    own = next((name for name in devices if spec.name == name or spec.name.startswith(f"{name} ")), None)
-    by_generation = [name for name, each in devices.items() if each["generation"] == spec.generation]
-    name = own or next(iter(by_generation), _GEFORCE if geforce else None)
-    entry = devices[name] if name is not None else found["default"]
-    half = None if geforce else found["half"].get(spec.generation)
-    like = f"generation {spec.generation}" if by_generation or half else f"as {name}"
-    label = own or (like if name is not None or half else "no fit of its own")
-    error = float(entry["error"]) if own else float(found["unseen_error"])
-    simt = float(entry["simt"]) if own is not None else vector_share(spec, found["flops_per_joule"])
-    coefficients, measured = found["coefficients"], found["half"]
-    tensor = float(entry["tensor"]) if own == _GEFORCE else tensor_factor(spec, coefficients, measured)
+    kernel_fits = fits()
+    devices, geforce = kernel_fits["devices"], is_geforce(spec)
+    fitted_device = next((name for name in devices if spec.name == name or spec.name.startswith(f"{name} ")), None)
+    of_generation = [name for name, entry in devices.items() if entry["generation"] == spec.generation]
+    name = fitted_device or next(iter(of_generation), _GEFORCE if geforce else None)
+    entry = devices[name] if name is not None else kernel_fits["default"]
+    half = None if geforce else kernel_fits["half"].get(spec.generation)
+    other_fit = f"generation {spec.generation}" if of_generation or half else f"as {name}"
+    label = fitted_device or (other_fit if name is not None or half else "no fit of its own")
+    error = float(entry["error"]) if fitted_device else float(kernel_fits["unseen_error"])
+    simt = float(entry["simt"]) if fitted_device is not None else vector_share(spec, kernel_fits["flops_per_joule"])
+    coefficients, measured = kernel_fits["coefficients"], kernel_fits["half"]
+    tensor = float(entry["tensor"]) if fitted_device == _GEFORCE else tensor_factor(spec, coefficients, measured)
     sustained = 0.0 if half is None else half_speed(spec, measured) or 0.0
     return DeviceModel(
         spec,
@@ -307,7 +309,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
         sustained,
         0.0 if geforce else _attention_speed(spec, attention, sustained),
         attention or preferred_kernel(spec.generation),
-        float(entry.get("conv", 1.0)) if own is not None else 1.0,
+        float(entry.get("conv", 1.0)) if fitted_device is not None else 1.0,
     )
 
 

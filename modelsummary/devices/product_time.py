@@ -33,10 +33,10 @@ def product_seconds(
     sizes: tuple[int, int, int, int],
     rate: float,
     units: int,
-    own: Mapping[str, Any],
+    coefficients: Mapping[str, Any],
     bandwidth: float,
-    tiles_of: Tiles = TILES,
-    parts_of: tuple[int, ...] = PARTS,
+    tile_sizes: Tiles = TILES,
+    part_counts: tuple[int, ...] = PARTS,
 ) -> float:
     """Return the least seconds of a product over tile sizes and cuts of its inner dimension.
 
@@ -44,41 +44,45 @@ def product_seconds(
         sizes: batch, rows, columns, inner dimension.
         rate: operations per second of the whole device with very large tiles.
         units: units that run tiles at the same time.
-        own: ``"edge"``: elements of an edge of a tile that cost as much as the operands they load; ``"start"``:
-            elements of the inner dimension that a start-up takes; ``"alone"``: how much a small tile leaves a unit
-            idle.
+        coefficients: ``"edge"``: elements of an edge of a tile that cost as much as the operands they load;
+            ``"start"``: elements of the inner dimension that a start-up takes; ``"alone"``: how much a small tile
+            leaves a unit idle.
         bandwidth: bytes per second at which the results of parts are added up.
-        tiles_of, parts_of: the tiles, and the numbers of parts, that the library has.
+        tile_sizes, part_counts: the tiles, and the numbers of parts, that the library has.
 
-    >>> own = {"edge": 0.0, "start": 0.0}
-    >>> product_seconds((1, 25600, 12800, 4096), 1e14, 100, own, 1e12) / (2 * 25600 * 12800 * 4096 / 1e14)
+    >>> coefficients = {"edge": 0.0, "start": 0.0}
+    >>> product_seconds((1, 25600, 12800, 4096), 1e14, 100, coefficients, 1e12) / (2 * 25600 * 12800 * 4096 / 1e14)
     1.0
     """
     batch, m, n, k = sizes
     flush = 8.0 / bandwidth * batch * m * n
-    rate_of_unit = rate / units
-    edge, start, alone_power = float(own["edge"]), float(own["start"]), float(own.get("alone", 1.0))
+    unit_rate = rate / units
+    edge, start, alone_power = (
+        float(coefficients["edge"]),
+        float(coefficients["start"]),
+        float(coefficients.get("alone", 1.0)),
+    )
     best = float("inf")
-    for rows, columns in tiles_of:
+    for rows, columns in tile_sizes:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
-        slowed = 1 + edge * (1 / rows + 1 / columns)
-        for parts in parts_of:
+        edge_factor = 1 + edge * (1 / rows + 1 / columns)
+        for parts in part_counts:
             # A part has at least 64 elements of the inner dimension, so a few small products are faster than slightly
             # shorter ones. Measured float32 products near such a step are met better with it than with a smooth model.
             if parts > 1 and (tiles * parts > 4 * units or k < 64 * parts):
                 break
-            tile = 2.0 * rows * columns * (k / parts + start) * slowed / rate_of_unit
+            tile = 2.0 * rows * columns * (k / parts + start) * edge_factor / unit_rate
             alone = tile * max(1.0, _UNIT_TILE / (rows * columns)) ** alone_power
             seconds = max(ceil(tiles * parts / units) * tile, alone) + (parts * flush if parts > 1 else 0.0)
             best = min(best, seconds)
     return best
 
 
-def largest_tile_factor(own: Mapping[str, Any]) -> float:
+def largest_tile_factor(coefficients: Mapping[str, Any]) -> float:
     """Return the factor by which the edges of the largest tile slow it down.
 
     >>> largest_tile_factor({"edge": 0.0})
     1.0
     """
     rows, columns = TILES[0]
-    return 1 + float(own["edge"]) * (1 / rows + 1 / columns)
+    return 1 + float(coefficients["edge"]) * (1 / rows + 1 / columns)

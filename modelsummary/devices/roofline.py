@@ -96,7 +96,7 @@ def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | N
 
 def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
     moved = row.bytes_read + row.bytes_written
-    bounds = [spec.bound(each.self_flops, each.self_bytes_read + each.self_bytes_written, dtype) for each in row.walk()]
+    bounds = [spec.bound(call.self_flops, call.self_bytes_read + call.self_bytes_written, dtype) for call in row.walk()]
     seconds = sum(bound.seconds for bound in bounds)
     computing = sum(bound.seconds for bound in bounds if bound.limited_by == "compute")
     return RooflineRow(

@@ -46,10 +46,10 @@ def vector_share(spec: DeviceSpec, flops_per_joule: Mapping[str, float]) -> floa
     (0.95, 0.43209876543209874)
     """
     watts, peak = WATTS.get(spec.name), spec.peak_flops.get(torch.float32)
-    own = flops_per_joule.get(spec.generation)
+    per_joule = flops_per_joule.get(spec.generation)
     is_wide = bool(peak and spec.units and peak / spec.units > _WIDE_UNIT)
     best = _WIDE if is_wide else _NARROW
-    return min(best, own * 1e9 * watts / peak) if watts and peak and own else min(best, 0.85)
+    return min(best, per_joule * 1e9 * watts / peak) if watts and peak and per_joule else min(best, 0.85)
 
 
 def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> float | None:
@@ -72,17 +72,19 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
     if peak is None:
         return None
     published = spec.achievable_flops.get(torch.bfloat16) or spec.achievable_flops.get(torch.float16)
-    known = measured.get(spec.generation)
-    reference = None if known is None else TABLE[str(known["device"])]
+    measurement = measured.get(spec.generation)
+    reference = None if measurement is None else TABLE[str(measurement["device"])]
     if published is not None:
         best = reference.achievable if reference is not None else None
-        return published * (float(known["sustained"]) / (best * 1e12) if known is not None and best else 1.0)
+        return published * (
+            float(measurement["sustained"]) / (best * 1e12) if measurement is not None and best else 1.0
+        )
     usual = _USUAL_HALF_OF_AMD if spec.generation.startswith("cdna") else _USUAL_HALF
     most = peak * (1.0 if is_geforce(spec) else usual)
     watts = WATTS.get(spec.name)
-    if watts and known is not None and reference is not None and spec.units:
-        shares = watts / WATTS[str(known["device"])] * spec.units / reference.units
-        return min(most, float(known["sustained"]) * sqrt(shares))
+    if watts and measurement is not None and reference is not None and spec.units:
+        shares = watts / WATTS[str(measurement["device"])] * spec.units / reference.units
+        return min(most, float(measurement["sustained"]) * sqrt(shares))
     per_joule = _HALF_PER_JOULE.get(spec.generation)
     return min(most, watts * per_joule) if watts and per_joule else most
 
