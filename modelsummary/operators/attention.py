@@ -27,8 +27,8 @@ __all__ = ["BLOCK_MASKED", "scores_again", "skipped_macs"]
 def _attention(call: Arguments, *, scores: int = 1, values: int = 1) -> Count:
     """Count products of all queries with all keys over the head of a key, and over the head of a value."""
     query, key, value = (call[name].shape for name in ("query", "key", "value"))
-    per_pair = scores * query[-1] + values * value[-1]
-    return prod(query[:-1]) * key[-2] * per_pair
+    macs_per_pair = scores * query[-1] + values * value[-1]
+    return prod(query[:-1]) * key[-2] * macs_per_pair
 
 
 # two products per product of the forward, and the scores again: they were not kept
@@ -90,7 +90,7 @@ def _flex_backward_shape(query: Tensor, key: Tensor, value: Tensor, *others: Any
     score_mod_buffers = others[9] if len(others) > 9 else ()
     if score_mod_buffers or query.shape[0] != key.shape[0]:
         return None
-    return *(_laid_out_like(each, each.shape) for each in (query, key, value)), ()
+    return *(_laid_out_like(tensor, tensor.shape) for tensor in (query, key, value)), ()
 
 
 def _laid_out_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -165,12 +165,12 @@ def skipped_macs(rule: OpRule, args: Sequence[Any], values: Callable[[Tensor], T
         args: query (B, H, L, E), key (B, G, S, E), value (B, G, S, V), ..., the block mask as a tuple.
         values: returns the values of a tensor of the mask, or None if they are not known.
     """
-    as_query, as_value = BLOCK_MASKED[rule.name]
+    query_products, value_products = BLOCK_MASKED[rule.name]
     call = rule.signature.bind(args, {})
     query, key, value = (call[name].shape for name in ("query", "key", "value"))
     mask: Any = call["block_mask"]
-    *parts, rows_of_block, columns_of_block, _ = mask
-    if rows_of_block >= _NO_BLOCKS:
+    *parts, block_rows, block_columns, _ = mask
+    if block_rows >= _NO_BLOCKS:
         return 0
     first = next(index for index, part in enumerate(parts) if isinstance(part, Tensor))
     computed = 0
@@ -178,23 +178,21 @@ def skipped_macs(rule: OpRule, args: Sequence[Any], values: Callable[[Tensor], T
     for counts, columns in (parts[first : first + 2], parts[first + 2 : first + 4]):
         if counts is None:
             continue
-        counted, chosen = values(counts), values(columns)
-        if counted is None or chosen is None or counted.is_meta or chosen.is_meta:
+        count_values, column_values = values(counts), values(columns)
+        if count_values is None or column_values is None or count_values.is_meta or column_values.is_meta:
             return None
         with _disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model
-            elements = _elements(counted, chosen, query[-2], key[-2], rows_of_block, columns_of_block)
+            elements = _elements(count_values, column_values, query[-2], key[-2], block_rows, block_columns)
         computed += elements * (query[0] * query[1] // (counts.shape[0] * counts.shape[1]))
     dense: int = query[0] * query[1] * query[-2] * key[-2]
-    per_score: int = as_query * query[-1] + as_value * value[-1]
-    return (dense - computed) * per_score
+    macs_per_score: int = query_products * query[-1] + value_products * value[-1]
+    return (dense - computed) * macs_per_score
 
 
-def _elements(
-    counts: Tensor, columns: Tensor, length: int, keys: int, rows_of_block: int, columns_of_block: int
-) -> int:
+def _elements(counts: Tensor, columns: Tensor, length: int, keys: int, block_rows: int, block_columns: int) -> int:
     """Return the number of scores in these blocks, without what the last ones have beyond the sequence."""
-    chosen = torch.arange(columns.shape[-1], device=columns.device) < counts[..., None]
-    widths = (keys - columns.long() * columns_of_block).clamp(0, columns_of_block) * chosen
-    begins = torch.arange(counts.shape[-1], device=counts.device) * rows_of_block
-    heights = (length - begins).clamp(0, rows_of_block)
+    is_listed = torch.arange(columns.shape[-1], device=columns.device) < counts[..., None]
+    widths = (keys - columns.long() * block_columns).clamp(0, block_columns) * is_listed
+    begins = torch.arange(counts.shape[-1], device=counts.device) * block_rows
+    heights = (length - begins).clamp(0, block_rows)
     return int((widths.sum(-1) * heights).sum())

@@ -49,10 +49,10 @@ def _is_3x3(bound: Arguments, groups: int, *, transposed: bool) -> bool:
 
 
 def _kernel(
-    call: OperatorCall, result: TensorSpec, given: TensorSpec, weight: TensorSpec, groups: int, **facts: Any
+    call: OperatorCall, result: TensorSpec, operand: TensorSpec, weight: TensorSpec, groups: int, **facts: Any
 ) -> Work:
     """Return the implicit matrix product of a convolution: positions x output channels x summed elements."""
-    moved = result.nbytes + given.nbytes + weight.nbytes
+    moved = result.nbytes + operand.nbytes + weight.nbytes
     positions = prod(weight.shape[2:])
     if groups > 1 and weight.shape[1] == 1:
         return work(call, "depthwise", (result.numel, positions), nbytes=moved, **facts)
@@ -149,12 +149,12 @@ def _backward_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
     facts = {"is_3x3": _is_3x3(bound, groups, transposed=transposed), "channels_last": _has_channels_last(grad)}
     moved = grad.nbytes + x.nbytes + weight.nbytes
     pixels, pixels_in = (max(image.numel // max(image.shape[1], 1), 1) for image in (large, x))
-    sizes_of = {
+    part_sizes = {
         "input": (pixels_in, x.shape[1] // groups, weight.shape[0] // groups * positions),
         "weight": (weight.shape[0] // groups, channels * positions, pixels),
     }
     kernels = []
-    for (part, product), is_needed in zip(sizes_of.items(), mask, strict=False):
+    for (part, product), is_needed in zip(part_sizes.items(), mask, strict=False):
         sizes = (x.numel, positions) if depthwise else (groups, *product, *_image(x))
         if is_needed:
             kernels.append(work(call, op_class, sizes, part, flops, moved, **facts))
@@ -186,9 +186,9 @@ def _shape(
         return None
     if bias is not None and bias.shape != weight.shape[:1]:
         return None
-    each = zip(sizes, kernel, stride, padding, dilation, strict=True)
-    outer = [(size + 2 * pad - step * (extent - 1) - 1) // hop + 1 for size, extent, hop, pad, step in each]
-    return new_contiguous((x.shape[0], weight.shape[0], *outer), x.dtype) if min(outer) > 0 else None
+    dims = zip(sizes, kernel, stride, padding, dilation, strict=True)
+    result_sizes = [(size + 2 * pad - step * (extent - 1) - 1) // hop + 1 for size, extent, hop, pad, step in dims]
+    return new_contiguous((x.shape[0], weight.shape[0], *result_sizes), x.dtype) if min(result_sizes) > 0 else None
 
 
 def _laid_out(out: Tensor, x: Tensor, weight: Tensor, *others: Any) -> Tensor:
@@ -197,16 +197,16 @@ def _laid_out(out: Tensor, x: Tensor, weight: Tensor, *others: Any) -> Tensor:
 
 
 def _gradients_laid_out(out: Any, _: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *others: Any) -> Any:
-    chosen = _format_of_convolution(x, weight, None, *others[:6], bias_sizes)
-    return *(each if each is None else in_format(each, chosen) for each in out[:2]), out[2]
+    memory_format = _format_of_convolution(x, weight, None, *others[:6], bias_sizes)
+    return *(gradient if gradient is None else in_format(gradient, memory_format) for gradient in out[:2]), out[2]
 
 
 def _format_of_convolution(x: Tensor, weight: Tensor, *others: Any) -> torch.memory_format | None:
     if weight.dim() == 3:  # torch adds a dimension before it calls the library
         return None
     backend = _torch.select_conv_backend(x, weight, *others)
-    chosen: torch.memory_format = _torch.conv_memory_format(x, weight, backend)
-    return chosen
+    memory_format: torch.memory_format = _torch.conv_memory_format(x, weight, backend)
+    return memory_format
 
 
 register("aten", "convolution", overload="default", shape=_shape, result=_laid_out)

@@ -31,7 +31,7 @@ def _broadcast(a: Tensor, b: Tensor) -> torch.Size | None:
     if a.shape == b.shape:
         return a.shape
     pairs = list(zip_longest(reversed(a.shape), reversed(b.shape), fillvalue=1))[::-1]
-    if any(own != other and 1 not in (own, other) for own, other in pairs):
+    if any(size != other and 1 not in (size, other) for size, other in pairs):
         return None
     shape = torch.Size(map(max, pairs))
     return None if 1 in shape[1:] else shape

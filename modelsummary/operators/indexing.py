@@ -36,10 +36,10 @@ def _cpu_embedding_bag(
         and weight.stride(1) == 1
         and weight.dtype in ((torch.float32,) if per_sample_weights is not None else _GROUPED)
     )
-    number_of_bag = new_contiguous((0,) if is_fast else (indices.shape[0] + 1,), offsets.dtype)[: indices.shape[0]]
-    size_of_bag = new_contiguous(offsets.shape, offsets.dtype)[:bags]
-    chosen = new_contiguous((bags, weight.shape[1]) if mode == _MAX else (bags,), offsets.dtype)
-    return out[0], number_of_bag, size_of_bag, chosen
+    offset_to_bag = new_contiguous((0,) if is_fast else (indices.shape[0] + 1,), offsets.dtype)[: indices.shape[0]]
+    bag_sizes = new_contiguous(offsets.shape, offsets.dtype)[:bags]
+    max_indices = new_contiguous((bags, weight.shape[1]) if mode == _MAX else (bags,), offsets.dtype)
+    return out[0], offset_to_bag, bag_sizes, max_indices
 
 
 register("aten", "_embedding_bag _embedding_bag_forward_only", overload="default", cpu_result=_cpu_embedding_bag)

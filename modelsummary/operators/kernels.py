@@ -164,16 +164,16 @@ def kernels_of(
     """
     check_mode(mode)
     works: dict[int, tuple[Work, ...]] = {}
-    main = [each for each in operators if not (foreach and each.phase == "step")]
-    for each in operators:
-        if id(each.run.call) not in works:
-            call = each.run.call
+    main = [operator for operator in operators if not (foreach and operator.phase == "step")]
+    for operator in operators:
+        if id(operator.run.call) not in works:
+            call = operator.run.call
             works[id(call)] = work_of(call) if not whole_calls or is_free(call) else (whole_call(call),)
     timing = timing or (lambda *_: (None, ""))
-    made = _fused(main, works, timing) if mode == "compiled" else _eager(main, works, timing)
+    kernels = _fused(main, works, timing) if mode == "compiled" else _eager(main, works, timing)
     if foreach:
-        made += _foreach([each for each in operators if each.phase == "step"], works, mode, timing)
-    return made
+        kernels += _foreach([operator for operator in operators if operator.phase == "step"], works, mode, timing)
+    return kernels
 
 
 def _kernel(
@@ -185,13 +185,13 @@ def _kernel(
 def _kernels(operator: StepOperator, works: Iterable[Work], timing: Timing) -> list[Kernel]:
     """Return the kernels of one operator; the host dispatches the first one."""
     return [
-        _kernel(work, operator, timing, 0) if number else _kernel(work, operator, timing, 1, operator.run.call)
-        for number, work in enumerate(works)
+        _kernel(work, operator, timing, 0) if index else _kernel(work, operator, timing, 1, operator.run.call)
+        for index, work in enumerate(works)
     ]
 
 
 def _eager(operators: Iterable[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
-    return [kernel for each in operators for kernel in _kernels(each, works[id(each.run.call)], timing)]
+    return [kernel for operator in operators for kernel in _kernels(operator, works[id(operator.run.call)], timing)]
 
 
 def _foreach(
@@ -209,8 +209,8 @@ def _foreach(
         if mode == "compiled":  # read gradient, parameter and states once, write all but the gradient
             reads = {
                 key: spec.nbytes
-                for _, each in members
-                for key, spec in zip(each.run.reads, each.run.call.tensors, strict=False)
+                for _, operator in members
+                for key, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False)
             }
             moved = min(moved, 2 * sum(reads.values()))
         elements = sum(max(work.sizes) for work, _ in members)
@@ -255,8 +255,8 @@ class _Group:
         moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
         if len(self.names) == 1:  # some operators read only a part of their arguments
             moved = min(moved, self.alone)
-        order = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
-        op_class = next((each for each in order if self.classes[each]), "elementwise")
+        precedence = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
+        op_class = next((op_class for op_class in precedence if self.classes[op_class]), "elementwise")
         names = list(dict.fromkeys(self.names))
         work = Work(
             " + ".join(names[:4]) + (" + ..." if len(names) > 4 else ""),
@@ -275,41 +275,41 @@ def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]
     for operator in operators:
         if not is_free(operator.run.call):
             readers.update(set(operator.run.reads))
-    made: list[_Group | Kernel] = []
-    maker: dict[int, int] = {}  # storage -> number of the kernel that wrote it last
-    inside: Counter[tuple[int, int]] = Counter()  # (kernel, storage): reads within the kernel
+    launches: list[_Group | Kernel] = []
+    writers: dict[int, int] = {}  # storage -> index of the kernel that wrote it last
+    inner_reads: Counter[tuple[int, int]] = Counter()  # (kernel, storage): reads within the kernel
     for operator in operators:
         run = operator.run
-        own = works[id(run.call)]
-        if not own:
+        operator_works = works[id(run.call)]
+        if not operator_works:
             continue
-        first = own[0]
+        first = operator_works[0]
         elements = max((spec.numel for spec in (*run.call.tensors, *run.call.outputs)), default=0)
-        last = max((maker[key] for key in run.reads if key in maker), default=-1)
-        group = made[last] if last >= 0 else None
+        last = max((writers[key] for key in run.reads if key in writers), default=-1)
+        group = launches[last] if last >= 0 else None
         joins = (
             isinstance(group, _Group)
-            and len(own) == 1
+            and len(operator_works) == 1
             and first.op_class in _FUSES
             and group.elements == elements
             and group.operator.phase == operator.phase
         )
         if not joins:
-            if len(own) == 1 and first.op_class in _FUSES:
-                last = len(made)
-                made.append(_Group(operator, elements))
+            if len(operator_works) == 1 and first.op_class in _FUSES:
+                last = len(launches)
+                launches.append(_Group(operator, elements))
             else:
-                made += _kernels(operator, own, timing)
-                last = len(made) - 1
-        joined = made[last]
+                launches += _kernels(operator, operator_works, timing)
+                last = len(launches) - 1
+        joined = launches[last]
         if isinstance(joined, _Group):
-            inside.update((last, key) for key in set(run.reads) if key in joined.makes)
+            inner_reads.update((last, key) for key in set(run.reads) if key in joined.makes)
             joined.add(operator, first)
-        maker.update(dict.fromkeys(run.makes, last))
+        writers.update(dict.fromkeys(run.makes, last))
 
-    def finished(number: int, each: _Group | Kernel) -> Kernel:
-        if isinstance(each, Kernel):
-            return each
-        return each.kernel(lambda key: readers[key] > inside[number, key] or not readers[key], timing)
+    def finished(index: int, launch: _Group | Kernel) -> Kernel:
+        if isinstance(launch, Kernel):
+            return launch
+        return launch.kernel(lambda key: readers[key] > inner_reads[index, key] or not readers[key], timing)
 
-    return [finished(number, each) for number, each in enumerate(made)]
+    return [finished(index, launch) for index, launch in enumerate(launches)]

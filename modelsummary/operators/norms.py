@@ -36,12 +36,12 @@ def _layer_norm(
     x: Tensor, normalized_shape: Shape, weight: Tensor | None, bias: Tensor | None, *_: object
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the result, means and reciprocal deviations of ``aten.native_layer_norm``, one per normalised part."""
-    kept = x.dim() - len(normalized_shape)
+    n_outer = x.dim() - len(normalized_shape)
     if x.dtype not in _STATISTICS_DTYPES or not are_plain_floats(x, weight, bias):
         return None
-    if kept <= 0 or list(x.shape[kept:]) != list(normalized_shape):
+    if n_outer <= 0 or list(x.shape[n_outer:]) != list(normalized_shape):
         return None
-    statistics = (*x.shape[:kept], *[1] * len(normalized_shape))
+    statistics = (*x.shape[:n_outer], *[1] * len(normalized_shape))
     return new_contiguous(x.shape, x.dtype), new_contiguous(statistics, x.dtype), new_contiguous(statistics, x.dtype)
 
 
@@ -50,9 +50,9 @@ def _cpu_batch_norm(out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var:
     shape = out[1].shape if training else (0,)
     dtype = dtype_of_statistics(x, weight, bias, mean, var)
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = formats.get(x.dim(), torch.contiguous_format)
-    chosen = last if x.is_contiguous(memory_format=last) else torch.contiguous_format
-    return in_format(out[0], chosen), new_contiguous(shape, dtype), new_contiguous(shape, dtype)
+    channels_last = formats.get(x.dim(), torch.contiguous_format)
+    memory_format = channels_last if x.is_contiguous(memory_format=channels_last) else torch.contiguous_format
+    return in_format(out[0], memory_format), new_contiguous(shape, dtype), new_contiguous(shape, dtype)
 
 
 def _cpu_layer_norm(out: Any, x: Tensor, _: Shape, weight: Any, bias: Any, *__: Any) -> Any:

@@ -143,7 +143,7 @@ def specs_in(value: Any) -> list[TensorSpec]:
     if isinstance(value, TensorSpec):
         return [value]
     if type(value) in (tuple, list):
-        return [spec for each in value for spec in specs_in(each)]
+        return [spec for inner in value for spec in specs_in(inner)]
     return []
 
 
@@ -222,9 +222,9 @@ class OperatorLog:
 
     def _new_nodes(self) -> int:
         """Return the number of autograd nodes that were made since the last operator of this thread."""
-        thread, now = get_ident(), next_node_number()  # each thread has its own numbers
-        nodes: int = now - self._next_node.get(thread, now)
-        self._next_node[thread] = now
+        thread, node_number = get_ident(), next_node_number()  # each thread has its own numbers
+        nodes: int = node_number - self._next_node.get(thread, node_number)
+        self._next_node[thread] = node_number
         return nodes
 
     def _call(
@@ -244,23 +244,23 @@ class OperatorLog:
         return call, tuple(reads)
 
     def _specs(self, values: Iterable[Any], reads: list[int]) -> list[Any]:
-        found: list[Any] = []
+        specs: list[Any] = []
         for value in values:
             kind = type(value)
             if kind in _CONSTANTS:
-                found.append(value)
+                specs.append(value)
             elif isinstance(value, Tensor):
                 if value.layout is not torch.strided or value.is_nested:
-                    found.append(str(value.layout))
+                    specs.append(str(value.layout))
                     continue
                 storage = self._identify(value)
                 reads.append(storage)
-                found.append(_spec_of(value, storage in self._params))
+                specs.append(_spec_of(value, storage in self._params))
             elif kind is tuple or kind is list:
-                found.append(tuple(self._specs(value, reads)))
+                specs.append(tuple(self._specs(value, reads)))
             else:
-                found.append(f"<{kind.__name__}>")
-        return found
+                specs.append(f"<{kind.__name__}>")
+        return specs
 
 
 def _spec_of(tensor: Tensor, is_param: bool) -> TensorSpec:

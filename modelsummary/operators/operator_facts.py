@@ -226,8 +226,8 @@ def _is_composite(func: Any, namespace: str) -> bool:
     name = func.name()
     if not _torch.has_kernel(name):  # some are known to Python only
         return False
-    has_own = namespace == "aten" and _torch.has_kernel_for(name, "CPU")  # others may multiply in theirs
-    return bool(_torch.has_kernel_for(name, "CompositeImplicitAutograd") and not has_own)
+    has_kernel = namespace == "aten" and _torch.has_kernel_for(name, "CPU")  # others may multiply in theirs
+    return bool(_torch.has_kernel_for(name, "CompositeImplicitAutograd") and not has_kernel)
 
 
 def _per_element(func: OpOverload, base: str, *, is_pointwise: bool) -> str:
@@ -255,8 +255,8 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
         except Exception as error:  # a formula that does not know these arguments must not break the summary
             macs, uncounted = 0, rule.name
             if not rule.facts.is_own and not isinstance(error, NotImplementedError):
-                said = f"{type(error).__name__}: {error}"
-                warnings.warn(f"the formula of {rule.name} failed, the call is not counted: {said}", stacklevel=2)
+                reason = f"{type(error).__name__}: {error}"
+                warnings.warn(f"the formula of {rule.name} failed, the call is not counted: {reason}", stacklevel=2)
     written = _bytes_of((out, rule.written(args, kwargs)) if rule.writes else out)
     read = _bytes_read(rule, args, kwargs, written)
     return OpCost(macs, 0 if macs else _elementwise_ops(rule, args, out), read, written, uncounted)
@@ -271,8 +271,8 @@ def _bytes_read(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], writt
     call: dict[str, Any] = rule.signature.bind(args, kwargs)
     if facts.gathers_from:
         return min(written, _bytes_of(call.pop(facts.gathers_from))) + _bytes_of(call)
-    picked: int = (facts.scores_per_target or 0) * call["target"].numel() * call.pop("self").element_size()
-    return picked + _bytes_of(call)
+    score_bytes: int = (facts.scores_per_target or 0) * call["target"].numel() * call.pop("self").element_size()
+    return score_bytes + _bytes_of(call)
 
 
 def _elementwise_ops(rule: OpRule, args: Sequence[Any], out: Any) -> int:

@@ -61,8 +61,8 @@ class Work(NamedTuple):
     def name(self) -> str:
         """The operator, and in parentheses what distinguishes this kernel, for tables."""
         marks = {"3x3": self.is_3x3, "causal": self.is_causal, "channels last": self.channels_last}
-        said = ", ".join(filter(None, (self.part, *(mark for mark, holds in marks.items() if holds))))
-        return f"{self.operator} ({said})" if said else self.operator
+        details = ", ".join(filter(None, (self.part, *(mark for mark, holds in marks.items() if holds))))
+        return f"{self.operator} ({details})" if details else self.operator
 
 
 def is_free(call: OperatorCall) -> bool:

@@ -59,19 +59,19 @@ def join_recurrent(kernels: Iterable[Kernel], layers: Collection[str], timing: T
         if not group:
             order.append(group)
         group.append(kernel)
-    return [_joined(each, timing) if isinstance(each, list) else each for each in order]
+    return [_joined(entry, timing) if isinstance(entry, list) else entry for entry in order]
 
 
 def _joined(group: list[Kernel], timing: Timing) -> Kernel:
     """Return one kernel with the work of a group; it reads weights once instead of at each step."""
-    products = [each for each in group if each.op_class in ("gemm", "rnn")]
-    largest = max(products or group, key=lambda each: each.flops)
-    moved = sum(each.moved_bytes for each in {each.sizes: each for each in products}.values())
-    moved += sum(_written_bytes(each) for each in products)
-    steps = sum(each.sizes[0] if each.op_class == "rnn" else 1 for each in products)
+    products = [product for product in group if product.op_class in ("gemm", "rnn")]
+    largest = max(products or group, key=lambda kernel: kernel.flops)
+    moved = sum(product.moved_bytes for product in {product.sizes: product for product in products}.values())
+    moved += sum(_written_bytes(product) for product in products)
+    steps = sum(product.sizes[0] if product.op_class == "rnn" else 1 for product in products)
     batch, *features = largest.sizes[1:] if largest.op_class == "rnn" else _per_step(products)
     sizes = (steps, batch, *features)
-    work = Work("recurrent layer", "rnn", largest.dtype, sizes, sum(each.flops for each in group), moved)
+    work = Work("recurrent layer", "rnn", largest.dtype, sizes, sum(kernel.flops for kernel in group), moved)
     seconds, source = timing(work, None)
     return Kernel(work, largest.phase, largest.row, 1, None, seconds, source)
 
@@ -88,5 +88,5 @@ def _per_step(products: list[Kernel]) -> tuple[int, int, int]:
     """Return batch, and inputs and outputs of the product that most steps repeat."""
     if not products:
         return 1, 1, 1
-    _, m, n, k = min(products, key=lambda each: each.flops).sizes
+    _, m, n, k = min(products, key=lambda product: product.flops).sizes
     return m, k, n

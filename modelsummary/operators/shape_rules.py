@@ -90,9 +90,9 @@ def like(x: Tensor) -> Tensor | None:
     return None if strides is None else torch.empty_strided(x.shape, strides, dtype=x.dtype, device=META)
 
 
-def in_format(tensor: Tensor, chosen: torch.memory_format | None) -> Tensor:
+def in_format(tensor: Tensor, memory_format: torch.memory_format | None) -> Tensor:
     """Return a tensor in a memory format; None keeps its own."""
-    return tensor if chosen is None else tensor.contiguous(memory_format=chosen)
+    return tensor if memory_format is None else tensor.contiguous(memory_format=memory_format)
 
 
 def dtype_of_statistics(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
@@ -100,4 +100,4 @@ def dtype_of_statistics(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
 
     See ``param_scalar_type`` in ATen/native/cpu.
     """
-    return next((each.dtype for each in parameters if each is not None), x.dtype)
+    return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)

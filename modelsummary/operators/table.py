@@ -212,8 +212,8 @@ def facts_of(func: Any) -> OperatorFacts:
         return replace(facts, macs=registered.macs, is_own=False)
     if facts.macs is not None:
         return facts
-    of_torch = next((row for row in map(_torch_facts, candidates) if row.macs is not None), None)
-    return facts if of_torch is None else replace(facts, macs=of_torch.macs)
+    torch_facts = next((row for row in map(_torch_facts, candidates) if row.macs is not None), None)
+    return facts if torch_facts is None else replace(facts, macs=torch_facts.macs)
 
 
 @cache

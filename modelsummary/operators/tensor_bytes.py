@@ -53,27 +53,27 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     kind = type(tensor)
     if kind in _PLAIN or not (hasattr(kind, "__tensor_flatten__") or "quant_state" in tensor.__dict__):
         return [tensor]
-    return list({id(each): each for each in _inner(tensor)}.values())
+    return list({id(inner): inner for inner in _inner(tensor)}.values())
 
 
 def stored_tensors(tensor: Tensor) -> list[Tensor]:
     """Return the tensors that have the memory of ``tensor``: its inner tensors; of a sparse one, indices and values.
 
-    >>> [each.nbytes for each in stored_tensors(torch.eye(3).to_sparse())]
+    >>> [stored.nbytes for stored in stored_tensors(torch.eye(3).to_sparse())]
     [48, 12]
     """
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     with _torch.DisableTorchDispatch():  # modes need not see these questions
-        for each in inner_tensors(tensor):
-            if each.layout is torch.sparse_coo:
-                found += [each._indices(), each._values()]
-            elif each.layout in (torch.sparse_csr, torch.sparse_bsr):
-                found += [each.crow_indices(), each.col_indices(), each.values()]
-            elif each.layout in (torch.sparse_csc, torch.sparse_bsc):
-                found += [each.ccol_indices(), each.row_indices(), each.values()]
+        for inner in inner_tensors(tensor):
+            if inner.layout is torch.sparse_coo:
+                tensors += [inner._indices(), inner._values()]
+            elif inner.layout in (torch.sparse_csr, torch.sparse_bsr):
+                tensors += [inner.crow_indices(), inner.col_indices(), inner.values()]
+            elif inner.layout in (torch.sparse_csc, torch.sparse_bsc):
+                tensors += [inner.ccol_indices(), inner.row_indices(), inner.values()]
             else:
-                found.append(each)
-    return found
+                tensors.append(inner)
+    return tensors
 
 
 def is_distributed(kind: type) -> bool:
