@@ -56,17 +56,17 @@ class MaskedAttention:
             yield
 
     def _count(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> None:
-        per_score = query.shape[-1] + value.shape[-1]
+        macs_per_score = query.shape[-1] + value.shape[-1]
         scores = prod(query.shape[:-1]) * key.shape[-2]
-        self.macs += scores * per_score
+        self.macs += scores * macs_per_score
         if is_causal:
             # torch aligns the mask to the top left: row i sees the keys 0 to i
             length, keys = query.shape[-2], key.shape[-2]
-            seen = sum(min(row + 1, keys) for row in range(length))
-            self.hidden_macs += (scores - prod(query.shape[:-2]) * seen) * per_score
+            visible = sum(min(row + 1, keys) for row in range(length))
+            self.hidden_macs += (scores - prod(query.shape[:-2]) * visible) * macs_per_score
         elif mask is not None:
-            allowed = self._values(mask)
-            if allowed is None:
+            mask_values = self._values(mask)
+            if mask_values is None:
                 self.unknown += 1
                 return
-            self.hidden_macs += hidden_scores(allowed) * (scores // max(allowed.numel(), 1)) * per_score
+            self.hidden_macs += hidden_scores(mask_values) * (scores // max(mask_values.numel(), 1)) * macs_per_score

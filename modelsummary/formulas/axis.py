@@ -156,9 +156,9 @@ def _in_two(samples: Samples) -> tuple[Axis, ...]:
     return tuple(axes.values())
 
 
-def _joined(samples: Samples, place: int, below: Axis, above: Axis) -> Axis:
-    """Return an axis of two pieces, whose border is after the samples before ``place``."""
-    end, begin = samples[place - 1][0], samples[place][0]
+def _joined(samples: Samples, border: int, below: Axis, above: Axis) -> Axis:
+    """Return an axis of two pieces, the first for the samples before ``border``."""
+    end, begin = samples[border - 1][0], samples[border][0]
     pieces = replace(below.pieces[0], last=end), replace(above.pieces[0], first=end + 1)
     return Axis(pieces, (*below.values, *above.values), (end, begin) if begin > end + 1 else None)
 
@@ -182,39 +182,39 @@ def _left(samples: Samples) -> Axis | None:
     return polynomial
 
 
-def _polynomial(samples: Samples, piece: PolynomialPiece, most: int) -> Axis | None:
+def _polynomial(samples: Samples, piece: PolynomialPiece, max_degree: int) -> Axis | None:
     """Return the polynomial of least degree of the piece's atom through all samples; None if there is none."""
     by_atom: dict[int, int] = {}
     for k, value in samples:
         if by_atom.setdefault((k + piece.shift) // piece.divisor, value) != value:
             return None
     points = tuple(sorted(by_atom.items()))
-    for degree in range(min(most, len(points) - 2) + 1):
-        chosen = _spread(points, degree + 1)
-        if _passes(chosen, points):
-            return Axis((replace(piece, degree=degree),), (chosen,))
+    for degree in range(min(max_degree, len(points) - 2) + 1):
+        nodes = _spread(points, degree + 1)
+        if _passes(nodes, points):
+            return Axis((replace(piece, degree=degree),), (nodes,))
     return None
 
 
-def _spread(points: Samples, number: int) -> Samples:
+def _spread(points: Samples, count: int) -> Samples:
     """Return some of the points, the outermost included."""
-    if number == 1:
+    if count == 1:
         return points[:1]
-    return tuple(points[round(index * (len(points) - 1) / (number - 1))] for index in range(number))
+    return tuple(points[round(index * (len(points) - 1) / (count - 1))] for index in range(count))
 
 
-def _passes(chosen: Samples, points: Samples) -> bool:
-    """Return True if the polynomial through the chosen points also passes through the others."""
-    if len(chosen) == 1:
-        return all(value == chosen[0][1] for _, value in points)
-    if len(chosen) == 2:  # most searches end here, so this is short
-        (first, low), (last, high) = chosen
+def _passes(nodes: Samples, points: Samples) -> bool:
+    """Return True if the polynomial through the nodes also passes through the points."""
+    if len(nodes) == 1:
+        return all(value == nodes[0][1] for _, value in points)
+    if len(nodes) == 2:  # most searches end here, so this is short
+        (first, low), (last, high) = nodes
         return all((value - low) * (last - first) == (high - low) * (at - first) for at, value in points)
-    below = [prod(one - other for other, _ in chosen if other != one) for one, _ in chosen]
-    scale = lcm(*below)
-    weights = [value * (scale // factor) for (_, value), factor in zip(chosen, below, strict=True)]
-    others_of = [[other for other, _ in chosen if other != node] for node, _ in chosen]
-    terms = list(zip(weights, others_of, strict=True))
+    denominators = [prod(node - other for other, _ in nodes if other != node) for node, _ in nodes]
+    scale = lcm(*denominators)
+    weights = [value * (scale // factor) for (_, value), factor in zip(nodes, denominators, strict=True)]
+    other_nodes = [[other for other, _ in nodes if other != node] for node, _ in nodes]
+    terms = list(zip(weights, other_nodes, strict=True))
     return all(
         sum(weight * prod(at - other for other in others) for weight, others in terms) == scale * value
         for at, value in points
@@ -226,14 +226,14 @@ def _from_root(axis: Axis, value: int = 0) -> Axis:
     (piece,), (points,) = axis.pieces, axis.values
     roots = (at for at in sorted(_ROOTS, key=abs) if _passes(points, ((at, value),)))
     root = next(roots, 0) if piece.degree else 0
-    moved = tuple((atom - root, figure) for atom, figure in points)
-    return Axis((replace(piece, shift=piece.shift - root * piece.divisor),), (moved,))
+    shifted = tuple((atom - root, figure) for atom, figure in points)
+    return Axis((replace(piece, shift=piece.shift - root * piece.divisor),), (shifted,))
 
 
 def _interpolated(points: Samples, at: int) -> Fraction:
     """Return the polynomial through the points, by Lagrange's formula."""
     total = Fraction(0)
-    for one, value in points:
-        others = [other for other, _ in points if other != one]
-        total += Fraction(value * prod(at - other for other in others), prod(one - other for other in others))
+    for node, value in points:
+        others = [other for other, _ in points if other != node]
+        total += Fraction(value * prod(at - other for other in others), prod(node - other for other in others))
     return total

@@ -29,7 +29,7 @@ class Place(NamedTuple):
     """A position in the shape of an input."""
 
     argument: int | str
-    number: int
+    tensor_index: int
     dim: int
 
 
@@ -86,49 +86,49 @@ def find_dimensions(
     """
     inputs = _inputs(model, call)
     if names is not None:
-        return [_required(explicit, accepts) for explicit in _explicit(inputs, names)]
+        return [_required(dimension, accepts) for dimension in _explicit(inputs, names)]
     dimensions: list[Dimension] = []
     refusals: list[str] = []
     for group in _by_kind(inputs, batch_dim or 0):
-        for wanted in group:
-            free = [_stepped(dimension, accepts) for dimension in wanted]
-            refusals += [refusal for refusal in free if isinstance(refusal, str)]
-            kept = [dimension for dimension in free if isinstance(dimension, Dimension)]
-            dimensions += [replace(dimension, name=_unused(dimension, dimensions, inputs)) for dimension in kept]
-            if kept:
+        for alternative in group:
+            stepped = [_stepped(dimension, accepts) for dimension in alternative]
+            refusals += [refusal for refusal in stepped if isinstance(refusal, str)]
+            accepted = [dimension for dimension in stepped if isinstance(dimension, Dimension)]
+            dimensions += [replace(dimension, name=_unused(dimension, dimensions, inputs)) for dimension in accepted]
+            if accepted:
                 break
     if not dimensions:
-        why = f": {refusals[0]}" if refusals else ", as its inputs have none that may change"
-        raise FormulaError(f"the model accepts no other size of any input dimension{why}")
+        reason = f": {refusals[0]}" if refusals else ", as its inputs have none that may change"
+        raise FormulaError(f"the model accepts no other size of any input dimension{reason}")
     return dimensions
 
 
 def resized(call: CallArguments, sizes: Mapping[Dimension, int]) -> CallArguments:
     """Return the arguments with other sizes of dimensions."""
-    wanted = _wanted(sizes)
-    return call.with_shapes(lambda tensor: _shape(tensor, wanted))
+    position_sizes = _wanted(sizes)
+    return call.with_shapes(lambda tensor: _shape(tensor, position_sizes))
 
 
 def held_elements(call: CallArguments, sizes: Mapping[Dimension, int]) -> int:
     """Return the elements of the inputs that hold values at other sizes, which are not floating point."""
-    wanted, elements = _wanted(sizes), 0
+    position_sizes, elements = _wanted(sizes), 0
 
-    def note(given: InputTensor) -> tuple[int, ...]:
+    def note(tensor: InputTensor) -> tuple[int, ...]:
         nonlocal elements
-        elements += 0 if given.is_floating else prod(_shape(given, wanted))
-        return given.shape
+        elements += 0 if tensor.is_floating else prod(_shape(tensor, position_sizes))
+        return tensor.shape
 
     call.with_shapes(note)
     return elements
 
 
 def _wanted(sizes: Mapping[Dimension, int]) -> dict[Place, int]:
-    return {place: size for dimension, size in sizes.items() for place in dimension.places}
+    return {position: size for dimension, size in sizes.items() for position in dimension.places}
 
 
-def _shape(given: InputTensor, wanted: Mapping[Place, int]) -> tuple[int, ...]:
-    places = (Place(given.argument, given.number, dim) for dim in range(len(given.shape)))
-    return tuple(wanted.get(place, size) for place, size in zip(places, given.shape, strict=True))
+def _shape(tensor: InputTensor, sizes: Mapping[Place, int]) -> tuple[int, ...]:
+    places = (Place(tensor.argument, tensor.number, dim) for dim in range(len(tensor.shape)))
+    return tuple(sizes.get(position, size) for position, size in zip(places, tensor.shape, strict=True))
 
 
 def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:
@@ -139,12 +139,12 @@ def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:
         parameters = []
     tensors: dict[str, InputTensor] = {}
 
-    def note(given: InputTensor) -> tuple[int, ...]:
-        name = given.argument
+    def note(tensor: InputTensor) -> tuple[int, ...]:
+        name = tensor.argument
         if isinstance(name, int):
             name = parameters[name] if name < len(parameters) else str(name)
-        tensors[f"{name}[{given.number}]" if given.number else name] = given
-        return given.shape
+        tensors[f"{name}[{tensor.number}]" if tensor.number else name] = tensor
+        return tensor.shape
 
     call.with_shapes(note)
     return tensors
@@ -155,25 +155,25 @@ def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[
     if not isinstance(names, Mapping):
         raise InputError(f"dimensions must map inputs to positions and names, got {names!r:.80}")
     dimensions: dict[str, Dimension] = {}
-    for name, chosen in names.items():
+    for name, symbols in names.items():
         tensor = inputs.get(name)
         if tensor is None:
             raise InputError(f"no input is called {name!r}; the inputs are {', '.join(inputs)}{close_to(name, inputs)}")
-        if not isinstance(chosen, Mapping):
+        if not isinstance(symbols, Mapping):
             raise InputError(
-                f"dimensions[{name!r}] must map positions to names, such as {{0: 'batch'}}, got {chosen!r}"
+                f"dimensions[{name!r}] must map positions to names, such as {{0: 'batch'}}, got {symbols!r}"
             )
-        for dim, symbol in chosen.items():
+        for dim, symbol in symbols.items():
             if type(dim) is not int or not 0 <= dim < len(tensor.shape) or not _is_name(symbol):
                 raise InputError(
                     f"dimensions[{name!r}] must map positions 0 to {len(tensor.shape) - 1} to identifiers, "
                     f"got {{{dim!r}: {symbol!r}}}"
                 )
-            place, size = Place(tensor.argument, tensor.number, dim), tensor.shape[dim]
+            position, size = Place(tensor.argument, tensor.number, dim), tensor.shape[dim]
             dimension = dimensions.get(symbol, Dimension(symbol, size, ()))
             if dimension.size != size:
                 raise InputError(f"dimension {symbol!r} has the sizes {dimension.size} and {size}; give them two names")
-            dimensions[symbol] = replace(dimension, places=(*dimension.places, place))
+            dimensions[symbol] = replace(dimension, places=(*dimension.places, position))
     return list(dimensions.values())
 
 
@@ -187,8 +187,8 @@ def _by_kind(inputs: Mapping[str, InputTensor], batch_dim: int) -> Iterator[list
     pictures = [image for image in tensors if _is_picture(image)]
     if tensors and tensors[0] not in pictures:
         size = tensors[0].shape[batch_dim]
-        same = tuple(_place(image, batch_dim) for image in tensors if image.shape[batch_dim] == size)
-        yield [[Dimension("batch", size, same)]]
+        batch_places = tuple(_place(image, batch_dim) for image in tensors if image.shape[batch_dim] == size)
+        yield [[Dimension("batch", size, batch_places)]]
     lines: dict[int, list[tuple[Place, str]]] = {}
     sides: dict[tuple[str, int], list[Place]] = {}
     for tensor in tensors:
@@ -198,29 +198,32 @@ def _by_kind(inputs: Mapping[str, InputTensor], batch_dim: int) -> Iterator[list
             else:
                 lines.setdefault(tensor.shape[dim], []).append((_place(tensor, dim), role))
     for size, places in lines.items():
-        together = Dimension(places[0][1], size, tuple(place for place, _ in places))
-        yield [[together], [Dimension(role, size, (place,)) for place, role in places]]
-    alone = [Dimension(role, size, tuple(places)) for (role, size), places in sides.items()]
-    for size in dict.fromkeys(dimension.size for dimension in alone):
-        square = [dimension for dimension in alone if dimension.size == size]
-        yield [square, [Dimension(_SIDE, size, tuple(place for dimension in square for place in dimension.places))]]
+        shared = Dimension(places[0][1], size, tuple(position for position, _ in places))
+        yield [[shared], [Dimension(role, size, (position,)) for position, role in places]]
+    separate = [Dimension(role, size, tuple(places)) for (role, size), places in sides.items()]
+    for size in dict.fromkeys(dimension.size for dimension in separate):
+        square = [dimension for dimension in separate if dimension.size == size]
+        yield [
+            square,
+            [Dimension(_SIDE, size, tuple(position for dimension in square for position in dimension.places))],
+        ]
 
 
-def _place(given: InputTensor, dim: int) -> Place:
-    return Place(given.argument, given.number, dim)
+def _place(tensor: InputTensor, dim: int) -> Place:
+    return Place(tensor.argument, tensor.number, dim)
 
 
-def _is_picture(given: InputTensor) -> bool:
+def _is_picture(tensor: InputTensor) -> bool:
     """Return True for one image without a batch, (channels, height, width), as detectors take them."""
-    return given.is_floating and len(given.shape) == 3 and given.shape[0] in (1, 3) and min(given.shape[1:]) > 16
+    return tensor.is_floating and len(tensor.shape) == 3 and tensor.shape[0] in (1, 3) and min(tensor.shape[1:]) > 16
 
 
-def _roles(given: InputTensor, batch_dim: int) -> list[tuple[int, str]]:
+def _roles(tensor: InputTensor, batch_dim: int) -> list[tuple[int, str]]:
     """Return the positions that may change, each with the usual name."""
-    rank = len(given.shape)
-    if _is_picture(given):
+    rank = len(tensor.shape)
+    if _is_picture(tensor):
         return [(1, "height"), (2, "width")]
-    if not given.is_floating:
+    if not tensor.is_floating:
         roles = {1: [], 4: [(2, "sequence"), (3, "sequence")]}.get(rank, [(1, "sequence")])
     elif rank == 4:
         roles = [(2, "height"), (3, "width")]
@@ -231,19 +234,19 @@ def _roles(given: InputTensor, batch_dim: int) -> list[tuple[int, str]]:
     return [(dim if dim != batch_dim else 0, role) for dim, role in roles if rank > 1]
 
 
-def _unused(wanted: Dimension, found: Sequence[Dimension], inputs: Mapping[str, InputTensor]) -> str:
+def _unused(dimension: Dimension, others: Sequence[Dimension], inputs: Mapping[str, InputTensor]) -> str:
     """Return a name that no dimension has: with the name of the input in front."""
-    taken = {dimension.name for dimension in found}
-    if wanted.name not in taken:
-        return wanted.name
-    argument, index, _ = wanted.places[0]
+    taken = {other.name for other in others}
+    if dimension.name not in taken:
+        return dimension.name
+    argument, index, _ = dimension.places[0]
     source = next(name for name, tensor in inputs.items() if (tensor.argument, tensor.number) == (argument, index))
     stem = re.sub(r"\W+", "_", _SUFFIX.sub("", source) or source).strip("_")
-    name = f"{stem}_{wanted.name}"
-    return name if name not in taken else f"{name}_{wanted.places[0].dim}"
+    name = f"{stem}_{dimension.name}"
+    return name if name not in taken else f"{name}_{dimension.places[0].dim}"
 
 
-def _stepped(wanted: Dimension, accepts: Accepts) -> Dimension | str:
+def _stepped(dimension: Dimension, accepts: Accepts) -> Dimension | str:
     """Return the dimension with the smallest step of which the model accepts two larger sizes, or two smaller ones.
 
     Return why it does not accept the first step if there is none. Smaller sizes count, as the recorded one may be the
@@ -252,20 +255,20 @@ def _stepped(wanted: Dimension, accepts: Accepts) -> Dimension | str:
     refusal = ""
     for step in _STEPS:
         for sign in (1, -1):
-            sizes = [wanted.size + sign * step, wanted.size + 2 * sign * step]
+            sizes = [dimension.size + sign * step, dimension.size + 2 * sign * step]
             if min(sizes) < 1:
                 continue
-            reasons = ((size, accepts({wanted: size})) for size in sizes)
+            reasons = ((size, accepts({dimension: size})) for size in sizes)
             refused = next(((size, reason) for size, reason in reasons if reason is not None), None)
             if refused is None:
-                return replace(wanted, step=step)
-            refusal = refusal or f"at {wanted.name}={refused[0]}, {refused[1]}"
+                return replace(dimension, step=step)
+            refusal = refusal or f"at {dimension.name}={refused[0]}, {refused[1]}"
     return refusal
 
 
-def _required(wanted: Dimension, accepts: Accepts) -> Dimension:
+def _required(dimension: Dimension, accepts: Accepts) -> Dimension:
     """Return the dimension with its step. Raise ``FormulaError`` if the model accepts no other size."""
-    dimension = _stepped(wanted, accepts)
-    if isinstance(dimension, str):
-        raise FormulaError(f"the model accepts no other size of {wanted.name!r} than {wanted.size}: {dimension}")
-    return dimension
+    stepped = _stepped(dimension, accepts)
+    if isinstance(stepped, str):
+        raise FormulaError(f"the model accepts no other size of {dimension.name!r} than {dimension.size}: {stepped}")
+    return stepped

@@ -97,7 +97,8 @@ def expression_of(terms: Terms, dimensions: Sequence[Dimension]) -> Any:
             chosen = [axis[index] for axis, index in zip(pieces, combination, strict=True)]
             bases = [_basis(piece, variable) for piece, variable in zip(chosen, dimensions, strict=True)]
             products = (
-                sympy.Rational(coefficient) * sympy.prod([base[n] for base, n in zip(bases, monomial, strict=True)])
+                sympy.Rational(coefficient)
+                * sympy.prod([base[power] for base, power in zip(bases, monomial, strict=True)])
                 for monomial, coefficient in monomials.items()
             )
             polynomial = sympy.expand(sympy.Add(*products))
@@ -120,11 +121,11 @@ def _range(pieces: Sequence[PolynomialPiece], dimensions: Sequence[Dimension]) -
     """Return the condition that the sizes are in the ranges of the pieces."""
     import sympy
 
-    bounds = []
+    conditions = []
     for piece, dimension in zip(pieces, dimensions, strict=True):
         symbol = sympy.Symbol(dimension.name)
         if piece.first > 0:
-            bounds.append(symbol >= dimension.at(piece.first))
+            conditions.append(symbol >= dimension.at(piece.first))
         if piece.last is not None:
-            bounds.append(symbol <= dimension.at(piece.last))
-    return sympy.And(*bounds)
+            conditions.append(symbol <= dimension.at(piece.last))
+    return sympy.And(*conditions)

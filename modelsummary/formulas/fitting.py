@@ -119,29 +119,29 @@ class _Fit:
             dimension: dimension.at(multiple) for dimension, multiple in zip(self._dimensions, numbers, strict=True)
         }
 
-    def _on_line(self, place: int, number: int) -> Numbers:
-        return (*self._anchor[:place], number, *self._anchor[place + 1 :])
+    def _on_line(self, index: int, point: int) -> Numbers:
+        return (*self._anchor[:index], point, *self._anchor[index + 1 :])
 
-    def _sweep(self, place: int) -> None:
+    def _sweep(self, index: int) -> None:
         """Run with many sizes of one dimension. Raise ``FormulaError`` if the model accepts too few."""
-        base = self._anchor[place]
+        base = self._anchor[index]
         near = [base, base + 1, base + 2, base + 3, base + 9, 2 * base + 5, 4 * base + 61]
         small = [0, 1, 2, 3, 4, 7, base // 3, base // 2]
-        accepted = sum(self._run(self._on_line(place, step)) for step in dict.fromkeys([*near, *small]))
+        accepted = sum(self._run(self._on_line(index, step)) for step in dict.fromkeys([*near, *small]))
         if accepted < _FEWEST:
-            wanted = self._dimensions[place]
-            why = next(iter(self._rejected.values()), "")
+            dimension = self._dimensions[index]
+            reason = next(iter(self._rejected.values()), "")
             raise FormulaError(
-                f"the model accepts only {accepted} of the sizes of {wanted.name!r} that were run: {why}"
+                f"the model accepts only {accepted} of the sizes of {dimension.name!r} that were run: {reason}"
             )
-        for times, more in _FAR:
-            began = perf_counter()
-            if not self._run(self._on_line(place, times * base + more)) or perf_counter() - began > _FAR_SECONDS:
+        for factor, offset in _FAR:
+            begin = perf_counter()
+            if not self._run(self._on_line(index, factor * base + offset)) or perf_counter() - begin > _FAR_SECONDS:
                 break
 
-    def _line(self, place: int) -> list[int]:
+    def _line(self, index: int) -> list[int]:
         """Return the numbers of the accepted sizes of one dimension, the others at the anchor."""
-        return sorted(numbers[place] for numbers in self._runs if numbers == self._on_line(place, numbers[place]))
+        return sorted(numbers[index] for numbers in self._runs if numbers == self._on_line(index, numbers[index]))
 
     # --------------------------------------------------------------------------------------- vectors
 
@@ -169,10 +169,10 @@ class _Fit:
             joined[key] = tuple(map(sum, zip(joined[key], values, strict=True))) if key in joined else values
         return joined
 
-    def _samples(self, place: int, vector: Sequence[int]) -> dict[int, int]:
+    def _samples(self, index: int, vector: Sequence[int]) -> dict[int, int]:
         """Return the values of a part along one dimension."""
-        at = dict(zip(self._runs, vector, strict=True))
-        return {point: at[self._on_line(place, point)] for point in self._line(place)}
+        values = dict(zip(self._runs, vector, strict=True))
+        return {point: values[self._on_line(index, point)] for point in self._line(index)}
 
     def _axes(self, vector: Sequence[int]) -> list[Axis]:
         """Return the axis along each dimension.
@@ -189,13 +189,13 @@ class _Fit:
             for axis in axes
         ]
 
-    def _axis(self, place: int, vector: Sequence[int]) -> tuple[Axis, ...]:
-        samples = self._samples(place, vector)
+    def _axis(self, index: int, vector: Sequence[int]) -> tuple[Axis, ...]:
+        samples = self._samples(index, vector)
         axes = candidates(samples)
         if not axes:
-            dimension = self._dimensions[place]
+            dimension = self._dimensions[index]
             shown = ", ".join(f"{dimension.at(point)}: {value:,}" for point, value in list(samples.items())[:8])
-            anchor = self._anchor[place]
+            anchor = self._anchor[index]
             others = {point: value for point, value in samples.items() if point != anchor}
             # Images of the size that a model was trained on are often spared an interpolation of its positions.
             hint = f"; without {dimension.name}={dimension.at(anchor)}, one does" if candidates(others) else ""
@@ -204,47 +204,45 @@ class _Fit:
 
     # --------------------------------------------------------------------------------------- deciding
 
-    def _decide(self, place: int) -> None:
+    def _decide(self, index: int) -> None:
         """Run where candidates of a part differ, until one is left or they agree wherever the model runs."""
         for _ in range(_MOST_QUERIES):
-            asked = next((question for vector in self._vectors() for question in self._questions(place, vector)), None)
-            if asked is None:
+            point = next((point for vector in self._vectors() for point in self._questions(index, vector)), None)
+            if point is None:
                 return
-            self._run(self._on_line(place, asked))
-        wanted = self._dimensions[place].name
-        raise FormulaError(
-            f"runs at {_MOST_QUERIES} further sizes of {wanted!r} did not show one formula for each layer"
-        )
+            self._run(self._on_line(index, point))
+        name = self._dimensions[index].name
+        raise FormulaError(f"runs at {_MOST_QUERIES} further sizes of {name!r} did not show one formula for each layer")
 
-    def _questions(self, place: int, vector: Sequence[int]) -> Iterator[int]:
+    def _questions(self, index: int, vector: Sequence[int]) -> Iterator[int]:
         """Yield a number of a size that tells the candidates apart."""
-        axes = candidates(self._samples(place, vector))
+        axes = candidates(self._samples(index, vector))
         if not axes:
-            last = self._line(place)[-1]
+            last = self._line(index)[-1]
             further = (*self._further, *(last * eighths // 8 for eighths in _BETWEEN if self._further))
-            untried = next((point for point in further if not self._is_tried(place, point)), None)
+            untried = next((point for point in further if not self._is_tried(index, point)), None)
             if untried is None:
-                self._axis(place, vector)  # raises
+                self._axis(index, vector)  # raises
             else:
                 yield untried
             return
-        asked = self._telling(place, axes)
+        asked = self._telling(index, axes)
         if asked is None and axes[0].gap is not None:
-            inside = [point for point in range(*axes[0].gap) if not self._is_tried(place, point)]
+            inside = [point for point in range(*axes[0].gap) if not self._is_tried(index, point)]
             asked = inside[len(inside) // 2] if inside else None
         if asked is not None:
             yield asked
 
-    def _telling(self, place: int, found: Sequence[Axis]) -> int | None:
+    def _telling(self, index: int, axes: Sequence[Axis]) -> int | None:
         """Return the number of a size that tells most candidates apart; None if there is none."""
-        if len(found) == 1:
+        if len(axes) == 1:
             return None
-        line = self._line(place)
+        line = self._line(index)
         near = range(line[0], min(line[-1], line[0] + _NEAR) + 1)
-        untried = [point for point in near if not self._is_tried(place, point)]
+        untried = [point for point in near if not self._is_tried(index, point)]
         few = random.Random(0).sample(untried, min(len(untried), _ASKED))
         # A few sizes tell most of the candidates apart.
-        for compared, numbers in ((found[:: max(len(found) // _COMPARED, 1)], few), (found, untried)):
+        for compared, numbers in ((axes[:: max(len(axes) // _COMPARED, 1)], few), (axes, untried)):
             distinct = {point: len({axis.predict(point) for axis in compared}) for point in numbers}
             most = max(distinct.values(), default=0)
             if most > 1:
@@ -252,8 +250,8 @@ class _Fit:
                 return best[len(best) // 2]  # halves the range in which a border may lie
         return None
 
-    def _is_tried(self, place: int, number: int) -> bool:
-        numbers = self._on_line(place, number)
+    def _is_tried(self, index: int, point: int) -> bool:
+        numbers = self._on_line(index, point)
         return numbers in self._runs or numbers in self._rejected
 
     # ------------------------------------------------------------------------------------ coefficients
@@ -272,8 +270,8 @@ class _Fit:
         for numbers in product(*nodes):
             self._run(numbers)
 
-    def _nearest(self, place: int) -> list[int]:
-        return sorted(self._line(place), key=lambda point: abs(point - self._anchor[place]))
+    def _nearest(self, index: int) -> list[int]:
+        return sorted(self._line(index), key=lambda point: abs(point - self._anchor[index]))
 
     @staticmethod
     def _add_nodes(nodes: list[int], piece: PolynomialPiece, line: Sequence[int]) -> None:
@@ -295,13 +293,13 @@ class _Fit:
             if not any(vector):
                 continue
             pieces = tuple(axis.pieces for axis in self._axes(vector))
-            into = terms.setdefault(pieces, {})
+            by_combination = terms.setdefault(pieces, {})
             for combination in product(*(range(len(piece)) for piece in pieces)):
                 chosen = tuple(axis[index] for axis, index in zip(pieces, combination, strict=True))
                 polynomial = self._polynomial(chosen, vector)
-                counted = into.setdefault(combination, {})
+                totals = by_combination.setdefault(combination, {})
                 for monomial, coefficient in polynomial.items():
-                    counted[monomial] = counted.get(monomial, Fraction(0)) + times * coefficient
+                    totals[monomial] = totals.get(monomial, Fraction(0)) + times * coefficient
         return terms
 
     def _polynomial(self, pieces: Sequence[PolynomialPiece], vector: Sequence[int]) -> dict[Monomial, Fraction]:
@@ -379,13 +377,13 @@ def _from(terms: Terms, smallest: Numbers) -> Terms:
             {index: piece for index, piece in enumerate(axis) if piece.last is None or piece.last >= least}
             for axis, least in zip(pieces, smallest, strict=True)
         ]
-        into = sums.setdefault(tuple(tuple(axis.values()) for axis in kept), {})
+        target = sums.setdefault(tuple(tuple(axis.values()) for axis in kept), {})
         for combination, monomials in by_combination.items():
             if all(index in axis for index, axis in zip(combination, kept, strict=True)):
-                places = tuple(list(axis).index(index) for index, axis in zip(combination, kept, strict=True))
-                counted = into.setdefault(places, {})
+                indices = tuple(list(axis).index(index) for index, axis in zip(combination, kept, strict=True))
+                totals = target.setdefault(indices, {})
                 for monomial, coefficient in monomials.items():
-                    counted[monomial] = counted.get(monomial, Fraction(0)) + coefficient
+                    totals[monomial] = totals.get(monomial, Fraction(0)) + coefficient
     return sums
 
 
@@ -403,9 +401,9 @@ def evaluated(terms: Terms, numbers: Numbers) -> Fraction:
     """Return the value of terms at numbers of sizes."""
     total = Fraction(0)
     for pieces, by_combination in terms.items():
-        of_axes = list(zip(pieces, numbers, strict=True))
-        chosen = tuple(next(n for n, piece in enumerate(axis) if piece.holds(k)) for axis, k in of_axes)
-        bases = [axis[n].basis(k) for (axis, k), n in zip(of_axes, chosen, strict=True)]
+        axis_points = list(zip(pieces, numbers, strict=True))
+        chosen = tuple(next(n for n, piece in enumerate(axis) if piece.holds(k)) for axis, k in axis_points)
+        bases = [axis[n].basis(k) for (axis, k), n in zip(axis_points, chosen, strict=True)]
         for monomial, coefficient in by_combination[chosen].items():
             total += coefficient * _product(bases, monomial)
     return total

@@ -105,11 +105,11 @@ class _Noting:
 
     def _note_choice(self, name: str, bound: Arguments) -> None:
         """Note a ``topk``, or a maximum along a dimension; a router that takes the maximum k times chooses k."""
-        scores, dim, chosen = bound["self"], bound.get("dim"), bound.get("k", 1)
+        scores, dim, k = bound["self"], bound.get("dim"), bound.get("k", 1)
         if scores.dim() and isinstance(dim, int):
             call = self._watch.running
             counts = self._watch.chosen.setdefault((name == _TOPK, call), Counter())
-            counts[scores.shape[dim]] = chosen if name == _TOPK else counts[scores.shape[dim]] + chosen
+            counts[scores.shape[dim]] = k if name == _TOPK else counts[scores.shape[dim]] + k
 
 
 def active_params(model: nn.Module, choices: list[RoutingChoice]) -> int:
@@ -120,24 +120,24 @@ def active_params(model: nn.Module, choices: list[RoutingChoice]) -> int:
     >>> active_params(model, [RoutingChoice(model["router"], 8, 2)])  # router 32, two of eight experts 2 * 16
     64
     """
-    parts: dict[int, Fraction] = {}
+    shares: dict[int, Fraction] = {}
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     for choice in choices:
-        around: nn.Module | None = choice.module
+        module: nn.Module | None = choice.module
         for _ in range(_NEARBY):
-            experts = {id(expert) for expert in _experts(around, choice.size)} if around is not None else set()
+            experts = {id(expert) for expert in _experts(module, choice.size)} if module is not None else set()
             if experts:
-                parts.update(dict.fromkeys(experts, Fraction(min(choice.chosen, choice.size), choice.size)))
+                shares.update(dict.fromkeys(experts, Fraction(min(choice.chosen, choice.size), choice.size)))
                 break
-            around = parents.get(id(around))
-    return round(sum(parameter.numel() * parts.get(id(parameter), Fraction(1)) for parameter in model.parameters()))
+            module = parents.get(id(module))
+    return round(sum(parameter.numel() * shares.get(id(parameter), Fraction(1)) for parameter in model.parameters()))
 
 
-def _experts(around: nn.Module, size: int) -> Iterator[Tensor]:
+def _experts(root: nn.Module, size: int) -> Iterator[Tensor]:
     """Yield the parameters below a module that exist ``size`` times."""
     if size < _FEWEST:
         return
-    for module in around.modules():
+    for module in root.modules():
         if isinstance(module, nn.modules.conv._ConvNd):  # its filters have as many dimensions as stacked experts
             continue
         parameters = [

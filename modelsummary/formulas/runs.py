@@ -25,16 +25,16 @@ _MOST_ELEMENTS = 2**26  # of the inputs that hold values
 
 
 class Row(NamedTuple):
-    """The figures of one call, without the layers below it where ``own`` says so.
+    """The figures of one call.
 
     Attributes:
-        own: figures that add up over the rows of a layer.
+        self_figures: of the call without the layers below it; they add up over the rows of a layer.
         whole: figures of the call as a whole.
     """
 
     fqn: str
     depth: int
-    own: Mapping[str, int | None]
+    self_figures: Mapping[str, int | None]
     whole: Mapping[str, int]
 
 
@@ -102,10 +102,8 @@ def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan) -> Rows:
     by_call = simulate_step(live.model, call, plan)[1]
     rows = []
     for row in recording.root.walk():
-        call_of_step = by_call.get(row.key)
-        rows.append(
-            Row(row.fqn, row.depth, {"activation_bytes": call_of_step.activation_bytes if call_of_step else 0}, {})
-        )
+        step_call = by_call.get(row.key)
+        rows.append(Row(row.fqn, row.depth, {"activation_bytes": step_call.activation_bytes if step_call else 0}, {}))
     return tuple(rows)
 
 

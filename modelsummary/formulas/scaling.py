@@ -85,7 +85,7 @@ class Scaling:
             return expression_of({}, self.dimensions) + getattr(row, CONSTANT[figure])
         if figure == "flops":
             return 2 * self.formula("macs", layer)
-        return expression_of(self._found(figure, layer).terms, self.dimensions)
+        return expression_of(self._fit(figure, layer).terms, self.dimensions)
 
     def at(self, sizes: Mapping[str, int], layer: str = "") -> FiguresAt:
         """Return the figures of a layer at other sizes; sizes that are not given stay as recorded."""
@@ -102,15 +102,15 @@ class Scaling:
         if wrong is not None:
             raise InputError(f"no dimension is called {wrong!r}; there are {', '.join(names)}{close_to(wrong, names)}")
         checked = {dimension: sizes.get(dimension.name, dimension.size) for dimension in self.dimensions}
-        for key, size in checked.items():
-            _check_size(key, size)
+        for dimension, size in checked.items():
+            _check_size(dimension, size)
         return checked
 
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
         """Return a figure at these sizes. Raise ``InputError`` for sizes below the smallest that the model accepts."""
         expression = self.formula(figure, layer)
         if figure not in CONSTANT:
-            smallest = self._found(_measured(figure), layer).smallest
+            smallest = self._fit(_measured(figure), layer).smallest
             for dimension, least in zip(self.dimensions, smallest, strict=True):
                 if sizes[dimension.name] < least:
                     raise InputError(f"{dimension.name} must be >= {least}, got {sizes[dimension.name]}")
@@ -120,10 +120,10 @@ class Scaling:
         """Return the largest size of each dimension at which the figure was run; empty if it is constant."""
         if figure in CONSTANT:
             return {}
-        sizes = self._found(_measured(figure), layer).largest
+        sizes = self._fit(_measured(figure), layer).largest
         return {dimension.name: size for dimension, size in zip(self.dimensions, sizes, strict=True)}
 
-    def _found(self, figure: str, layer: str) -> Fitted:
+    def _fit(self, figure: str, layer: str) -> Fitted:
         key = figure, layer
         if key not in self._fitted:
             try:
@@ -169,7 +169,7 @@ def _by_call(rows: Iterable[Row], figure: str) -> dict[tuple[str, int], int] | s
     calls: Counter[str] = Counter()
     totals: dict[tuple[str, int], int] = {}
     for row in rows:
-        value = row.own[figure]
+        value = row.self_figures[figure]
         if value is None:
             return "its values are not known on shapes"
         totals[row.fqn, calls[row.fqn]] = value

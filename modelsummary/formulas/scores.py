@@ -73,27 +73,27 @@ class Scores:
             self._products.pop(_storage(out), None)
 
     def _after(self, rule: OpRule, before: _Product, scores: Tensor, args: Sequence[Any], out: Tensor) -> _Product:
-        does = rule.facts.on_scores
-        if does == "softmax":
+        effect = rule.facts.on_scores
+        if effect == "softmax":
             self.unknown += before.is_unknown
             return replace(before, is_normed=True)
         mask: Tensor | None = None
-        if does == "sum":
+        if effect == "sum":
             mask = next(
                 (argument for argument in args[:2] if isinstance(argument, Tensor) and argument is not scores), None
             )
-        elif does:
+        elif effect:
             call = rule.signature.bind(args, {})
             value = call.get("value", _HIDDEN)
             if not isinstance(value, Tensor) and value <= _HIDDEN:
-                mask = call["mask" if does == "fill" else "condition"]
+                mask = call["mask" if effect == "fill" else "condition"]
         if mask is None or before.is_normed or _storage(mask) in self._products:
             return before
         values = self._values(mask)
         if values is None:
             return replace(before, is_unknown=before.is_unknown or mask.dim() > 1)
         # A filled element is hidden where the mask is True, a masked one where it is False.
-        hidden = values.numel() - hidden_scores(values) if does == "fill" else hidden_scores(values)
+        hidden = values.numel() - hidden_scores(values) if effect == "fill" else hidden_scores(values)
         return replace(before, hidden=before.hidden + hidden * (out.numel() // max(values.numel(), 1)))
 
 

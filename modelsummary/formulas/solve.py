@@ -17,20 +17,20 @@ def solve(rows: Sequence[Sequence[int]], values: Sequence[int]) -> list[Fraction
     unknowns = len(rows[0])
     reduced: list[tuple[int, list[Fraction]]] = []  # pivot column, row with its value at the end
     for row, value in zip(rows, values, strict=True):
-        left = [Fraction(entry) for entry in (*row, value)]
+        remainder = [Fraction(entry) for entry in (*row, value)]
         for pivot, equation in reduced:
-            factor = left[pivot]
+            factor = remainder[pivot]
             if factor:
-                left = [entry - factor * other for entry, other in zip(left, equation, strict=True)]
-        pivot = next((index for index, entry in enumerate(left[:-1]) if entry), -1)
+                remainder = [entry - factor * other for entry, other in zip(remainder, equation, strict=True)]
+        pivot = next((index for index, entry in enumerate(remainder[:-1]) if entry), -1)
         if pivot < 0:
-            if left[-1]:
+            if remainder[-1]:
                 return None  # the equations contradict each other
             continue
-        scale = left[pivot]
-        left = [entry / scale for entry in left]
-        reduced = [(column, _without(solved, left, pivot)) for column, solved in reduced]
-        reduced.append((pivot, left))
+        scale = remainder[pivot]
+        remainder = [entry / scale for entry in remainder]
+        reduced = [(column, _without(solved, remainder, pivot)) for column, solved in reduced]
+        reduced.append((pivot, remainder))
     if len(reduced) < unknowns:
         return None
     return [solved[-1] for _, solved in sorted(reduced, key=lambda pair: pair[0])]

@@ -50,8 +50,8 @@ class FlopsPerToken:
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
-    >>> found = Statistics(model, (2, 5), dtypes=torch.long).flops_per_token()
-    >>> found.forward, found.training, found.count, found.active_params
+    >>> flops = Statistics(model, (2, 5), dtypes=torch.long).flops_per_token()
+    >>> flops.forward, flops.training, flops.count, flops.active_params
     (256.0, 768.0, 10, 272)
     """
 
@@ -129,13 +129,13 @@ def flops_per_token(
             output = watch.forward(args, kwargs)
         forward, skipped, has_unknown_masks = watch.macs, watch.skipped_macs, watch.has_unknown_masks
         active = active_params(live.model, watch.choices())
-        both, has_backward = forward, loss is not None or any(tensor.requires_grad for tensor in tensors_of(output))
+        training, has_backward = forward, loss is not None or any(tensor.requires_grad for tensor in tensors_of(output))
         if has_backward:
             phase = "loss"
             scalar = loss_of(output, loss)
             phase = "backward"
-            both += watch.backward(scalar)
-    counted = skipped + attention.hidden_macs + scores.hidden_macs
+            training += watch.backward(scalar)
+    hidden = skipped + attention.hidden_macs + scores.hidden_macs
     notes = []
     if attention.unknown or scores.unknown or has_unknown_masks:
         notes.append("Masks whose values are not known count as dense")
@@ -147,9 +147,9 @@ def flops_per_token(
         unit,
         count,
         2 * forward,
-        2 * both,
-        2 * counted,
-        (6 if has_backward else 2) * counted,
+        2 * training,
+        2 * hidden,
+        (6 if has_backward else 2) * hidden,
         root.num_params,
         active,
         tuple(notes),
@@ -164,9 +164,9 @@ def _tokens(call: CallArguments, batch_dim: int) -> tuple[str, int]:
     """Return the unit and its number: elements of the first token ids, else the size of the batch."""
     tensors: list[InputTensor] = []
 
-    def note(given: InputTensor) -> tuple[int, ...]:
-        tensors.append(given)
-        return given.shape
+    def note(tensor: InputTensor) -> tuple[int, ...]:
+        tensors.append(tensor)
+        return tensor.shape
 
     call.with_shapes(note)
     for tensor in tensors:
