@@ -290,8 +290,8 @@ class ModelStatistics(ReadableNumbers):
         >>> [(row.fqn, row.self_macs) for row in stats.top(2)]
         [('1', 32), ('0', 16)]
         """
-        own = find_amounts(self.root, by).own
-        ranked = sorted((row for row in own if own[row]), key=lambda row: -own[row])
+        amounts = find_amounts(self.root, by).self_amount
+        ranked = sorted((row for row in amounts if amounts[row]), key=lambda row: -amounts[row])
         return ranked[:n]
 
     def __str__(self) -> str:

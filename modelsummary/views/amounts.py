@@ -56,13 +56,13 @@ class Amounts:
     Attributes:
         title: name of the amount, without its unit.
         unit: unit in which the amounts are written.
-        own: row -> its amount without the rows below it.
+        self_amount: row -> its amount without the rows below it.
         total: row -> its amount with all rows below it, which is the sum of their own amounts.
     """
 
     title: str
     unit: Unit
-    own: dict[LayerInfo, float]
+    self_amount: dict[LayerInfo, float]
     total: dict[LayerInfo, float]
 
     @property
@@ -137,12 +137,12 @@ def find_amounts(root: LayerInfo, by: str, name: str = "by") -> Amounts:
     values = {row: getattr(row, attribute) for row in rows}
     if all(value is None for value in values.values()):
         raise InputError(f"{name}={by!r} was not measured; call {_FILLED_BY[attribute]} first")
-    amount_of: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
-    total = dict(amount_of)
+    self_amount: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
+    total = dict(self_amount)
     for row in reversed(rows):
         if row.parent_info is not None and row is not root:
             total[row.parent_info] += total[row]
     if not total[root]:
         hint = "" if root.executed else "; pass an input to Statistics to count what a forward does"
         raise InputError(f"{name}={by!r} is 0 for all modules of {root.class_name}{hint}")
-    return Amounts(title, Unit.of(kind, total[root]), amount_of, total)
+    return Amounts(title, Unit.of(kind, total[root]), self_amount, total)

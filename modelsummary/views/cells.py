@@ -157,7 +157,7 @@ def _sorted(shown: list[Shown], root: LayerInfo, options: TableOptions) -> list[
     amounts = find_amounts(root, options.sort or "", "sort")
 
     def amount(row: LayerInfo) -> float:
-        return (amounts.total if row.depth == options.level else amounts.own)[row]
+        return (amounts.total if row.depth == options.level else amounts.self_amount)[row]
 
     return sorted((entry for entry in shown if amount(entry.row)), key=lambda entry: -amount(entry.row))[: options.most]
 

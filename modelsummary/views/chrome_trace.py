@@ -44,10 +44,10 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
     if memory is not None and not isinstance(memory, MemoryEstimate):
         raise InputError(f"memory must be a MemoryEstimate, as memory() returns it, got {memory!r:.80}")
     fqns = {None, *(row.fqn for row in root.walk())}
-    strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in fqns]
-    if strange:
+    unknown = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in fqns]
+    if unknown:
         raise InputError(
-            f"memory belongs to another model: this one has no module {strange[0]!r}; pass memory=stats.memory()"
+            f"memory belongs to another model: this one has no module {unknown[0]!r}; pass memory=stats.memory()"
         )
     if memory is None and root.latency_ms is None:
         raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
@@ -74,10 +74,10 @@ def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[
     return events
 
 
-def _spans(root: LayerInfo, own: str, start: int, *, reverse: bool = False) -> Spans:
+def _spans(root: LayerInfo, attribute: str, start: int, *, reverse: bool = False) -> Spans:
     """Return start and duration of all rows that were timed; a row lasts as long as it and the rows below it."""
-    rows = [row for row in root.walk() if getattr(row, own) is not None]
-    durations = {row: round(1e6 * getattr(row, own)) for row in rows}
+    rows = [row for row in root.walk() if getattr(row, attribute) is not None]
+    durations = {row: round(1e6 * getattr(row, attribute)) for row in rows}
     if root not in durations:
         return {}
     # the next row above that was timed
@@ -88,14 +88,14 @@ def _spans(root: LayerInfo, own: str, start: int, *, reverse: bool = False) -> S
     free = dict.fromkeys(rows, 0)  # how much of a row its children have taken so far
     for row in rows[1:]:
         outer, taken = spans[around[row]], free[around[row]]
-        at = outer.duration - taken - durations[row] if reverse else taken
-        spans[row] = Span(outer.start + at, durations[row])
+        offset = outer.duration - taken - durations[row] if reverse else taken
+        spans[row] = Span(outer.start + offset, durations[row])
         free[around[row]] += durations[row]
     return spans
 
 
-def _name(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": 1, "tid": thread, "ts": 0, "args": {"name": name}}
+def _name(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": 1, "tid": thread, "ts": 0, "args": {"name": name}}
 
 
 def _complete(row: LayerInfo, span: Span, thread: int, phase: str) -> dict[str, Any]:
@@ -118,16 +118,16 @@ def _counters(memory: MemoryEstimate, root: LayerInfo, spans_of: dict[str, Spans
     time = 0
     for phase, points in groupby(memory.timeline, key=lambda point: point.phase):
         spans = spans_of.get(phase, {})
-        waiting: defaultdict[str | None, list[Span]] = defaultdict(list)  # spans of leaf calls, the next one last
+        pending: defaultdict[str | None, list[Span]] = defaultdict(list)  # spans of leaf calls, the next one last
         for row in reversed(spans) if phase == "forward" else spans:
             if row.is_leaf:
-                waiting[row.fqn].append(spans[row])
+                pending[row.fqn].append(spans[row])
         time = max(time, spans[root].start) if spans else time
-        for fqn, of_module in groupby(points, key=lambda point: point.fqn):
-            held = [point.held for point in of_module]
+        for fqn, module_points in groupby(points, key=lambda point: point.fqn):
+            held = [point.held for point in module_points]
             step = 1 if spans else _UNTIMED
-            if waiting[fqn]:
-                span = waiting[fqn].pop()
+            if pending[fqn]:
+                span = pending[fqn].pop()
                 time = max(time, span.start)
                 step = max(step, (span.start + span.duration - time) // len(held))
             for bytes_held in held:

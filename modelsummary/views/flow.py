@@ -41,12 +41,12 @@ class OpenedCall(NamedTuple):
     """A call of a module that is opened.
 
     Attributes:
-        number: running number among steps and opened calls, those without use included.
+        node_id: running number among steps and opened calls, those without use included.
         event: the call.
         row: its row in the tree; None if it has none.
     """
 
-    number: int
+    node_id: int
     event: Event
     row: LayerInfo | None
 
@@ -67,7 +67,7 @@ class FlowStep:
         stage: number of the pipeline stage that makes the call; None without stages.
         event: the recorded call; None for an input, the output and an operator of a file.
         around: the opened calls that make it, outermost first, without the model's own.
-        number: running number among steps and opened calls, those without use included.
+        node_id: running number among steps and opened calls, those without use included.
     """
 
     kind: Kind
@@ -81,7 +81,7 @@ class FlowStep:
     stage: int | None = None
     event: Event | None = None
     around: tuple[OpenedCall, ...] = ()
-    number: int = 0
+    node_id: int = 0
 
 
 class Dataflow(NamedTuple):
@@ -165,7 +165,7 @@ class _Following:
         return self._n_calls
 
     def _added(self, step: FlowStep) -> int:
-        step.number = self._numbered()
+        step.node_id = self._numbered()
         self._steps.append(step)
         return len(self._steps) - 1
 

@@ -80,12 +80,12 @@ def _graph(root: LayerInfo, steps: Sequence[FlowStep], kinds: Mapping[int, int])
     for step in steps:
         items = model.items
         for opened in step.around:
-            if opened.number not in groups:
+            if opened.node_id not in groups:
                 label = _name(opened.event) + (f": {opened.row.class_name}" if opened.row is not None else "")
-                group = groups[opened.number] = Group(f"gn{opened.number}", label)
+                group = groups[opened.node_id] = Group(f"gn{opened.node_id}", label)
                 note(group.key, opened.event, opened.row)
                 items.append(group)
-            items = groups[opened.number].items
+            items = groups[opened.node_id].items
         node = _node(step)
         if step.event is not None:
             note(node.key, step.event, _row(step), node.lines)
@@ -99,7 +99,7 @@ def _graph(root: LayerInfo, steps: Sequence[FlowStep], kinds: Mapping[int, int])
 
 
 def _key(step: FlowStep) -> str:
-    return f"n{step.number}"
+    return f"n{step.node_id}"
 
 
 def _row(step: FlowStep) -> LayerInfo | None:

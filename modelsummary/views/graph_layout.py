@@ -112,13 +112,13 @@ def _lanes(pair: Pair, layers: dict[int, list[Box]], last: int) -> list[Box]:
 
 
 def _order(layers: Sequence[list[Box]], *, downwards: bool) -> None:
-    """Sort each layer by the mean place of the neighbours in the layer before it."""
+    """Sort each layer by the mean position of the neighbours in the layer before it."""
     for layer in layers if downwards else reversed(layers):
-        position = {box: index / max(len(members) - 1, 1) for members in layers for index, box in enumerate(members)}
+        positions = {box: index / max(len(members) - 1, 1) for members in layers for index, box in enumerate(members)}
 
-        def mean(box: Box, place: dict[Box, float] = position) -> float:
+        def mean(box: Box, positions: dict[Box, float] = positions) -> float:
             near = box.above if downwards else box.below
-            return sum(map(place.__getitem__, near)) / len(near) if near else place[box]
+            return sum(map(positions.__getitem__, near)) / len(near) if near else positions[box]
 
         layer.sort(key=mean)
 

@@ -152,8 +152,8 @@ def _nodes(group: Group, laid: Mapping[str, _Laid], corners: _Corners, colour_of
                 f'fill="{colour_of.get(item.key) or "#fff"}"/>'
             )
         for index, line in enumerate(item.lines):
-            place = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * index:.1f}"'
-            yield f"<text {place}>{escape(one_line(line))}</text>"
+            attributes = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * index:.1f}"'
+            yield f"<text {attributes}>{escape(one_line(line))}</text>"
 
 
 def _points(

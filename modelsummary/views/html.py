@@ -60,28 +60,28 @@ def to_notebook(
 
 
 class _Rows:
-    """All rows that a page can show, by number: the folded tree, and what unfolding shows.
+    """All rows that a page can show, by index: the folded tree, and what unfolding shows.
 
     Equal siblings can be shown one by one if no row around them represents several: these are unfolded first.
 
     Attributes:
         shown: the rows; the model is the first.
-        below: numbers of the rows below each row.
-        each: number of a row -> numbers of the equal siblings that it represents.
-        place: position of each row among all rows of the tree, in printed order.
+        below: indices of the rows below each row.
+        unfolded: index of a row -> indices of the equal siblings that it represents.
+        positions: position of each row among all rows of the tree, in printed order.
     """
 
     def __init__(self, root: LayerInfo, *, fold: bool) -> None:
         folding = Folding(root, fold=fold)
-        place_of = {id(row): position for position, row in enumerate(root.walk())}
+        position_of = {id(row): position for position, row in enumerate(root.walk())}
         self.shown: list[Shown] = [folding.top]
         self.below: list[list[int]] = []
-        self.each: dict[int, list[int]] = {}
+        self.unfolded: dict[int, list[int]] = {}
         for index, shown in enumerate(self.shown):  # grows
             self.below.append(self._added(folding.below(shown)))
             if len(shown.rows) == shown.times > 1:
-                self.each[index] = self._added(Shown(row, 1, [row]) for row in shown.rows)
-        self.place = [place_of[id(shown.row)] for shown in self.shown]
+                self.unfolded[index] = self._added(Shown(row, 1, [row]) for row in shown.rows)
+        self.positions = [position_of[id(shown.row)] for shown in self.shown]
 
     def _added(self, rows: Iterable[Shown]) -> list[int]:
         start = len(self.shown)
@@ -150,7 +150,7 @@ class _Page:
         )
 
     def _first_rows(self) -> tuple[set[int], set[int]]:
-        """Return the numbers of the rows written into the page, and of the rows that are open at first."""
+        """Return the indices of the rows written into the page, and of the rows that are open at first."""
         written = {0}
         opened = {0}  # the script fills it if its children are too many
         level = [0]
@@ -167,16 +167,16 @@ class _Page:
             level, depth = below, depth + 1
         return written, opened
 
-    def _elements(self, number: int, written: set[int], opened: set[int]) -> Iterator[str]:
+    def _elements(self, index: int, written: set[int], opened: set[int]) -> Iterator[str]:
         """Yield the elements of a row and of the written rows below it; without recursion, as trees can be deep."""
-        pending: list[int | str] = [number]
+        pending: list[int | str] = [index]
         while pending:
             item = pending.pop()
             if isinstance(item, str):
                 yield item
                 continue
             children = self._rows.below[item]
-            attributes = f' data-order="{self._rows.place[item]}" data-row="{item}"'
+            attributes = f' data-order="{self._rows.positions[item]}" data-row="{item}"'
             if not children:
                 yield self._grid(item, attributes)
                 continue
@@ -189,17 +189,17 @@ class _Page:
             else:
                 pending.extend(reversed(children))
 
-    def _grid(self, number: int, attributes: str = "") -> str:
-        shown = self._rows.shown[number]
+    def _grid(self, index: int, attributes: str = "") -> str:
+        shown = self._rows.shown[index]
         cells = "".join(
             f'<span class="{_kind(numeric)}"{f" data-value={value}" if numeric else ""}'
             f"{f' style=--share:{share}%' if share else ''}>{escape(text)}</span>"
             for text, numeric, value, share in zip(
-                self._cells[number][1:], self._numeric, self._values[number], self._shares[number], strict=True
+                self._cells[index][1:], self._numeric, self._values[index], self._shares[index], strict=True
             )
         )
         name = f'{escape(_label(shown))} <span class="ms-class">{escape(_type(shown.row))}</span>'
-        if shown.times > 1 and number in self._rows.each:
+        if shown.times > 1 and index in self._rows.unfolded:
             name += f' <button type="button" class="ms-times" title="{_UNFOLD}">{_times(shown)}</button>'
         elif shown.times > 1:
             name += f' <span class="ms-class">{_times(shown)}</span>'
@@ -209,7 +209,7 @@ class _Page:
         )
 
     def _data(self, written: set[int]) -> str:
-        """Return the JSON data for the script: rows that it can draw, by number; each text is stored once."""
+        """Return the JSON data for the script: rows that it can draw, by index; each text is stored once."""
         strings: dict[str, int] = {}
 
         def place(text: str) -> int:
@@ -217,11 +217,11 @@ class _Page:
 
         drawn = self._drawn(written)
         rows = {}
-        for number in drawn:
-            shown, shares = self._rows.shown[number], self._shares[number]
-            texts = [place(text) for text in self._cells[number][1:]]
+        for index in drawn:
+            shown, shares = self._rows.shown[index], self._shares[index]
+            texts = [place(text) for text in self._cells[index][1:]]
             facts = [_label(shown), place(_type(shown.row)), place(_times(shown)), shown.row.depth]
-            rows[number] = [*facts, self._rows.place[number], texts, shares, self._values[number]]
+            rows[index] = [*facts, self._rows.positions[index], texts, shares, self._values[index]]
         lazy = {index for index, below in enumerate(self._rows.below) if below and below[0] not in written}
         data = {
             "numeric": self._numeric,
@@ -230,14 +230,14 @@ class _Page:
             "children": {
                 index: self._rows.below[index] for index in sorted(lazy.union(drawn)) if self._rows.below[index]
             },
-            "each": self._rows.each,
+            "each": self._rows.unfolded,
         }
         return in_script(json.dumps(data, separators=(",", ":")))
 
     def _drawn(self, written: set[int]) -> list[int]:
         """Return the rows that the script draws: rows that are not written, and rows that unfolding draws anew."""
         again: set[int] = set()
-        pending = list(self._rows.each)
+        pending = list(self._rows.unfolded)
         while pending:
             index = pending.pop()
             if index not in again:

@@ -47,7 +47,7 @@ def graph_of(model: Explored) -> dict[str, Any]:
 def node_data_of(model: Explored) -> dict[str, dict[str, Any]]:
     """Return name of each figure -> its node data: the own figure of each node that has some."""
     data = model_data(model)
-    shown = {node.number for node in model.nodes if _is_shown(model, node.number)}
+    shown = {node.index for node in model.nodes if _is_shown(model, node.index)}
     return {
         figure["name"]: {
             model.nodes[0].name: {
@@ -72,19 +72,19 @@ class _Graph:
         self._data = data = model_data(model)
         self._texts: list[str] = data["texts"]
         self._parents: list[int] = data["nodes"]["parent"]
-        self._places: list[str] = []
+        self._namespaces: list[str] = []
         for node in model.nodes:
-            parent = self._parents[node.number]
-            self._places.append("" if parent < 0 else self._inside(parent))
+            parent = self._parents[node.index]
+            self._namespaces.append("" if parent < 0 else self._inside(parent))
 
-    def _inside(self, number: int) -> str:
+    def _inside(self, index: int) -> str:
         """Return the namespace of the nodes inside a module."""
-        if self._parents[number] < 0:
+        if self._parents[index] < 0:
             return ""
-        return "/".join(part for part in (self._places[number], _part(self._model.nodes[number].name)) if part)
+        return "/".join(part for part in (self._namespaces[index], _part(self._model.nodes[index].name)) if part)
 
     def graph(self) -> dict[str, Any]:
-        nodes = [node for node in self._model.nodes if _is_shown(self._model, node.number)]
+        nodes = [node for node in self._model.nodes if _is_shown(self._model, node.index)]
         incoming: dict[int, list[dict[str, str]]] = {}
         edges = self._data["edges"]
         for source, target in zip(edges["source"], edges["target"], strict=True):
@@ -96,37 +96,37 @@ class _Graph:
             "id": self._model.nodes[0].name,
             "nodes": [
                 {
-                    "id": str(node.number),
+                    "id": str(node.index),
                     "label": f"{node.name}: {node.type}" if node.type and node.type != node.name else node.name,
-                    "namespace": self._places[node.number],
-                    "incomingEdges": incoming.get(node.number, []),
-                    "attrs": [{"key": key, "value": value} for key, value in self._attributes(node.number).items()],
-                    "outputsMetadata": self._outputs(node.number),
+                    "namespace": self._namespaces[node.index],
+                    "incomingEdges": incoming.get(node.index, []),
+                    "attrs": [{"key": key, "value": value} for key, value in self._attributes(node.index).items()],
+                    "outputsMetadata": self._outputs(node.index),
                 }
                 for node in nodes
             ],
             "groupNodeAttributes": {
-                self._inside(node.number): self._attributes(node.number) for node in self._model.nodes if node.children
+                self._inside(node.index): self._attributes(node.index) for node in self._model.nodes if node.children
             },
         }
 
-    def _attributes(self, number: int) -> dict[str, str]:
-        facts = {title: self._texts[places[number]] for title, places in self._data["facts"].items()}
-        row = self._model.nodes[number].row
+    def _attributes(self, index: int) -> dict[str, str]:
+        facts = {title: self._texts[places[index]] for title, places in self._data["facts"].items()}
+        row = self._model.nodes[index].row
         if row is not None:
             counts = {"Multiply-adds": row.macs, "Parameters (count)": row.num_params}
             facts |= {title: scaled(count) for title, count in counts.items() if count}
         return {title: text for title, text in facts.items() if text}
 
-    def _outputs(self, number: int) -> list[dict[str, Any]]:
+    def _outputs(self, index: int) -> list[dict[str, Any]]:
         shape = self._data["facts"].get("Output")
-        text = self._texts[shape[number]] if shape else ""
+        text = self._texts[shape[index]] if shape else ""
         return [{"id": "0", "attrs": [{"key": "shape", "value": text}]}] if text else []
 
 
-def _is_shown(model: Explored, number: int) -> bool:
+def _is_shown(model: Explored, index: int) -> bool:
     """Return True for an operator, or the smallest known call of a module that was called."""
-    node = model.nodes[number]
+    node = model.nodes[index]
     if node.step is not None:
         return True
     return not node.children and node.row is not None and (node.row.executed or not model.root.executed)

@@ -91,7 +91,7 @@ class Pictures:
             raise InputError(f"top must be an integer >= 1, got {top!r}")
         root = self._root if isinstance(by, str) and by not in ADDITIVE else self._tree(fold)
         amounts = _shown_or_column(root, by, depth)
-        unit, values = amounts.unit, amounts.own
+        unit, values = amounts.unit, amounts.self_amount
         largest = sorted(values, key=lambda row: -values[row])[:top]
         rows = [(row_label(row), values[row], row) for row in largest]
         others = len(values) - len(rows)
@@ -135,7 +135,7 @@ class Pictures:
         whole = pieces(root, amounts, depth, amounts.total[root] * _SMALLEST_AREA)
         rectangles = list(treemap(whole, width, height))
         axes.set(xlim=(0, width), ylim=(height, 0))
-        leaves = [each for each in rectangles if not each.piece.inside]
+        leaves = [rectangle for rectangle in rectangles if not rectangle.piece.inside]
         _draw(axes, leaves, root, amounts, (1.0, 1.0), lambda piece: (_in_two(piece.labels[0]), *piece.labels))
         heads = set(heads_of(root, amounts.total))
         for rectangle in rectangles:
@@ -228,7 +228,7 @@ def _shown_or_column(root: LayerInfo, by: str, depth: int | None) -> Amounts:
     if not (isinstance(by, str) and by in COLUMNS and by not in ADDITIVE and COLUMNS[by].kind in _NUMBERS):
         amounts = find_amounts(root, by)
         shown = _shown(root, amounts, depth)
-        return replace(amounts, own=shown, unit=Unit.of(amounts.unit.kind, max(shown.values())))
+        return replace(amounts, self_amount=shown, unit=Unit.of(amounts.unit.kind, max(shown.values())))
     column = COLUMNS[by]
     figures = {row: column.of(row, row.depth == depth and bool(row.children)) for row in root.walk(depth)}
     values = {row: float(value) for row, value in figures.items() if value}
@@ -269,7 +269,7 @@ def _scatter(
 
 def _shown(root: LayerInfo, amounts: Amounts, depth: int | None) -> dict[LayerInfo, float]:
     """Return the amount of each row down to ``depth``, with hidden rows below it; zeros are left out."""
-    values = {row: (amounts.total if row.depth == depth else amounts.own)[row] for row in root.walk(depth)}
+    values = {row: (amounts.total if row.depth == depth else amounts.self_amount)[row] for row in root.walk(depth)}
     return {row: value for row, value in values.items() if value}
 
 
@@ -341,17 +341,17 @@ def _draw(
     axes.add_collection(PatchCollection(patches, facecolors=fills, edgecolors="white", linewidths=lines))
 
 
-def _write(axes: Axes, at: Rectangle, labels: Sequence[str], amount: str, scale: tuple[float, float]) -> None:
+def _write(axes: Axes, rectangle: Rectangle, labels: Sequence[str], amount: str, scale: tuple[float, float]) -> None:
     """Write the first label that fits, with the amount if there is room; in narrow rectangles also upright."""
-    width, height = at.width * scale[0] - 4, at.height * scale[1] - 2
+    width, height = rectangle.width * scale[0] - 4, rectangle.height * scale[1] - 2
     texts = [f"{label}{between}{amount}" for label in labels for between in ("\n", "  ")] + list(labels)
-    ways = [(7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)]
-    for least, across, along, rotation in ways if height > 1.5 * width else ways[:2]:
+    orientations = [(7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)]
+    for least, across, along, rotation in orientations if height > 1.5 * width else orientations[:2]:
         for text in texts:
             lines = text.split("\n")
             size = min(10.0, across / (0.58 * max(map(len, lines))), along / (1.25 * len(lines)))
             if size >= least:
-                middle = (at.x + at.width / 2, at.y + at.height / 2)
+                middle = (rectangle.x + rectangle.width / 2, rectangle.y + rectangle.height / 2)
                 style: dict[str, Any] = {"fontsize": size, "rotation": rotation, "parse_math": False, "clip_on": True}
                 axes.text(*middle, text, ha="center", va="center", **style)
                 return
@@ -366,10 +366,14 @@ def _in_two(label: str) -> str:
     return f"{label[:middle]}\n{label[middle:]}"
 
 
-def _outline(axes: Axes, at: Rectangle) -> None:
+def _outline(axes: Axes, rectangle: Rectangle) -> None:
     from matplotlib.patches import Rectangle as Patch
 
-    axes.add_patch(Patch((at.x, at.y), at.width, at.height, fill=False, edgecolor="white", linewidth=2.5))
+    axes.add_patch(
+        Patch(
+            (rectangle.x, rectangle.y), rectangle.width, rectangle.height, fill=False, edgecolor="white", linewidth=2.5
+        )
+    )
 
 
 def _name_points(axes: Axes, rows: Iterable[LayerInfo], points: dict[LayerInfo, tuple[float, float]]) -> None:
@@ -383,11 +387,11 @@ def _name_points(axes: Axes, rows: Iterable[LayerInfo], points: dict[LayerInfo, 
             axes.annotate(row_label(row), points[row], (7, -2), **style)
 
 
-def _framed(axes: Axes, root: LayerInfo, amounts: Amounts, what: str) -> Axes:
+def _framed(axes: Axes, root: LayerInfo, amounts: Amounts, meaning: str) -> Axes:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
-    text = f"{what}: {amounts.title}, {amounts.unit.text(amounts.total[root])} in all"
+    text = f"{meaning}: {amounts.title}, {amounts.unit.text(amounts.total[root])} in all"
     axes.set_xlabel(text)
     axes.set_title(one_line(root.class_name), parse_math=False)
     return axes

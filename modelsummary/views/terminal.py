@@ -58,11 +58,11 @@ def share_bars(values: Iterable[tuple[float, float]]) -> list[str]:
     return bars
 
 
-def paint(line: str, own: float) -> str:
+def paint(line: str, share: float) -> str:
     r"""Return a line of a table in red, yellow or dim, by what its row stands for.
 
     >>> paint("conv1", 0.2)
     '\x1b[31mconv1\x1b[0m'
     """
-    colour = _RED if own >= _EXPENSIVE else _YELLOW if own >= _NOTABLE else "" if own else _DIM
+    colour = _RED if share >= _EXPENSIVE else _YELLOW if share >= _NOTABLE else "" if share else _DIM
     return f"{colour}{line}{_PLAIN}" if colour else line

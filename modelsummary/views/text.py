@@ -124,9 +124,9 @@ def _remarks(root: LayerInfo, execution: str, fallback_reason: str | None) -> It
         yield f"Execution: real{f', because {fallback_reason}' if fallback_reason else ''}"
     uncounted = ledger(root)
     if uncounted:
-        said = {operator: f"{operator} ({count}x)" for operator, count in uncounted.items()}
-        unclear = [calls for operator, calls in said.items() if operator.endswith(")")]  # with the reason
-        without = [calls for operator, calls in said.items() if not operator.endswith(")")]
+        counts = {operator: f"{operator} ({count}x)" for operator, count in uncounted.items()}
+        unclear = [calls for operator, calls in counts.items() if operator.endswith(")")]  # with the reason
+        without = [calls for operator, calls in counts.items() if not operator.endswith(")")]
         if without:
             yield f"Not in mult-adds, no formula (see register_op_cost): {', '.join(without)}"
         if unclear:

@@ -59,7 +59,7 @@ def pieces(root: LayerInfo, amounts: Amounts, depth: int | None, smallest: float
             piece.inside.append(pieces(child, amounts, depth, smallest))
         elif amounts.total[child]:
             small.append(Piece(child, amounts.total[child], _labels(child)))
-    amount = amounts.own[root]
+    amount = amounts.self_amount[root]
     if amount and root.children:
         labels = (*(f"{label} (own)" for label in _labels(root)), "(own)")
         (piece.inside if amount >= smallest else small).append(Piece(root, amount, labels, "own"))
@@ -103,13 +103,13 @@ def icicle(piece: Piece, start: float = 0.0, level: int = 0) -> Iterator[Rectang
     >>> from modelsummary.views.amounts import find_amounts
     >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))).root
     >>> whole = pieces(root, find_amounts(root, "params"), depth=None, smallest=0)
-    >>> [(each.piece.labels[-1], each.x, each.y, each.height) for each in icicle(whole)]
+    >>> [(area.piece.labels[-1], area.x, area.y, area.height) for area in icicle(whole)]
     [('Sequential', 0, 0.0, 13), ('0', 1, 0.0, 9), ('1', 1, 9.0, 4)]
     """
     yield Rectangle(piece, level, start, 1.0, piece.amount, level)
-    for each in piece.inside:
-        yield from icicle(each, start, level + 1)
-        start += each.amount
+    for inner in piece.inside:
+        yield from icicle(inner, start, level + 1)
+        start += inner.amount
 
 
 def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:

@@ -67,7 +67,7 @@ def test_functions_stand_between_the_modules_in_the_order_of_the_calls():
         ("module", "1"),
         ("output", "output"),
     ]
-    assert [node.number for node in nodes] == list(range(8))
+    assert [node.index for node in nodes] == list(range(8))
 
 
 def test_multiply_adds_of_functions_are_taken_out_of_their_module():

@@ -142,7 +142,7 @@ def test_a_folded_tree_has_the_same_totals(spec):
     assert sum(row.self_params for row in merged.walk()) == root.num_params
     amounts = find_amounts(merged, "params")
     for row in merged.walk():
-        assert amounts.total[row] == amounts.own[row] + sum(amounts.total[child] for child in row.children)
+        assert amounts.total[row] == amounts.self_amount[row] + sum(amounts.total[child] for child in row.children)
 
 
 def test_a_folded_roofline():
@@ -337,7 +337,7 @@ def test_every_name_of_an_amount():
     stats.memory()
     for name in ADDITIVE:
         amounts = find_amounts(stats.root, name)
-        assert amounts.total[stats.root] == pytest.approx(sum(amounts.own.values()))
+        assert amounts.total[stats.root] == pytest.approx(sum(amounts.self_amount.values()))
 
 
 @pytest.mark.parametrize(

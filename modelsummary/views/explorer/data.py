@@ -56,7 +56,7 @@ class Explored:
         self.by_fqn: dict[str, int] = {}
         for node in self.nodes:
             if node.row is not None:
-                self.by_fqn.setdefault(node.row.fqn, node.number)
+                self.by_fqn.setdefault(node.row.fqn, node.index)
         if memory is not None and not isinstance(memory, MemoryEstimate):
             raise InputError(f"memory must be a MemoryEstimate, as memory() returns it, got {memory!r:.80}")
         self._check("memory", [point.fqn for point in memory.timeline if point.fqn is not None] if memory else [])
@@ -74,9 +74,9 @@ class Explored:
         return fqn not in self.by_fqn and any(name.startswith(f"{fqn}.") for name in self.by_fqn)
 
     def _check(self, name: str, fqns: Iterable[str]) -> None:
-        strange = next((fqn for fqn in fqns if fqn not in self.by_fqn), None)
-        if strange is not None:
-            raise InputError(f"{name} belongs to another model: {self.root.class_name} has no module {strange!r}")
+        unknown = next((fqn for fqn in fqns if fqn not in self.by_fqn), None)
+        if unknown is not None:
+            raise InputError(f"{name} belongs to another model: {self.root.class_name} has no module {unknown!r}")
 
 
 def model_data(model: Explored) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def model_data(model: Explored) -> dict[str, Any]:
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> data = model_data(Explored(Statistics(nn.Sequential(nn.Linear(2, 3)), (1, 2)).root))
-    >>> data["nodes"]["parent"], [data["texts"][place] for place in data["nodes"]["type"]]
+    >>> data["nodes"]["parent"], [data["texts"][index] for index in data["nodes"]["type"]]
     ([-1, 0], ['Sequential', 'Linear'])
     >>> [(figure["name"], figure["own"]) for figure in data["figures"]][:2]
     [('macs', [0, 6]), ('params', [0, 9])]
@@ -97,7 +97,7 @@ def model_data(model: Explored) -> dict[str, Any]:
     parents = [-1] * len(nodes)
     for node in nodes:
         for child in node.children:
-            parents[child.number] = node.number
+            parents[child.index] = node.index
     called = [_called(node) if model.root.executed else _CALLED for node in nodes]
     return {
         "title": one_line(model.root.class_name),
@@ -130,23 +130,23 @@ def _called(node: ExplorerNode) -> int:
 
 
 def _runs(nodes: Sequence[ExplorerNode], called: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the patterns that repeat in a level: number of the first node, nodes of the pattern, times that it comes.
+    """Return the patterns that repeat in a level: index of the first node, nodes of the pattern, times that it comes.
 
     The children of a container that nothing calls, such as a ModuleList, belong to the level around it.
     """
     runs: list[tuple[int, int, int]] = []
     for node in nodes:
         level: list[ExplorerNode] = []
-        pending = list(node.children) if not node.number or called[node.number] != _CONTAINER else []
+        pending = list(node.children) if not node.index or called[node.index] != _CONTAINER else []
         while pending:
             child = pending.pop()
-            if called[child.number] == _CONTAINER:
+            if called[child.index] == _CONTAINER:
                 pending += child.children
             else:
                 level.append(child)
-        level.sort(key=lambda child: (child.order, child.number))
+        level.sort(key=lambda child: (child.order, child.index))
         patterns = repeats([child.equal for child in level])
-        runs += [(level[start].number, period, times) for start, period, times in patterns if times > 1]
+        runs += [(level[start].index, period, times) for start, period, times in patterns if times > 1]
     return runs
 
 
@@ -168,8 +168,8 @@ class _Texts:
 
     def columns(self, nodes: Sequence[ExplorerNode], facts: Iterable[_Fact]) -> dict[str, list[int]]:
         """Return the places of the texts of each fact that any node has, by its title."""
-        found = {title: self.places(text(node) for node in nodes) for title, text in facts}
-        return {title: places for title, places in found.items() if any(places)}
+        columns = {title: self.places(text(node) for node in nodes) for title, text in facts}
+        return {title: places for title, places in columns.items() if any(places)}
 
 
 # ---------------------------------------------------------------------------------------------- facts
@@ -278,16 +278,16 @@ def _figures(nodes: Sequence[ExplorerNode]) -> list[dict[str, Any]]:
     return figures
 
 
-def _with_functions(nodes: Sequence[ExplorerNode], own: list[int | None]) -> list[int | None]:
-    amounts = list(own)
+def _with_functions(nodes: Sequence[ExplorerNode], self_figures: list[int | None]) -> list[int | None]:
+    amounts = list(self_figures)
     for node in nodes:
         functions = [child for child in node.children if child.kind == "function" and child.step is not None]
         counts = [child.step.macs for child in functions if child.step is not None]
-        total = own[node.number]
+        total = self_figures[node.index]
         if total is not None and 0 < sum(counts) <= total:
-            amounts[node.number] = total - sum(counts)
+            amounts[node.index] = total - sum(counts)
             for child, count in zip(functions, counts, strict=True):
-                amounts[child.number] = count
+                amounts[child.index] = count
     return amounts
 
 
@@ -316,12 +316,12 @@ def _devices(root: LayerInfo) -> list[dict[str, Any]]:
 
 
 def _edges(model: Explored, texts: _Texts) -> dict[str, list[int]]:
-    number_of = {id(node.step): node.number for node in model.nodes if node.step is not None}
+    index_of = {id(node.step): node.index for node in model.nodes if node.step is not None}
     edges = [
-        (number_of[id(model.flow.steps[source])], number_of[id(step)], texts.place(", ".join(map(str, tensors))))
+        (index_of[id(model.flow.steps[source])], index_of[id(step)], texts.place(", ".join(map(str, tensors))))
         for step in model.flow.steps
         for source, tensors in step.takes.items()
-        if id(step) in number_of and id(model.flow.steps[source]) in number_of
+        if id(step) in index_of and id(model.flow.steps[source]) in index_of
     ]
     sources, targets, tensors = map(list, zip(*edges, strict=True)) if edges else ([], [], [])
     return {"source": sources, "target": targets, "tensors": tensors}
@@ -346,7 +346,7 @@ def _timeline(model: Explored, memory: MemoryEstimate, texts: _Texts) -> dict[st
 
 
 def diff_data(before: Explored, after: Explored) -> dict[str, Any]:
-    """Return the differences between two models, with the numbers of the nodes; -1 where a model lacks the module.
+    """Return the differences between two models, with the indices of the nodes; -1 where a model lacks the module.
 
     From then on, only nodes of either model that differ in the same way are equal.
     """

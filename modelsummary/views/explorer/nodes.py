@@ -33,7 +33,7 @@ class ExplorerNode:
         children: nodes inside, in the order in which they first ran.
         order: number of the first step inside, or of an earlier neighbour if none ran.
         equal: number that consecutive nodes have in common if they and everything inside them are equal.
-        number: position among all nodes in depth-first order, the model first.
+        index: position among all nodes in depth-first order, the model first.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class ExplorerNode:
     children: list[ExplorerNode] = field(default_factory=list)
     order: int = 0
     equal: int = 0
-    number: int = 0
+    index: int = 0
 
     def walk(self) -> Iterator[ExplorerNode]:
         """Yield this node and everything inside it, depth first."""
@@ -95,7 +95,7 @@ def nodes_of(root: LayerInfo, steps: Sequence[FlowStep] = ()) -> list[ExplorerNo
         node.children = _in_ranges(node.children)
     nodes = list(node_of[root].walk())
     for index, node in enumerate(nodes):
-        node.number = index
+        node.index = index
     return nodes
 
 
@@ -109,11 +109,11 @@ def _in_order(
     modules: Sequence[ExplorerNode], functions: Sequence[ExplorerNode], first: dict[LayerInfo, int]
 ) -> list[ExplorerNode]:
     """Return the calls of one module in the order in which they ran; modules that did not run keep their place."""
-    at = -1
+    order = -1
     for node in modules:
         if node.row in first:
-            at = first[node.row]
-        node.order = at
+            order = first[node.row]
+        node.order = order
     return sorted([*modules, *functions], key=lambda node: node.order)
 
 
@@ -135,28 +135,30 @@ def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
     folded = [list(group) for _, group in groupby(nodes, key=lambda node: node.equal)]
     size = max(round(len(folded) ** 0.5), -(-len(folded) // MOST_CHILDREN))
     starts = range(0, len(folded), size)
-    return [_range([node for group in folded[at : at + size] for node in group], at, "nodes") for at in starts]
+    return [
+        _range([node for group in folded[start : start + size] for node in group], start, "nodes") for start in starts
+    ]
 
 
 def _sources_in_ranges(nodes: list[ExplorerNode]) -> Iterator[ExplorerNode]:
-    at = 0
+    start = 0
     for is_source, group in groupby(nodes, key=_is_source):
         run = list(group)
         if is_source and _FEW_SOURCES < len(run) < len(nodes):
-            yield _range(run, at, "nodes without inputs")
+            yield _range(run, start, "nodes without inputs")
         else:
             yield from run
-        at += len(run)
+        start += len(run)
 
 
 def _is_source(node: ExplorerNode) -> bool:
     return node.kind in ("module", "function") and node.step is not None and not node.step.takes
 
 
-def _range(inside: list[ExplorerNode], at: int, what: str) -> ExplorerNode:
-    node = ExplorerNode("range", f"{inside[0].name} … {inside[-1].name}", f"{len(inside)} {what}")
+def _range(inside: list[ExplorerNode], start: int, unit: str) -> ExplorerNode:
+    node = ExplorerNode("range", f"{inside[0].name} … {inside[-1].name}", f"{len(inside)} {unit}")
     node.children = _in_ranges(inside)
-    node.order, node.equal = inside[0].order, -at - 1  # ranges of one level are never equal
+    node.order, node.equal = inside[0].order, -start - 1  # ranges of one level are never equal
     return node
 
 
@@ -190,12 +192,12 @@ def split_equal(nodes: Sequence[ExplorerNode], changes: Mapping[int, Hashable]) 
 
     Args:
         nodes: all nodes in depth-first order.
-        changes: number of a node that differs -> how.
+        changes: index of a node that differs -> how.
     """
     kinds: dict[Any, int] = {}
-    is_changed = [node.number in changes for node in nodes]
+    is_changed = [node.index in changes for node in nodes]
     for node in reversed(nodes):  # what is inside a node comes before it
-        if is_changed[node.number] or any(is_changed[child.number] for child in node.children):
-            is_changed[node.number] = True
-            key = (node.equal, changes.get(node.number), tuple(child.equal for child in node.children))
-            node.equal = kinds.setdefault(key, -len(nodes) - node.number)
+        if is_changed[node.index] or any(is_changed[child.index] for child in node.children):
+            is_changed[node.index] = True
+            key = (node.equal, changes.get(node.index), tuple(child.equal for child in node.children))
+            node.equal = kinds.setdefault(key, -len(nodes) - node.index)
