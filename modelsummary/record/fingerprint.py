@@ -40,15 +40,15 @@ class Fingerprint:
         >>> Fingerprint([], [2, 3], []).differs_from(Fingerprint([], [2, 4], []))
         'a result of the sizes [2, 3] instead of [2, 4]'
         """
-        for index, (operator, theirs) in enumerate(zip(self.operators, other.operators, strict=False)):
-            if operator != theirs:
-                return f"operator {index} is {operator[0]} instead of {theirs[0]}, or has other arguments"
+        for index, (operator, other_operator) in enumerate(zip(self.operators, other.operators, strict=False)):
+            if operator != other_operator:
+                return f"operator {index} is {operator[0]} instead of {other_operator[0]}, or has other arguments"
         if len(self.operators) != len(other.operators):
             return f"{len(self.operators)} operators instead of {len(other.operators)}"
         if self.sizes != other.sizes:
             return f"a result of the sizes {self.sizes} instead of {other.sizes}"
-        same = all(torch.allclose(*pair, equal_nan=True) for pair in zip(self.values, other.values, strict=True))
-        return "" if same else "other values"
+        is_close = all(torch.allclose(*pair, equal_nan=True) for pair in zip(self.values, other.values, strict=True))
+        return "" if is_close else "other values"
 
 
 def fingerprint(
@@ -104,14 +104,14 @@ def difference(
         grad, other_mode: see ``fingerprint``. A forward that computes gradients does not run without them.
         observed: what the model ran in such a run before. It runs again only if ``other`` differs from that.
     """
-    every = list({id(module): module for root in (model, *modules) for module in modules_of(root)}.values())
+    all_modules = list({id(module): module for root in (model, *modules) for module in modules_of(root)}.values())
 
     def run(forward: Callable[..., Any], arguments: CallArguments) -> Fingerprint:
-        return fingerprint(forward, every, arguments, execution, grad=grad, other_mode=other_mode)
+        return fingerprint(forward, all_modules, arguments, execution, grad=grad, other_mode=other_mode)
 
     if observed is not None:
-        of_other = run(other, other_call or call)
-        if not of_other.differs_from(observed):
+        other_fingerprint = run(other, other_call or call)
+        if not other_fingerprint.differs_from(observed):
             return ""
     try:
         of_model = run(model, call)
@@ -119,4 +119,4 @@ def difference(
         if grad:
             raise
         return ""
-    return (of_other if observed is not None else run(other, other_call or call)).differs_from(of_model)
+    return (other_fingerprint if observed is not None else run(other, other_call or call)).differs_from(of_model)

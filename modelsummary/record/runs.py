@@ -60,8 +60,8 @@ def record(
     >>> from modelsummary.capture.inputs import call_arguments
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     >>> call = call_arguments(model, (3, 4), (), {}, batch_dim=None, device=None, dtypes=None)
-    >>> found = next(record(model, call, "shape"))
-    >>> found.batch_size, [event.name for event in found.root.children]
+    >>> recorded = next(record(model, call, "shape"))
+    >>> recorded.batch_size, [event.name for event in recorded.root.children]
     (3, ['0', '1'])
     """
     for opened in (rules, replace(rules, checks_decisions=True)):
@@ -108,25 +108,27 @@ def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
     assigned = frozenset().union(*(event.assigned for event in first.root.walk()))
     if not assigned:
         return
-    plain = [first]
+    runs = [first]
     with suppress(Exception):  # it has one mode only
-        plain.append(trace(call, other_mode=True))
-    for run, other_mode in zip(plain, (False, True), strict=False):
+        runs.append(trace(call, other_mode=True))
+    for run, other_mode in zip(runs, (False, True), strict=False):
         for options in ({"is_second": True}, {"unreadable": assigned}):
             try:
-                again = trace(call, other_mode=other_mode, **options)
-                both = merged([replace(each, is_other_mode=False) for each in (run, again)], 0, "", _NO_MODE)
-                pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
+                repeated = trace(call, other_mode=other_mode, **options)
+                merged_record = merged(
+                    [replace(member, is_other_mode=False) for member in (run, repeated)], 0, "", _NO_MODE
+                )
+                pairs = list(zip(run.root.walk(), merged_record.root.walk(), strict=True))
             except Exception:  # it reads the attributes, or runs other calls
                 return
-            if not all(_holds_for_both(one, merged) for one, merged in pairs):
+            if not all(_holds_for_both(event, merged_event) for event, merged_event in pairs):
                 return
     first.unread = assigned
 
 
-def _holds_for_both(one: Event, merged: Event) -> bool:
+def _holds_for_both(event: Event, merged_event: Event) -> bool:
     """Return True if merging a second run left everything known that was known from one."""
-    leaves = zip(*(leaves_of((event.args, event.kwargs, event.result)) for event in (one, merged)), strict=True)
+    leaves = zip(*(leaves_of((side.args, side.kwargs, side.result)) for side in (event, merged_event)), strict=True)
     return all(isinstance(traced, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for traced, leaf in leaves)
 
 
@@ -139,19 +141,19 @@ def record_once(
 
 def record_of(live: LiveModel, rules: TraceRules = WHOLE_LAYERS) -> Record:
     """Return the record of one run of a live model: the one that it keeps, if the model is unchanged since."""
-    kept = live.kept(("record", id(rules)))
-    if not kept:
-        made = record_once(live.model, live.call, live.execution, rules=rules)
-        kept["record"] = rules, made  # rules that are held have an id of their own
-    record: Record = kept["record"][1]
-    return record
+    memo = live.kept(("record", id(rules)))
+    if not memo:
+        recorded = record_once(live.model, live.call, live.execution, rules=rules)
+        memo["record"] = rules, recorded  # rules that are held have an id of their own
+    result: Record = memo["record"][1]
+    return result
 
 
 def kept_records(live: LiveModel, execution: str) -> Iterator[Record]:
     """Yield what ``record`` yields; the live model keeps the first, which ``record_of`` then returns."""
-    for made in record(live.model, live.call, execution, live.batch_dim):
-        live.kept(("record", id(WHOLE_LAYERS))).setdefault("record", (WHOLE_LAYERS, made))
-        yield made
+    for recorded in record(live.model, live.call, execution, live.batch_dim):
+        live.kept(("record", id(WHOLE_LAYERS))).setdefault("record", (WHOLE_LAYERS, recorded))
+        yield recorded
 
 
 def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> Trace:

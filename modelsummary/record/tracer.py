@@ -360,16 +360,16 @@ class Tracer(TorchFunctionMode):
             self._note_sizes(tensors)
         return out
 
-    def _note_sizes(self, made: list[Tensor]) -> None:
+    def _note_sizes(self, tensors: list[Tensor]) -> None:
         """Note a decision for a tensor whose size depends on values: on shapes these values are known."""
-        tokens = [(tensor, token) for tensor in made if isinstance(token := self.tensors.leaf(tensor), Token)]
+        tokens = [(tensor, token) for tensor in tensors if isinstance(token := self.tensors.leaf(tensor), Token)]
         for tensor, token in tokens:
             if token.is_dynamic:
                 self.decides = True
                 if self._rules.checks_decisions:
                     token.is_dynamic = False
-                    asked = self._decision(torch_function(Tensor.size), ((token,), {}), tuple(tensor.shape))
-                    self._stack[-1].children.append(asked)
+                    decision = self._decision(torch_function(Tensor.size), ((token,), {}), tuple(tensor.shape))
+                    self._stack[-1].children.append(decision)
 
     def _decision(self, function: TorchFunction, templates: tuple[Any, Any], out: Any) -> Event:
         parent = self._stack[-1]
