@@ -106,7 +106,8 @@ class GraphBuilder:
             self._made["placeholder", name] = top
         for name, template in parameters.items():
             self._bind(self._made["placeholder", name], template)
-        self._given = dict(self._nodes)  # the inputs' own nodes: an in-place call rebinds its value to a later node
+        # the inputs' own nodes: an in-place call rebinds its value to a later node
+        self._input_nodes = dict(self._nodes)
         self._top = next(iter(reversed(self.graph.nodes))) if top is not None else None
         self._guard(events)
         for event in events:
@@ -277,7 +278,7 @@ class GraphBuilder:
         return self._once(("mode", scope), lambda: self._at_top(lambda: self._node("get_attr", fqn)))
 
     def _device(self) -> Any:
-        value = next(iter(self._given.values()), None)
+        value = next(iter(self._input_nodes.values()), None)
         if value is None:
             raise TraceError("the forward reads the model's device, but no input has it; pass a tensor in meta_args")
         return self._once("device", lambda: self._at_top(lambda: self._function(getattr, value, "device")))
@@ -298,11 +299,11 @@ class GraphBuilder:
         return self._once((function, args), lambda: self._at_top(lambda: self._function(function, *args)))
 
     def _batch_size(self) -> Node:
-        value = next((candidate for candidate in self._given if candidate.batch is not None), None)
+        value = next((candidate for candidate in self._input_nodes if candidate.batch is not None), None)
         if value is None or value.batch is None:
             raise TraceError("a size follows the batch, but no input has the batch size")
         dim, factor = value.batch
-        node = self._given[value]
+        node = self._input_nodes[value]
         size = self._at_top(lambda: self._node("call_method", "size", (node, dim)))
         return size if factor == 1 else self._computed(operator.floordiv, size, factor)
 
@@ -333,7 +334,7 @@ class GraphBuilder:
         smallest = record.smallest_batch if record.batch_size is not None else 1
         reads_sizes = record.batch_size is None or any(event.reads_sizes for event in self._opened)
         is_dtype_bound = any(event.dtype_bound for event in events)
-        for value, node in self._given.items():
+        for value, node in self._input_nodes.items():
             sizes = None
             if reads_sizes or smallest > 1:
                 batch_dim = value.batch[0] if value.batch is not None and record.batch_size is not None else None

@@ -217,10 +217,10 @@ class _ProfilingRunner(NodeRunner):
         self._of_backward: dict[Node, Costs] = {}
         self._saved: dict[Node, TensorSet] = {}
         self._results: dict[Node, Any] = {}  # all stay alive, so that their memory is not reused
-        self._given: dict[Node, list[Tensor]] = {}
+        self._inputs: dict[Node, list[Tensor]] = {}
         self._begins: list[int] = []  # sequence number of the first autograd node that each node may create
         self._registered: dict[Node, tuple[int, ...]] = {}
-        self._own = {memory for memory, _ in (*self._env.param_ctx, *self._env.buffer_ctx)}
+        self._state_memory = {memory for memory, _ in (*self._env.param_ctx, *self._env.buffer_ctx)}
 
     def profile(self, args: list[Any], *, runs_backward: bool) -> Any:
         """Run forward, and backward if asked for. Return the result."""
@@ -229,8 +229,8 @@ class _ProfilingRunner(NodeRunner):
         if runs_backward:
             nodes = list(self._forward)
 
-            def pays(number: int) -> None:
-                index = bisect_right(self._begins, number) - 1
+            def pays(sequence_nr: int) -> None:
+                index = bisect_right(self._begins, sequence_nr) - 1
                 self._counters.running = self._of_backward.setdefault(nodes[max(index, 0)], Costs())
 
             _backward(result, pays)
@@ -243,7 +243,7 @@ class _ProfilingRunner(NodeRunner):
         self._counters.running = self._forward[node] = Costs()
         self._begins.append(_next_number())
         values = [self.env.get(leaf) for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
-        self._given[node] = [value for value in values if isinstance(value, Tensor)]
+        self._inputs[node] = [value for value in values if isinstance(value, Tensor)]
         self._register(node)
         yield
 
@@ -293,14 +293,14 @@ class _ProfilingRunner(NodeRunner):
     def _param_size(self, node: Node) -> int:
         if node.op == "call_module":
             return sum(parameter.nbytes for parameter in self.fetch_attr(str(node.target)).parameters())
-        parameters = {id(tensor): tensor for tensor in self._given[node] if isinstance(tensor, nn.Parameter)}
+        parameters = {id(tensor): tensor for tensor in self._inputs[node] if isinstance(tensor, nn.Parameter)}
         return sum(parameter.nbytes for parameter in parameters.values())
 
     def _backward_size(self, node: Node) -> int:
         def gets_gradient(tensor: Tensor) -> bool:
-            return tensor.is_floating_point() and not any(key in self._own for key, _ in TensorSet.of(tensor))
+            return tensor.is_floating_point() and not any(key in self._state_memory for key, _ in TensorSet.of(tensor))
 
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._given[node] if gets_gradient(tensor))
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._inputs[node] if gets_gradient(tensor))
 
     def write_costs(self) -> None:
         """Fill the costs of each node's ``MetaInfo``."""
@@ -325,19 +325,19 @@ def _next_number() -> int:
 
 
 def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:
-    """Run the backward from all results. Call ``pays`` with the number of each autograd node before it runs."""
+    """Run the backward from all results. Call ``pays`` with the sequence number of each node before it runs."""
     roots = [tensor for tensor in tensors_of(result) if tensor.requires_grad and tensor.grad_fn is not None]
     if not roots:
         return
     handles = []
-    seen: set[Any] = set()
+    visited: set[Any] = set()
     pending: list[Any] = [tensor.grad_fn for tensor in roots] if pays is not None else []
     while pending:
         node = pending.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        pending.extend(following for following, _ in node.next_functions)
+        visited.add(node)
+        pending.extend(next_node for next_node, _ in node.next_functions)
         if not hasattr(node, "variable") and pays is not None:  # nodes that accumulate gradients cost nothing
             handles.append(node.register_prehook(_paying(pays, node._sequence_nr())))
     unique = list({id(tensor): tensor for tensor in roots}.values())
@@ -348,5 +348,5 @@ def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:
             handle.remove()
 
 
-def _paying(pays: Callable[[int], None], number: int) -> Callable[[Any], None]:
-    return lambda _: pays(number)
+def _paying(pays: Callable[[int], None], sequence_nr: int) -> Callable[[Any], None]:
+    return lambda _: pays(sequence_nr)

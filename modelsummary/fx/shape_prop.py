@@ -94,15 +94,15 @@ class _Connected(torch.autograd.Function):
     """An identity whose result depends on other tensors in an unknown way."""
 
     @staticmethod
-    def forward(ctx: Any, result: Tensor, *given: Tensor) -> Tensor:
+    def forward(ctx: Any, result: Tensor, *tensors: Tensor) -> Tensor:
         """Return a copy of the first tensor."""
-        ctx.given = [(tensor.shape, tensor.dtype, tensor.device) for tensor in given]
+        ctx.specs = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         return result.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *_grads: Tensor) -> Any:
         """Return empty gradients of the right shapes."""
-        return None, *(torch.empty(size, dtype=dtype, device=device) for size, dtype, device in ctx.given)
+        return None, *(torch.empty(size, dtype=dtype, device=device) for size, dtype, device in ctx.specs)
 
 
 class ShapeProp:

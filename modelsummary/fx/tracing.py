@@ -218,12 +218,12 @@ def _first(
     preferred over one for all batches if it opens more modules.
     """
     reason: TraceError | None = None
-    every = iter(records)
-    while (current := next(every, None)) is not None:
+    rest = iter(records)
+    while (current := next(rest, None)) is not None:
         try:
             builder = _builder(model, current, names, marks)
-            if builder.kept_whole and current.batch_size is not None and (following := next(every, None)) is not None:
-                every = chain([following], every)
+            if builder.kept_whole and current.batch_size is not None and (following := next(rest, None)) is not None:
+                rest = chain([following], rest)
                 if following.smallest_batch > current.smallest_batch:
                     with suppress(TraceError):
                         if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
