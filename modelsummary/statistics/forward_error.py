@@ -27,27 +27,27 @@ def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
     did you forget the batch dimension? (1, 3, 8, 8) works
     """
     assert recording.error is not None
-    what = in_short(recording.error)
-    remedy = _remedy(model, call, recording, what)
+    message = in_short(recording.error)
+    remedy = _remedy(model, call, recording, message)
     if not recording.failed:
-        return f"{recording.root.class_name} could not be called: {what}{remedy}"
+        return f"{recording.root.class_name} could not be called: {message}{remedy}"
     layer = recording.failed[0]
-    where = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
-    return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"
+    layer_name = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
+    return f"forward of {layer_name} failed with input {layer.input_size}: {message}{remedy}"
 
 
-def _remedy(model: nn.Module, call: CallArguments, recording: Recording, what: str) -> str:
+def _remedy(model: nn.Module, call: CallArguments, recording: Recording, message: str) -> str:
     if isinstance(recording.error, DataDependentError):
         return "; use execution='auto' or 'real', with a model and inputs that hold values"
-    if call.size_dtypes and ("dtype" in what or "scalar type" in what):
-        given = ", ".join(map(str, call.size_dtypes))
-        return f'; the inputs given by size are {given}: for indices pass dtypes="long", or a list with one per size'
-    if "more than 1 value per channel" in what:
+    if call.size_dtypes and ("dtype" in message or "scalar type" in message):
+        dtypes = ", ".join(map(str, call.size_dtypes))
+        return f'; the inputs given by size are {dtypes}: for indices pass dtypes="long", or a list with one per size'
+    if "more than 1 value per channel" in message:
         return "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
-    if call.size_dtypes and any(is_size(each) for each in call.args):
-        sizes = [each.shape if isinstance(each, InputSize) else each for each in call.args]
+    if call.size_dtypes and any(is_size(argument) for argument in call.args):
+        sizes = [argument.shape if isinstance(argument, InputSize) else argument for argument in call.args]
         if all(map(is_size, sizes)):
-            return f"; for several inputs pass a list of sizes: {[tuple(each) for each in sizes]}"
+            return f"; for several inputs pass a list of sizes: {[tuple(size) for size in sizes]}"
     with suppress(Exception):  # advice must not hide the error
         return _size_that_works(model, call) or _features(recording)
     return ""
@@ -67,10 +67,10 @@ def _size_that_works(model: nn.Module, call: CallArguments) -> str:
 def _features(recording: Recording) -> str:
     """Return the number of features that a failed linear layer takes; empty if they are not the reason."""
     layer = recording.failed[0] if recording.failed else recording.root
-    wanted, size = getattr(layer.module, "in_features", None), layer.input_size
-    if wanted is None or not isinstance(size, list) or not size or size[-1] == wanted:
+    in_features, size = getattr(layer.module, "in_features", None), layer.input_size
+    if in_features is None or not isinstance(size, list) or not size or size[-1] == in_features:
         return ""
-    return f"; the layer takes {wanted} features in the last dimension, and got {size[-1]}"
+    return f"; the layer takes {in_features} features in the last dimension, and got {size[-1]}"
 
 
 def _runs(model: nn.Module, call: CallArguments) -> bool:

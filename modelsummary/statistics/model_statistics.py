@@ -412,8 +412,8 @@ class ModelStatistics(ReadableNumbers):
         if not foldable:
             return export.written(export.to_document(self.root, options, "html", **self._ran()), path)
         facts: dict[str, Any] = {"execution": self.execution, "fallback_reason": self.fallback_reason}
-        said = text.footer(self.root, **facts, remarks=self._remarks())
-        lines = [line for section in said for line in section]
+        sections = text.footer(self.root, **facts, remarks=self._remarks())
+        lines = [line for section in sections for line in section]
         return export.written(to_notebook(self.root, options, lines, **self._ran()), path)
 
     def _repr_html_(self) -> str:
