@@ -139,9 +139,9 @@ def summarize(options: argparse.Namespace) -> int:
 
 
 def _table_options(options: argparse.Namespace) -> TableOptions:
-    chosen: dict[str, Any] = {} if options.depth is None else {"depth": options.depth}
-    chosen |= {"depth": options.depth, "fold": False} if options.full else {}
-    return TableOptions(columns=options.columns, units=options.units, sort=options.sort, **chosen)
+    depth_options: dict[str, Any] = {} if options.depth is None else {"depth": options.depth}
+    depth_options |= {"depth": options.depth, "fold": False} if options.full else {}
+    return TableOptions(columns=options.columns, units=options.units, sort=options.sort, **depth_options)
 
 
 def _memory(stats: ModelStatistics, step: str | None) -> MemoryEstimate | None:
@@ -164,15 +164,15 @@ def _report(
     options: argparse.Namespace,
 ) -> str:
     difference = None if other is None else stats.diff(other)
-    asked = memory if options.memory is not None else None
+    shown_memory = memory if options.memory is not None else None
     if options.format == "text":
         colours = options.output is None and shows_colours(sys.stdout)
-        parts = [stats.printed(colours=colours) if difference is None else difference, asked, stages]
+        parts = [stats.printed(colours=colours) if difference is None else difference, shown_memory, stages]
         return "\n\n".join(str(part) for part in parts if part is not None)
     if options.format == "json":
         facts = stats.to_dict()
-        if asked is not None:
-            facts["memory"] = asked.to_dict()
+        if shown_memory is not None:
+            facts["memory"] = shown_memory.to_dict()
         if stages is not None:
             facts["stages"] = stages.to_records()
         if difference is not None:
@@ -204,15 +204,15 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
     if options.max_macs is not None and isinstance(stats, FileStatistics):
         _check_closed(stats)
     status = 0
-    for what, (value, most) in figures.items():
-        if most is not None and value > most:
-            unit = " bytes" if what == "memory" else ""
-            print(f"{red('exceeded:', sys.stderr)} {value:,} {what}{unit}, of {most:,} allowed", file=sys.stderr)
+    for figure, (value, limit) in figures.items():
+        if limit is not None and value > limit:
+            unit = " bytes" if figure == "memory" else ""
+            print(f"{red('exceeded:', sys.stderr)} {value:,} {figure}{unit}, of {limit:,} allowed", file=sys.stderr)
             status = 1
-        elif most is not None and what == "macs" and any(row.is_uncertain for row in stats.root.walk()):
-            why = ", ".join(stats.uncounted_ops) or "calls that cannot be seen"
+        elif limit is not None and figure == "macs" and any(row.is_uncertain for row in stats.root.walk()):
+            reason = ", ".join(stats.uncounted_ops) or "calls that cannot be seen"
             print(
-                f"{red('unknown:', sys.stderr)} at least {value:,} macs, of {most:,} allowed; not counted: {why}",
+                f"{red('unknown:', sys.stderr)} at least {value:,} macs, of {limit:,} allowed; not counted: {reason}",
                 file=sys.stderr,
             )
             status = 1

@@ -216,12 +216,12 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
     return make
 
 
-def _makers_in(found: Any) -> list[str]:
+def _makers_in(namespace: Any) -> list[str]:
     """Return the names of models, and of functions and classes that are defined in a module."""
-    module_name = getattr(found, "__name__", None)
+    module_name = getattr(namespace, "__name__", None)
     return [
         name
-        for name, value in getattr(found, "__dict__", {}).items()
+        for name, value in getattr(namespace, "__dict__", {}).items()
         if isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == module_name)
     ]
 
@@ -238,8 +238,8 @@ def _exported(path: Path, settings: Mapping[str, Any]) -> Source:
     return Source(program.module(), program.example_inputs)
 
 
-def _unknown(library: str, name: str, known: list[str]) -> InputError:
-    return InputError(f"{library} has no model {name!r}{close_to(name, known)}")
+def _unknown(library: str, name: str, names: list[str]) -> InputError:
+    return InputError(f"{library} has no model {name!r}{close_to(name, names)}")
 
 
 @contextmanager
