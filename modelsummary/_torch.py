@@ -192,20 +192,20 @@ def type_hints_once() -> Iterator[None]:
     That is half of the time of reading a program. The name ``typing`` in the module is another one meanwhile.
     """
     serializer = export_serializer()
-    known = getattr(serializer, "typing", None)
-    if known is None:
+    typing_module = getattr(serializer, "typing", None)
+    if typing_module is None:
         yield
         return
-    asked: dict[Any, Any] = {}
+    hints: dict[Any, Any] = {}
 
     def get_type_hints(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls not in asked:
-            asked[cls] = known.get_type_hints(cls, *args, **kwargs)
-        return asked[cls]
+        if cls not in hints:
+            hints[cls] = typing_module.get_type_hints(cls, *args, **kwargs)
+        return hints[cls]
 
-    names = ModuleType("typing")
-    names.__dict__.update(vars(known), get_type_hints=get_type_hints)
-    with swapped(serializer, "typing", names):
+    cached_typing = ModuleType("typing")
+    cached_typing.__dict__.update(vars(typing_module), get_type_hints=get_type_hints)
+    with swapped(serializer, "typing", cached_typing):
         yield
 
 
@@ -242,7 +242,7 @@ def fsdp_groups(module: torch.nn.Module) -> list[Any]:
     sharded: Any = module
     state = sharded._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
-    return list(groups) if groups is not None else [each for each in (state._fsdp_param_group,) if each is not None]
+    return list(groups) if groups is not None else [group for group in (state._fsdp_param_group,) if group is not None]
 
 
 def flat_shards(module: torch.nn.Module) -> tuple[int, int]:

@@ -35,13 +35,13 @@ __all__ = [
 _LONGEST = 400  # characters of a message: names in a broken file can have any length
 
 
-def close_to(name: Any, known: Iterable[str]) -> str:
+def close_to(name: Any, names: Iterable[str]) -> str:
     """Return a suggestion of similar names to append to a message; empty if no name is close.
 
     >>> close_to("layr1", ["layer1", "fc"])
     "; did you mean 'layer1'?"
     """
-    close = difflib.get_close_matches(str(name), list(known), n=3)
+    close = difflib.get_close_matches(str(name), list(names), n=3)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
@@ -68,7 +68,9 @@ def printable(text: str) -> str:
     """Return the text with unprintable characters as escapes: a name in a file may hold commands to a terminal."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 _ACTS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # categories of Unicode: controls, directions, surrogates, separators
@@ -83,8 +85,10 @@ def harmless(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each.encode("unicode_escape").decode() if each not in "\n\t" and unicodedata.category(each) in _ACTS else each
-        for each in text
+        character.encode("unicode_escape").decode()
+        if character not in "\n\t" and unicodedata.category(character) in _ACTS
+        else character
+        for character in text
     )
 
 
@@ -96,7 +100,7 @@ class ModelSummaryError(Exception):
     """
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(_one_line(each) if isinstance(each, str) else each for each in args))
+        super().__init__(*(_one_line(argument) if isinstance(argument, str) else argument for argument in args))
 
 
 def _one_line(text: str) -> str:

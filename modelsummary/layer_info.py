@@ -272,7 +272,7 @@ class LayerInfo:
         return Report(rows, ["", self.fqn or self.class_name], "lr").html()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"module": None}
+        return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)} | {"module": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

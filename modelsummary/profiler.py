@@ -170,7 +170,7 @@ class Profiler:
                 f"{type(self._model).__name__} ran in its step, but failed when its shapes were captured: "
                 f"{type(recording).__name__}: {recording}"
             ) from recording
-        root = copy.deepcopy(recording.root, {id(each): each for each in self._model.modules()})
+        root = copy.deepcopy(recording.root, {id(module): module for module in self._model.modules()})
         clock = self._timer.clock
         cost = cost_of_timing() if isinstance(clock, CpuClock) else (0.0, 0.0)
         timings = Timings(self._model, root, cost)
@@ -194,14 +194,14 @@ class Profiler:
         ignored: set[int] = set()
         for entry in ignore_list:
             if isinstance(entry, type):
-                found = [module for module in self._model.modules() if type(module) is entry]
+                modules = [module for module in self._model.modules() if type(module) is entry]
             elif isinstance(entry, nn.Module):
-                found = [module for module in self._model.modules() if module is entry]
+                modules = [module for module in self._model.modules() if module is entry]
             else:
-                found = [names[entry]] if isinstance(entry, str) and entry in names else []
-            if not found:
+                modules = [names[entry]] if isinstance(entry, str) and entry in names else []
+            if not modules:
                 raise InputError(f"ignore_list holds {entry!r:.80}, but the model has no such class, name or module")
-            ignored.update(map(id, found))
+            ignored.update(map(id, modules))
         return ignored
 
 
@@ -218,9 +218,9 @@ class _Session:
         """Return the key of a step's kind, after capturing the tree of the first step of this kind."""
         try:
             sizes, _ = argument_sizes(args, kwargs)
-            plain = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))]
+            constants = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))]
             modes = tuple(module.training for module in self._model.modules())
-            key = (str(sizes), str(plain), modes, torch.is_grad_enabled())
+            key = (str(sizes), str(constants), modes, torch.is_grad_enabled())
             if key not in self._alike and len(self._alike) < _MAX_KINDS:
                 self._alike[key] = _Alike(self._captured(args, kwargs))
         except Exception as error:
@@ -258,19 +258,19 @@ class _Session:
 
     def most_frequent(self) -> _Alike:
         """Return the kind with most steps; raise ``ProfilerError`` without any step."""
-        found = [alike for alike in self._alike.values() if alike.steps]
-        if not found and self._error is not None:
+        kinds = [alike for alike in self._alike.values() if alike.steps]
+        if not kinds and self._error is not None:
             raise ProfilerError(f"no step could be recorded: {self._error}") from self._error
-        if not found:
+        if not kinds:
             raise ProfilerError(
                 f"{type(self._model).__name__} was not called since start_profile(); call the profiled model itself: "
                 "calls of submodules alone, and forwards that raised, do not count as steps"
             )
-        return max(found, key=lambda each: each.count)
+        return max(kinds, key=lambda kind: kind.count)
 
     def note(self, alike: _Alike) -> str:
         """Return a note on the steps that do not count, or an empty string."""
-        others = sum(each.count for each in self._alike.values()) - alike.count + self._uncaptured
+        others = sum(kind.count for kind in self._alike.values()) - alike.count + self._uncaptured
         return f"{number_of(others, 'more step')} had other inputs or another mode" if others else ""
 
 

@@ -49,7 +49,7 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, sty
     sides = ["left" if letter == "l" else "right" for letter in align]
     options: dict[str, Any] = {"colalign": sides, "disable_numparse": True, "preserve_whitespace": True}
     cells = [[harmless(str(cell)) for cell in row] for row in rows]
-    return tabulate(cells, [harmless(each) for each in headers], style, **options)
+    return tabulate(cells, [harmless(header) for header in headers], style, **options)
 
 
 def ruled_table(
@@ -125,19 +125,19 @@ class Report:
         >>> report.without("Calls", "Share" * 20).headers
         ['Layer']
         """
-        found = self
+        report = self
         for header in headers:
-            if found.width <= PAGE:
+            if report.width <= PAGE:
                 break
-            place = found.headers.index(header)
+            index = report.headers.index(header)
             rows, titles, align, totals = (
-                [_left(row, place) for row in found.rows],
-                _left(found.headers, place),
-                "".join(_left(found.align, place)),
-                _left(found.totals, place),
+                [_left(row, index) for row in report.rows],
+                _left(report.headers, index),
+                "".join(_left(report.align, index)),
+                _left(report.totals, index),
             )
-            found = replace(found, rows=rows, headers=titles, align=align, totals=totals)
-        return found
+            report = replace(report, rows=rows, headers=titles, align=align, totals=totals)
+        return report
 
     def text(self) -> str:
         """Return the report as text; without rows, only its lines."""
@@ -159,8 +159,8 @@ class Report:
         return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'
 
 
-def _left(items: Sequence[Any], place: int) -> list[Any]:
-    return [item for number, item in enumerate(items) if number != place]
+def _left(items: Sequence[Any], index: int) -> list[Any]:
+    return [item for position, item in enumerate(items) if position != index]
 
 
 class Printed(ABC):

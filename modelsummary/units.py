@@ -58,10 +58,10 @@ def parse_bytes(value: int | str, name: str) -> int:
     >>> parse_bytes("24GB", "memory_bytes"), parse_bytes("1.5 GiB", "memory_bytes"), parse_bytes(7, "memory_bytes")
     (24000000000, 1610612736, 7)
     """
-    number = parse_amount(value) if isinstance(value, str) else value
-    if type(number) is not int or number < 1:
+    amount = parse_amount(value) if isinstance(value, str) else value
+    if type(amount) is not int or amount < 1:
         raise InputError(f"{name} must be an integer >= 1 or text such as '24GB' or '16GiB', got {value!r}")
-    return number
+    return amount
 
 
 def parse_amount(text: str) -> int | None:
@@ -70,9 +70,9 @@ def parse_amount(text: str) -> int | None:
     >>> parse_amount("4.1G"), parse_amount("many")
     (4100000000, None)
     """
-    found = _AMOUNT.fullmatch(text.strip())
+    match = _AMOUNT.fullmatch(text.strip())
     return (
-        None if found is None else int(Decimal(found["number"]) * PREFIXES[(found["prefix"] or "").replace("k", "K")])
+        None if match is None else int(Decimal(match["number"]) * PREFIXES[(match["prefix"] or "").replace("k", "K")])
     )
 
 
@@ -86,10 +86,10 @@ def check_prefix(prefix: str) -> str:
     'Mi'
     """
     if not isinstance(prefix, str) or prefix not in PREFIXES:
-        known = ", ".join(repr(known) for known in PREFIXES)
+        choices = ", ".join(repr(choice) for choice in PREFIXES)
         shorter = str(prefix)[:-1]  # MB
-        meant = f"; did you mean {shorter!r}?" if shorter and shorter in PREFIXES else ""
-        raise InputError(f"unknown unit prefix {prefix!r}{meant}; expected one of {known}")
+        hint = f"; did you mean {shorter!r}?" if shorter and shorter in PREFIXES else ""
+        raise InputError(f"unknown unit prefix {prefix!r}{hint}; expected one of {choices}")
     return prefix
 
 
@@ -131,8 +131,8 @@ def scaled(value: float, unit: str = "", *, binary: bool = False) -> str:
     """
     prefix = auto_prefix(value, binary=binary)
     is_whole = not prefix and float(value).is_integer()
-    number = f"{value / PREFIXES[prefix]:.{0 if is_whole else 2}f}"
-    return f"{number} {symbol(prefix, unit)}".rstrip()
+    text = f"{value / PREFIXES[prefix]:.{0 if is_whole else 2}f}"
+    return f"{text} {symbol(prefix, unit)}".rstrip()
 
 
 def grouped(value: float | None) -> str:
@@ -216,7 +216,7 @@ class ReadableNumbers:
         """
         units = Units(units)
         if units == Units.AUTO:
-            units = next((each for each in _LARGE if num >= PREFIXES[each.value]), Units.MEGABYTES)
+            units = next((unit for unit in _LARGE if num >= PREFIXES[unit.value]), Units.MEGABYTES)
         return units, num / PREFIXES[units.value]
 
     @staticmethod
@@ -226,9 +226,9 @@ class ReadableNumbers:
         >>> ReadableNumbers.format_output_num(7_800_000, Units.MEGABYTES)
         ' (M): 7.80'
         """
-        used, number = ReadableNumbers.to_readable(num, units)
-        written = f"{int(number):,}" if float(number).is_integer() else f"{number:,.2f}"
-        return f"{in_parentheses(used, is_bytes)}: {written}"
+        amount_units, amount = ReadableNumbers.to_readable(num, units)
+        text = f"{int(amount):,}" if float(amount).is_integer() else f"{amount:,.2f}"
+        return f"{in_parentheses(amount_units, is_bytes)}: {text}"
 
 
 _LARGE = (Units.TERABYTES, Units.GIGABYTES)
