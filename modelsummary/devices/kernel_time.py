@@ -285,11 +285,11 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
     kernel_fits = fits()
     devices, geforce = kernel_fits["devices"], is_geforce(spec)
     fitted_device = next((name for name in devices if spec.name == name or spec.name.startswith(f"{name} ")), None)
-    of_generation = [name for name, entry in devices.items() if entry["generation"] == spec.generation]
-    name = fitted_device or next(iter(of_generation), _GEFORCE if geforce else None)
+    same_generation = [name for name, entry in devices.items() if entry["generation"] == spec.generation]
+    name = fitted_device or next(iter(same_generation), _GEFORCE if geforce else None)
     entry = devices[name] if name is not None else kernel_fits["default"]
     half = None if geforce else kernel_fits["half"].get(spec.generation)
-    other_fit = f"generation {spec.generation}" if of_generation or half else f"as {name}"
+    other_fit = f"generation {spec.generation}" if same_generation or half else f"as {name}"
     label = fitted_device or (other_fit if name is not None or half else "no fit of its own")
     error = float(entry["error"]) if fitted_device else float(kernel_fits["unseen_error"])
     simt = float(entry["simt"]) if fitted_device is not None else vector_share(spec, kernel_fits["flops_per_joule"])

@@ -80,13 +80,13 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
             float(measurement["sustained"]) / (best * 1e12) if measurement is not None and best else 1.0
         )
     usual = _USUAL_HALF_OF_AMD if spec.generation.startswith("cdna") else _USUAL_HALF
-    most = peak * (1.0 if is_geforce(spec) else usual)
+    limit = peak * (1.0 if is_geforce(spec) else usual)
     watts = WATTS.get(spec.name)
     if watts and measurement is not None and reference is not None and spec.units:
         shares = watts / WATTS[str(measurement["device"])] * spec.units / reference.units
-        return min(most, float(measurement["sustained"]) * sqrt(shares))
+        return min(limit, float(measurement["sustained"]) * sqrt(shares))
     per_joule = _HALF_PER_JOULE.get(spec.generation)
-    return min(most, watts * per_joule) if watts and per_joule else most
+    return min(limit, watts * per_joule) if watts and per_joule else limit
 
 
 def is_geforce(spec: DeviceSpec) -> bool:
