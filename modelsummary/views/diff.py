@@ -218,16 +218,20 @@ def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
     Modules are matched in three steps: same FQN, class and parameter shapes; same class and parameter shapes under
     another FQN (renamed); same FQN (changed).
     """
-    one, other = _facts_of(before), _facts_of(after)
-    pairs = {fqn: fqn for fqn in one if fqn in other and one[fqn].structure == other[fqn].structure}
-    left = [row for fqn, row in one.items() if fqn not in pairs]
-    right = [row for fqn, row in other.items() if fqn not in pairs]
-    pairs |= _renamed(left, right)
+    before_sides, after_sides = _facts_of(before), _facts_of(after)
+    pairs = {
+        fqn: fqn
+        for fqn in before_sides
+        if fqn in after_sides and before_sides[fqn].structure == after_sides[fqn].structure
+    }
+    unpaired_before = [row for fqn, row in before_sides.items() if fqn not in pairs]
+    unpaired_after = [row for fqn, row in after_sides.items() if fqn not in pairs]
+    pairs |= _renamed(unpaired_before, unpaired_after)
     taken = set(pairs.values())
-    pairs.update({fqn: fqn for fqn in one if fqn not in pairs and fqn in other and fqn not in taken})
+    pairs.update({fqn: fqn for fqn in before_sides if fqn not in pairs and fqn in after_sides and fqn not in taken})
     figures, new_figures = _figures(before), _figures(after)
     totals = {name: _with_change(figures[name], new_figures[name]) for name in _TOTALS}
-    return ModelDiff(list(_rows(one, other, pairs)), (before.class_name, after.class_name), totals)
+    return ModelDiff(list(_rows(before_sides, after_sides, pairs)), (before.class_name, after.class_name), totals)
 
 
 def _facts_of(root: LayerInfo) -> dict[str, ModuleSide]:
@@ -277,13 +281,13 @@ def _renamed(left: Sequence[ModuleSide], right: Sequence[ModuleSide]) -> dict[st
     pairs: dict[str, str] = {}
     longest = max((side.fqn.count(".") + 1 for side in (*left, *right)), default=0)
     for length in range(longest, -1, -1):
-        waiting: defaultdict[Any, deque[str]] = defaultdict(deque)
+        candidates: defaultdict[Any, deque[str]] = defaultdict(deque)
         for row in right:
-            waiting[row.structure, _last_names(row.fqn, length)].append(row.fqn)
+            candidates[row.structure, _last_names(row.fqn, length)].append(row.fqn)
         for row in left:
-            same = waiting.get((row.structure, _last_names(row.fqn, length)))
-            if same:
-                pairs[row.fqn] = same.popleft()
+            queue = candidates.get((row.structure, _last_names(row.fqn, length)))
+            if queue:
+                pairs[row.fqn] = queue.popleft()
         taken = set(pairs.values())
         left = [unpaired for unpaired in left if unpaired.fqn not in pairs]
         right = [unpaired for unpaired in right if unpaired.fqn not in taken]
@@ -294,22 +298,24 @@ def _last_names(fqn: str, length: int) -> tuple[str, ...]:
     return tuple(fqn.split(".")[-length:]) if length else ()
 
 
-def _rows(one: dict[str, ModuleSide], other: dict[str, ModuleSide], pairs: dict[str, str]) -> Iterator[DiffRow]:
+def _rows(
+    before_sides: dict[str, ModuleSide], after_sides: dict[str, ModuleSide], pairs: dict[str, str]
+) -> Iterator[DiffRow]:
     source = {after: before for before, after in pairs.items()}
-    position = {fqn: index for index, fqn in enumerate(one)}
-    in_order, done = list(one.values()), 0
+    position = {fqn: index for index, fqn in enumerate(before_sides)}
+    in_order, start = list(before_sides.values()), 0
 
     def removed(end: int) -> Iterator[DiffRow]:
-        return (DiffRow("removed", row, None) for row in in_order[done:end] if row.fqn not in pairs)
+        return (DiffRow("removed", row, None) for row in in_order[start:end] if row.fqn not in pairs)
 
-    for fqn, after in other.items():
+    for fqn, after in after_sides.items():
         if fqn not in source:
             yield DiffRow("added", None, after)
             continue
-        here = position[source[fqn]]
-        yield from removed(here)
-        done = max(done, here)
-        yield _compared(in_order[here], after)
+        index = position[source[fqn]]
+        yield from removed(index)
+        start = max(start, index)
+        yield _compared(in_order[index], after)
     yield from removed(len(in_order))
 
 

@@ -161,8 +161,8 @@ class _Page:
                 break
             written.update(below)
             visible += len(below)
-            wanted = visible <= _MAX_OPEN if self._levels is None else depth < self._levels
-            if wanted:
+            is_open = visible <= _MAX_OPEN if self._levels is None else depth < self._levels
+            if is_open:
                 opened.update(level)
             level, depth = below, depth + 1
         return written, opened

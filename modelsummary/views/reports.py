@@ -136,11 +136,11 @@ def _header(root: LayerInfo) -> Iterator[str]:
         facts.append(("forward latency", duration(root.latency_ms)))
         facts.append(("forward FLOP/s = FLOPs / latency", scaled(root.flops / root.latency_ms * 1e3, "FLOP/s")))
     if root.backward_latency_ms and root.latency_ms:
-        backward, both = root.backward_latency_ms, root.latency_ms + root.backward_latency_ms
+        backward, total_latency = root.backward_latency_ms, root.latency_ms + root.backward_latency_ms
         facts.append(("backward FLOPs, estimated as 2 x forward", scaled(2 * root.flops)))
         facts.append(("backward latency", duration(backward)))
         facts.append(("backward FLOP/s", scaled(2 * root.flops / backward * 1e3, "FLOP/s")))
-        facts.append(("forward and backward FLOP/s", scaled(3 * root.flops / both * 1e3, "FLOP/s")))
+        facts.append(("forward and backward FLOP/s", scaled(3 * root.flops / total_latency * 1e3, "FLOP/s")))
     width = max(len(name) for name, _ in facts) + 2
     for name, value in facts:
         yield f"{name + ':':<{width}}{value}"
