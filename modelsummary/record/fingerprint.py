@@ -114,9 +114,11 @@ def difference(
         if not other_fingerprint.differs_from(observed):
             return ""
     try:
-        of_model = run(model, call)
+        model_fingerprint = run(model, call)
     except RuntimeError:
         if grad:
             raise
         return ""
-    return (other_fingerprint if observed is not None else run(other, other_call or call)).differs_from(of_model)
+    return (other_fingerprint if observed is not None else run(other, other_call or call)).differs_from(
+        model_fingerprint
+    )

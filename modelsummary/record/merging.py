@@ -148,10 +148,10 @@ class _Merge:
 
     def _define(self, templates: Sequence[Any]) -> bool:
         """Make a value for every tensor in ``templates``; return False if their numbers of leaves differ."""
-        every = [leaves_of(template) for template in templates]
-        if len({len(leaves) for leaves in every}) != 1:
+        leaf_lists = [leaves_of(template) for template in templates]
+        if len({len(leaves) for leaves in leaf_lists}) != 1:
             return False
-        for leaves in zip(*every, strict=True):
+        for leaves in zip(*leaf_lists, strict=True):
             if all(isinstance(leaf, Token) for leaf in leaves):
                 key = tuple(leaf.index for leaf in leaves)
                 if key not in self._values:
@@ -175,17 +175,19 @@ class _Merge:
     def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int | BatchSize | None, ...]:
         if len({len(shape) for shape in shapes}) != 1:
             return (None,) * len(shapes[0])
-        every = [sizes[0] if len(set(sizes)) == 1 else self._by_batch(sizes) for sizes in zip(*shapes, strict=True)]
-        return tuple(None if isinstance(size, Unknown) else size for size in every)
+        merged_sizes = [
+            sizes[0] if len(set(sizes)) == 1 else self._by_batch(sizes) for sizes in zip(*shapes, strict=True)
+        ]
+        return tuple(None if isinstance(size, Unknown) else size for size in merged_sizes)
 
     def _template(self, templates: Sequence[Any], training: bool) -> Any:
         """Return the template that holds in every run."""
-        every = [leaves_of(template) for template in templates]
-        if len({len(leaves) for leaves in every}) != 1 or any(
+        leaf_lists = [leaves_of(template) for template in templates]
+        if len({len(leaves) for leaves in leaf_lists}) != 1 or any(
             not same_structure(template, templates[0]) for template in templates[1:]
         ):
-            return with_leaves(templates[0], [Unknown("arguments with varying structure")] * len(every[0]))
-        return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
+            return with_leaves(templates[0], [Unknown("arguments with varying structure")] * len(leaf_lists[0]))
+        return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*leaf_lists, strict=True)])
 
     def _leaf(self, leaves: Sequence[Any], training: bool) -> Any:
         first = leaves[0]
@@ -205,15 +207,19 @@ class _Merge:
         return self._constant(leaves, training)
 
     def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
-        of_mode = leaves[: len(self._batches)]
-        constant = of_mode[0] if all(same_constant(leaf, of_mode[0]) for leaf in of_mode) else self._by_batch(of_mode)
+        mode_leaves = leaves[: len(self._batches)]
+        constant = (
+            mode_leaves[0]
+            if all(same_constant(leaf, mode_leaves[0]) for leaf in mode_leaves)
+            else self._by_batch(mode_leaves)
+        )
         if not self._has_mode or isinstance(constant, Unknown):
             return constant
         expected = constant.at(self._mode_batch) if isinstance(constant, BatchSize) else constant
         if same_constant(leaves[-1], expected):
             return constant
         if isinstance(constant, BatchSize):
-            return Unknown(f"{of_mode[0]!r}, which depends on the batch size and the mode,")
+            return Unknown(f"{mode_leaves[0]!r}, which depends on the batch size and the mode,")
         return ModeChoice(constant, leaves[-1]) if training else ModeChoice(leaves[-1], constant)
 
     def _by_batch(self, constants: Sequence[Any]) -> BatchSize | Unknown:
