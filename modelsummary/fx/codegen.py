@@ -79,25 +79,27 @@ def _number_at(node: Node, depth: int) -> int | None:
 
 
 def _region(members: list[Node], code: list[str], depth: int, taken: set[str]) -> Iterable[str]:
-    inside = set(members)
-    takes = list(dict.fromkeys(source for node in members for source in node.all_input_nodes if source not in inside))
-    gives = [node for node in members if any(user not in inside for user in node.users)]
+    region_nodes = set(members)
+    inputs = list(
+        dict.fromkeys(source for node in members for source in node.all_input_nodes if source not in region_nodes)
+    )
+    outputs = [node for node in members if any(user not in region_nodes for user in node.users)]
     name = _free("_".join(["checkpoint", *map(str, region_of(members[0])[: depth + 1])]), taken)
     lines = [line for line in "".join(code).split("\n") if line]
     deleted = {
         variable for line in lines if (match := _DELETED.search(line)) for variable in match[1].split(" = ") if variable
     }
-    parameters = ", ".join(take.name for take in takes)
+    parameters = ", ".join(node.name for node in inputs)
     yield f"def {name}({parameters}):\n"
     yield from (f"{_INDENT}{line}\n" for line in lines)
-    results = ", ".join(give.name for give in gives)
+    results = ", ".join(node.name for node in outputs)
     yield f"{_INDENT}return {results}\n"
     call = (
-        f"torch.utils.checkpoint.checkpoint({', '.join([name, *(take.name for take in takes)])}, use_reentrant=False)"
+        f"torch.utils.checkpoint.checkpoint({', '.join([name, *(node.name for node in inputs)])}, use_reentrant=False)"
     )
-    gone = [take.name for take in takes if take.name in deleted]  # delete them here too, or they stay alive
-    after = f";  {' = '.join([*gone, 'None'])}" if gone else ""
-    yield f"{results + ' = ' if results else ''}{call}{after}\n"
+    deleted_inputs = [node.name for node in inputs if node.name in deleted]  # delete them here too, or they stay alive
+    deletion = f";  {' = '.join([*deleted_inputs, 'None'])}" if deleted_inputs else ""
+    yield f"{results + ' = ' if results else ''}{call}{deletion}\n"
 
 
 def _free(name: str, taken: set[str]) -> str:
