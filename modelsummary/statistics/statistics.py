@@ -140,20 +140,20 @@ class Statistics(ModelStatistics):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
 
-    def _live_for(self, what: str) -> LiveModel:
+    def _live_for(self, name: str) -> LiveModel:
         """Return the live model. Raise ``NotLiveError`` if there is none: after pickling, or without an input."""
         if self._live is None:
-            raise NotLiveError(self._not_live(what))
+            raise NotLiveError(self._not_live(name))
         return self._live
 
-    def _tree_for(self, what: str, error: type[ModelSummaryError] = InputError) -> LiveModel:
+    def _tree_for(self, name: str, error: type[ModelSummaryError] = InputError) -> LiveModel:
         """Return the live model. Raise ``error`` if a first forward makes a part of it, or a module contains itself."""
-        live = self._live_for(what)
+        live = self._live_for(name)
         if live.uninitialized is not None:
-            raise error(f"{what}: {live.uninitialized}; run the model once")
+            raise error(f"{name}: {live.uninitialized}; run the model once")
         if (cycle := cycle_in(live.model)) is not None:
             raise error(
-                f"{what} needs a tree of modules, but {cycle!r} is a module around it, so torch's state_dict(), to() "
+                f"{name} needs a tree of modules, but {cycle!r} is a module around it, so torch's state_dict(), to() "
                 "and train() do not end either; keep such a reference in a list: self.parent = [parent]"
             )
         return live
@@ -870,8 +870,8 @@ def measure_memory(
     return Statistics(model, input_data).measure_memory(mode, **options)
 
 
-def as_live(stats: ModelStatistics, what: str) -> Statistics:
+def as_live(stats: ModelStatistics, name: str) -> Statistics:
     """Return ``stats`` if they have a live model. Raise ``NotLiveError`` if they are data only."""
     if not isinstance(stats, Statistics):
-        raise NotLiveError(stats._not_live(what))
+        raise NotLiveError(stats._not_live(name))
     return stats
