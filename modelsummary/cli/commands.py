@@ -180,9 +180,9 @@ def _summarize() -> Parser:
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
     add("--latency", action="store_true", help="run the model and time its layers")
     add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
-    for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
-        help_ = f"budget of {what}: exit with status 1 if it is exceeded"
-        add(f"--max-{what}", type=parse_budget, metavar=unit, help=help_)
+    for figure, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
+        help_ = f"budget of {figure}: exit with status 1 if it is exceeded"
+        add(f"--max-{figure}", type=parse_budget, metavar=unit, help=help_)
     add("--version", action=_Version, nargs=0, help="show the versions of modelsummary and torch")
     return parser
 
