@@ -45,7 +45,8 @@ def test_questions_about_one_run_share_it():
     model, made = Counted(), []
     assert runs(model, lambda: made.append(Statistics(model, torch.rand(3, 4)))) == 1
     (stats,) = made
-    assert runs(model, lambda: stats.estimate_latency("A100")) == 0  # no operator depends on the device
+    # no operator depends on the device
+    assert runs(model, lambda: stats.estimate_latency("A100")) == int(torch.cuda.is_available())
     assert runs(model, lambda: stats.estimate_latency("T4", "compiled")) == 0
     assert runs(model, lambda: stats.memory("inference", device="cuda")) == 1
     assert runs(model, lambda: stats.memory(optimizer="adamw", device="cuda")) == 1
@@ -54,6 +55,23 @@ def test_questions_about_one_run_share_it():
     assert runs(model, lambda: stats.kernels("H100", "compiled", **STEP)) == 0
     assert runs(model, lambda: stats.memory(optimizer="sgd", device="cuda")) == 1
     assert runs(model, lambda: stats.memory(optimizer="adamw", device="cuda", autocast=torch.bfloat16)) == 1
+
+
+class CountedAttention(Counted):
+    """CUDA has fused attention of its own."""
+
+    def forward(self, x):
+        x = x[None, None]
+        return super().forward(nn.functional.scaled_dot_product_attention(x, x, x)[0, 0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a device that is there, the step runs with its kernels")
+@pytest.mark.parametrize(("model", "of_cuda"), [(Counted(), 0), (CountedAttention(), 1)])
+def test_a_step_on_the_cpu_is_that_of_an_absent_device_without_attention(model, of_cuda):
+    stats = Statistics(model, torch.rand(3, 4))
+    assert runs(model, lambda: stats.estimate_latency("A100")) == of_cuda
+    assert runs(model, lambda: stats.memory(optimizer="adamw")) == 1
+    assert runs(model, lambda: stats.estimate_latency("A100", **STEP)) == of_cuda
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
