@@ -37,7 +37,8 @@ def graph_module(
     """
     call = live.call
     names = dict(_names(live.model, call))
-    graph = trace_call(live.model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
+    options = {"marks": trace_act_ckpt, "splits_bias": bias_addition_split}
+    graph = trace_call(live.model, call, names, **options, execution=live.execution)
     arguments = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
     profile_call(graph, CallArguments((), arguments, call.device), device)
     for node in graph.graph.nodes:

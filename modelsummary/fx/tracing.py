@@ -25,7 +25,7 @@ from modelsummary.fx.builder import GraphBuilder
 from modelsummary.fx.shape_prop import note_shapes
 from modelsummary.fx.traced_module import FunctionModule, TracedModule, graph_module
 from modelsummary.record.events import Record
-from modelsummary.record.fingerprint import difference
+from modelsummary.record.fingerprint import compared, difference
 from modelsummary.record.runs import record
 from modelsummary.record.trace_rules import checkpoints_opened
 
@@ -152,14 +152,21 @@ def trace_call(
     *,
     marks: bool = False,
     splits_bias: bool = False,
+    execution: str | None = None,
 ) -> TracedModule:
-    """Return the graph of a model for one call. ``names`` maps positions or names of arguments to graph inputs."""
+    """Return the graph of a model for one call.
+
+    Args:
+        names: position or name of an argument -> graph input.
+        marks, splits_bias: ``trace_act_ckpt`` and ``bias_addition_split`` of ``symbolic_trace``.
+        execution: ``"shape"`` or ``"real"``, whichever is known to work; None: the model runs once more to find out.
+    """
     lazy = next((fqn for fqn, parameter in model.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
         raise TraceError(f"parameter {lazy!r} is not initialised; run the model once, then trace it")
     used: set[Any] = set()
     rules = registry.rules(model, used)
-    execution = _execution(model, call)
+    execution = _execution(model, call, execution)
     failed: list[Exception] = []
     for way in ("shape", "real") if execution == "real" and (rules.shapes or rules.layer_shapes) else (execution,):
         arguments = _without_values(call) if way == "shape" else call
@@ -193,10 +200,12 @@ def _without_values(call: CallArguments) -> CallArguments:
     return CallArguments(*call.on_meta(twin), call.device, call.nothing_found)
 
 
-def _execution(model: nn.Module, call: CallArguments) -> str:
+def _execution(model: nn.Module, call: CallArguments, execution: str | None) -> str:
     """Return ``"shape"`` if the model can run on shapes with the same result, else ``"real"``."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "real"  # autocast has no effect on meta tensors
+    if execution is not None:
+        return execution
     recording = capture(model, call, "auto")
     return "shape" if recording.error is not None else recording.execution
 
@@ -263,11 +272,7 @@ def _check(
         graph_call = _graph_call(call, names)
         return difference(model, traced, [traced], call, execution, other_call=graph_call, **options)
 
-    # two runs cover gradients on and off, another batch size and the other mode
-    larger = call
-    if recorded.batch_size is not None:
-        larger = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-    problem = differs(larger, grad=True) or differs(call, grad=False, other_mode=not recorded.no_other_mode)
+    problem, _ = compared(recorded, call, differs)
     if problem:
         raise TraceError(
             f"the graph differs from the model: it runs {problem}. The forward does something between its layers that "

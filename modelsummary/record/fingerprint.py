@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,14 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.run import running
+from modelsummary.capture.templates import ModeChoice, leaves_of
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
 
-__all__ = ["Fingerprint", "difference", "fingerprint", "fingerprint_of"]
+if TYPE_CHECKING:
+    from modelsummary.record.events import Record
+
+__all__ = ["Fingerprint", "compared", "difference", "fingerprint", "fingerprint_of"]
 
 
 @dataclass(frozen=True)
@@ -122,3 +126,46 @@ def difference(
     return (other_fingerprint if observed is not None else run(other, other_call or call)).differs_from(
         model_fingerprint
     )
+
+
+def compared(record: Record, call: CallArguments, differs: Callable[..., str]) -> tuple[str, bool]:
+    """Compare what was made of a record with the model, in the ways of running that the record is for.
+
+    On shapes, it is compared with the runs of the record: at a large batch, and in the other mode. The model runs again
+    where these do not show what it does: for real; if no run confirmed what was inferred from the batch sizes; if a
+    number depends on the mode; and without gradients if the forward asks whether they are computed.
+
+    Args:
+        call: the recorded arguments.
+        differs: ``difference`` of the model and what was made of the record; takes ``call`` and its options by name.
+
+    Returns:
+        The first difference, empty if there is none; and whether it is there without gradients alone.
+    """
+
+    def at_batch(batch: int | None) -> CallArguments:
+        if record.batch_size is None or batch is None:
+            return call
+        return call.with_batch(record.batch_dim, record.batch_size, batch)
+
+    other = at_batch(3 * (record.batch_size or 0) + 2)
+    operators = ""
+    for batch, other_mode, observed in record.observed:
+        operators = operators or differs(call=at_batch(batch), grad=True, other_mode=other_mode, observed=observed)
+    is_confirmed = bool(record.observed) and not (record.batch_size is not None and record.no_other_mode)
+    if not is_confirmed:
+        operators = operators or differs(call=other, grad=True)
+    if (not record.observed or record.asks_gradients) and not operators:
+        operators = differs(call=call, grad=False)
+        if operators and not differs(call=call, grad=True):
+            return operators, True
+    if not record.no_other_mode and (not record.observed or record.asks_gradients or _numbers_by_mode(record)):
+        operators = operators or differs(call=other, grad=False, other_mode=True)
+    return operators, False
+
+
+def _numbers_by_mode(record: Record) -> bool:
+    """Return True if a number depends on the mode; the other mode ran at one batch size, which it may depend on."""
+    leaves = (leaf for event in record.root.walk() for leaf in leaves_of((event.args, event.kwargs)))
+    choices = [leaf for leaf in leaves if isinstance(leaf, ModeChoice)]
+    return any(type(value) is not bool for choice in choices for value in choice)

@@ -8,15 +8,12 @@ from functools import partial
 
 import torch
 
-from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.state.process_state import surroundings
-from modelsummary.capture.templates import ModeChoice, leaves_of
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.record.events import Record
-from modelsummary.record.fingerprint import difference
+from modelsummary.record.fingerprint import compared, difference
 from modelsummary.record.runs import kept_records
 from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized
 from modelsummary.split.stage_facts import StageFacts
@@ -74,46 +71,17 @@ class ModelSplitter:
         return no_collection() if self._execution == "shape" else nullcontext()
 
     def _check(self, stages: Stages) -> None:
-        """Raise ``SplitError`` unless the stages run the same operators as the model.
-
-        On shapes, they are compared with the runs of the record: at a large batch, and in the other mode. The model
-        runs again where these do not show what it does: for real; if no run confirmed what was inferred from the batch
-        sizes; if a number depends on the mode; and without gradients if the forward asks whether they are computed.
-        """
-        record, call = stages.record, self._call
-        assert record is not None
+        """Raise ``SplitError`` unless the stages run the same operators as the model."""
+        assert stages.record is not None
         differs = partial(difference, self._model, stages, stages, execution=self._execution)
-        other = self._with_batch(record, 3 * (record.batch_size or 0) + 2)
-        found = ""
-        for batch, other_mode, observed in record.observed:
-            at_batch = self._with_batch(record, batch)
-            found = found or differs(call=at_batch, grad=True, other_mode=other_mode, observed=observed)
-        is_confirmed = bool(record.observed) and not (record.batch_size is not None and record.no_other_mode)
-        if not is_confirmed:
-            found = found or differs(call=other, grad=True)
-        if (not record.observed or record.asks_gradients) and not found and differs(call=call, grad=False):
-            found = differs(call=call, grad=True)
-            if not found:
-                raise SplitError(
-                    "the model runs other operators without gradients; it can only be run as one stage", possible=1
-                )
-        if not record.no_other_mode and (not record.observed or record.asks_gradients or _numbers_by_mode(record)):
-            found = found or differs(call=other, grad=False, other_mode=True)
-        if found:
+        others, is_without_gradients = compared(stages.record, self._call, differs)
+        if is_without_gradients:
             raise SplitError(
-                f"the stages differ from the model: they run {found}. The forward does something between its layers "
+                "the model runs other operators without gradients; it can only be run as one stage", possible=1
+            )
+        if others:
+            raise SplitError(
+                f"the stages differ from the model: they run {others}. The forward does something between its layers "
                 "that cannot be recorded (a TorchScript function, a global hook, an overridden __call__); move it into "
                 "a layer"
             )
-
-    def _with_batch(self, record: Record, batch: int | None) -> CallArguments:
-        if record.batch_size is None or batch is None:
-            return self._call
-        return self._call.with_batch(record.batch_dim, record.batch_size, batch)
-
-
-def _numbers_by_mode(record: Record) -> bool:
-    """Return True if a number depends on the mode; the other mode ran at one batch size, which it may depend on."""
-    leaves = (leaf for event in record.root.walk() for leaf in leaves_of((event.args, event.kwargs)))
-    choices = [leaf for leaf in leaves if isinstance(leaf, ModeChoice)]
-    return any(type(value) is not bool for choice in choices for value in choice)

@@ -66,6 +66,7 @@ def test_runs_per_question(batch, training):
         "page": stats.explore,
     }
     assert {name: count(question)[0] for name, question in later.items()} == dict.fromkeys(later, 0)
+    assert count(stats.graph_module)[0] == 4  # its record opens other modules
 
 
 def test_a_forward_that_asks_for_gradients_also_runs_without(monkeypatch):
