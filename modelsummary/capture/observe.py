@@ -14,7 +14,7 @@ from torch import nn
 from modelsummary.capture.checkpoints import apply_checkpoint
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
-from modelsummary.capture.execution.fused_attention import fused_attention
+from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
@@ -28,7 +28,6 @@ from modelsummary.capture.step_error import NeedsValuesError, as_step_error, rem
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError
-from modelsummary.operators.names import CHOSEN_BY_DEVICE
 
 __all__ = ["CUDA_BLOCK", "check_initialized", "keep", "observe", "observed"]
 
@@ -48,7 +47,7 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
     check_initialized(live)
     step = _key_of(plan, live.model)
     traces = live.kept(step)
-    trace = traces.get("storages") or (None if storages else traces.get("operators") or _of_cpu(live, step))
+    trace = traces.get("storages") or (None if storages else traces.get("operators"))
     if trace is None:
         trace = observe(live.model, live.call, plan, storages=storages)
         live.kept(step)[trace.level] = trace
@@ -64,22 +63,13 @@ def keep(live: LiveModel, trace: Trace) -> None:
 
 def _key_of(plan: StepPlan, model: nn.Module) -> StepPlan:
     """Return the plan under which a trace is kept; which workspaces count is asked when it is read."""
-    return replace(plan, workspaces=True, device=plan.device or _own_device(model))
+    own = _own_device(model)
+    is_own = plan.device is None or plan.device.type == own.type
+    return replace(plan, workspaces=True, device=own if is_own else plan.device)
 
 
-def _of_cpu(live: LiveModel, step: StepPlan) -> Trace | None:
-    """Return the trace of the same step on the CPU for a CUDA device that is absent; None if operators may differ."""
-    if not _is_absent(step.device) or step.autocast is not None or _has_recurrent(live.model):
-        return None
-    traces = live.kept(replace(step, device=_CPU))
-    trace: Trace | None = traces.get("storages") or traces.get("operators")
-    if trace is None or any(operator.run.call.name.startswith(CHOSEN_BY_DEVICE) for operator in trace.operators):
-        return None
-    return replace(trace, device=str(step.device))
-
-
-def _is_absent(device: torch.device | None) -> bool:
-    return device is not None and device.type == "cuda" and not torch.cuda.is_available()
+def _is_absent(device: torch.device) -> bool:
+    return device.type == "cuda" and not torch.cuda.is_available()
 
 
 def _has_recurrent(model: nn.Module) -> bool:
@@ -125,8 +115,8 @@ def observe(
     if _is_absent(wanted):
         device = _CPU
         notes.append(
-            "No CUDA device here: attention runs as on CUDA; for other operators, the kernels of the CPU are assumed"
-            " (its norms keep similar tensors)"
+            "No CUDA device here: attention, dropout and RMS norms run as on CUDA; for other operators, the kernels of"
+            " the CPU are assumed, which keep similar tensors"
         )
     if routes_evenly:
         notes.append(EVEN_ROUTES)
@@ -140,7 +130,7 @@ def observe(
         no_collection(),
         running(modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
         fused_lstm(is_absent=is_absent) if _has_recurrent(model) else nullcontext(),  # it costs time at each operator
-        fused_attention() if is_absent else nullcontext(),
+        cuda_kernels() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):
         shapes, args, kwargs = running_

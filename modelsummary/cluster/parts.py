@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.trace import Storage, Trace
 from modelsummary.cluster.collectives import collective_of
@@ -26,7 +25,7 @@ from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 
-__all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "OnAccelerator", "Part", "parts_of"]
+__all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "Part", "parts_of"]
 
 BEFORE, AFTER = "before the blocks", "after the blocks"
 _PLAIN, _CORE, _COLUMN = range(3)  # marks of operators
@@ -92,30 +91,6 @@ class Part:
         return bool(self.works.get("backward"))
 
 
-class OnAccelerator(TorchFunctionMode):
-    """A context in which functions run the operators that torch has for a GPU, where those for the CPU differ.
-
-    Dropout is one operator that keeps a mask of one byte per element. An RMS norm is one operator that keeps its input,
-    as a layer norm does. ``capture.execution.fused_attention`` chooses the kernel of attention.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.dropout:
-            return _dropout(*args, **kwargs)
-        if func is torch.nn.functional.rms_norm:
-            return _rms_norm(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
-    return torch.native_dropout(input, p, True)[0] if training and p else input
-
-
-def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    return torch.native_layer_norm(input, list(normalized_shape), weight, None, eps or 1e-6)[0]
-
-
 class Observed(NamedTuple):
     """What a step on shapes showed.
 
@@ -123,16 +98,19 @@ class Observed(NamedTuple):
         operators: in the order in which they ran.
         saved: storages kept for the backward.
         timeline: bytes alive at each operator.
+        callers: call of a module -> the call around it.
     """
 
     operators: Sequence[StepOperator]
     saved: Sequence[Storage]
     timeline: list[TimelinePoint]
+    callers: Mapping[CallKey, CallKey | None]
 
     @classmethod
     def of(cls, trace: Trace) -> Observed:
         """Return the facts of a trace."""
-        return cls(trace.operators, trace.saved, timeline_of(trace, None))
+        callers = {call.key: call.parent for call in trace.calls}
+        return cls(trace.operators, trace.saved, timeline_of(trace, None), callers)
 
 
 def parts_of(
@@ -160,7 +138,7 @@ def parts_of(
         context: ranks over which the sequence is split; attention sees keys of all of them.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
     """
-    part_names = _part_names(observed.operators, blocks)
+    part_names = _part_names(observed, blocks)
     marks = _marks(observed.operators, set(columns))
     labelled = [
         operator._replace(
@@ -229,17 +207,13 @@ def _fusing_phase(operator: StepOperator, index: int) -> str:
     return operator.phase if all(work.op_class in POINTWISE for work in works) else f"{operator.phase} {index}"
 
 
-def _part_names(operators: Sequence[StepOperator], blocks: Sequence[str]) -> list[str]:
-    """Return the part that each operator belongs to."""
-    block_of_fqn: dict[str, str | None] = {}
-
-    def block_of(operator: StepOperator) -> str | None:
-        fqn = operator.row[0] if operator.row is not None else ""
-        if fqn not in block_of_fqn:
-            block_of_fqn[fqn] = next((block for block in blocks if f"{fqn}.".startswith(f"{block}.")), None)
-        return block_of_fqn[fqn]
-
-    operator_blocks = [block_of(operator) for operator in operators]
+def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
+    """Return the part that each operator belongs to: to a block, if the block runs while it runs."""
+    operators, names = observed.operators, frozenset(blocks)
+    block_of: dict[CallKey | None, str | None] = {None: None}
+    for key, caller in observed.callers.items():  # in the order in which they began
+        block_of[key] = key[0] if key[0] in names else block_of.get(caller)
+    operator_blocks = [block_of.get(operator.row) for operator in operators]
     forward = [index for index, operator in enumerate(operators) if operator.phase == "forward"]
     last = max((index for index in forward if operator_blocks[index] is not None), default=-1)
     ends: dict[str, str] = {}  # FQN of a module outside of the blocks -> its part

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.execution.fused_attention import fused_attention
+from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized, observe
@@ -26,7 +26,7 @@ from modelsummary.cluster.divided_experts import (
     number_of_experts,
 )
 from modelsummary.cluster.equal_blocks import fold
-from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
+from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.rank_model import NO_EXPERTS, RankModel
 from modelsummary.cluster.weights import Weight, Weights, weight_of
@@ -255,7 +255,7 @@ class StepModel:
         if length and length != self.recorded_sequence:
             call = call.with_batch(1, self.recorded_sequence, length)
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
-        with OnAccelerator(), fused_attention(), _without_values():
+        with cuda_kernels(), _without_values():
             # what entered blocks is forgotten when the run is over
             trace = observe(rank.module, call, step, storages=True, note=lambda: dict(rank.entered))
         return Observed.of(trace), trace.noted, rank.module
@@ -378,9 +378,14 @@ def _trains_before(root: LayerInfo, block: LayerInfo) -> bool:
     for row in root.walk():
         if row is block:
             return False
-        if row.executed and row.self_trainable_params:
+        if row.self_trainable_params and _is_used(row):
             return True
     return False
+
+
+def _is_used(row: LayerInfo) -> bool:
+    """Return True for a module that runs, or that only holds parameters of one that runs, as a ``ParameterDict``."""
+    return row.executed or (not row.children and row.parent_info is not None and row.parent_info.executed)
 
 
 def _looks(row: LayerInfo) -> tuple[Any, ...]:

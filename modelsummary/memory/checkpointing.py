@@ -151,7 +151,7 @@ def blocks_of(root: LayerInfo) -> list[LayerInfo]:
         else:
             pending.extend(reversed(row.children))
     blocks = blocks or [row for row in root.children if row.executed]
-    return [row for row in blocks if not row.is_recursive and row.call_index == 0]
+    return [row for row in blocks if row.call_index == 0]
 
 
 def square_root(blocks: Sequence[LayerInfo]) -> list[str]:

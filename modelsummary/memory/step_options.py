@@ -27,6 +27,8 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adafactor": torch.optim.Adafactor,
 }
 
+_CASTS_TO = (torch.float16, torch.bfloat16)
+
 
 class StepOptions(TypedDict, total=False):
     """The keyword options of a step, all of them optional.
@@ -41,7 +43,8 @@ class StepOptions(TypedDict, total=False):
         checkpoint: FQNs of modules to run under activation checkpointing, or segments of an ``nn.Sequential``, as
             ``apply_checkpoint`` takes them; ``"every"``: all repeated blocks; ``"sqrt"``: about sqrt(n) segments of n
             repeated blocks in an ``nn.Sequential``. Default: None, no checkpointing.
-        autocast: floating point dtype of ``torch.autocast`` around forward and loss. Default: None, no autocast.
+        autocast: ``torch.float16`` or ``torch.bfloat16`` for ``torch.autocast`` around forward and loss. Default: None,
+            no autocast.
         accumulates: gradients of earlier micro-batches already exist. Default: False.
         block_bytes: the allocator rounds sizes up to a multiple of this. Default: None, 512 on CUDA, else 1.
         workspaces: count what operators allocate for themselves while they run, as far as ``calibrate`` measured it.
@@ -89,12 +92,17 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         raise InputError(f"checkpoint must be a list of names, 'every' or 'sqrt', got one name; pass [{checkpoint!r}]")
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
         raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
-    device = options.get("device")
+    dtype, device = options.get("dtype"), options.get("device")
+    if mode == "train" and dtype is not None and dtype.itemsize == 1:
+        raise InputError(
+            f"dtype={dtype}: no step trains in 8 bits alone, as torch adds no tensors of 8 bits; pass torch.bfloat16, "
+            f"cost 8-bit products by simulate(..., recipe=Recipe(dtype={dtype})), or run the forward without a backward"
+        )
     return StepPlan(
         train=mode == "train",
         make_optimizer=_optimizer(options.get("optimizer")) if mode == "train" else None,
         device=None if device is None else _target(device),
-        dtype=options.get("dtype"),
+        dtype=dtype,
         loss=options.get("loss"),
         checkpoint=tuple(checkpoint or ()),
         autocast=options.get("autocast"),
@@ -118,6 +126,9 @@ def _check(options: Mapping[str, Any]) -> None:
         kind = options.get(name)
         if kind is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
             raise InputError(f"{name} must be a floating point torch.dtype, got {kind!r}")
+    cast_to = options.get("autocast")
+    if cast_to is not None and cast_to not in _CASTS_TO:
+        raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {cast_to}")
     block = options.get("block_bytes")
     if block is not None and (type(block) is not int or block < 1):
         raise InputError(f"block_bytes must be an integer >= 1, got {block!r}")

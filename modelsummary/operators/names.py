@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CHOSEN_BY_DEVICE", "COLLECTIVES", "class_by_name", "counted_by_name", "launches_nothing", "may_multiply"]
+__all__ = ["COLLECTIVES", "class_by_name", "counted_by_name", "launches_nothing", "may_multiply"]
 
-# Beginnings of names of attention, fused or between its products: CUDA fuses other calls than the CPU.
-CHOSEN_BY_DEVICE = ("aten._scaled_dot_product_", "aten._safe_softmax")
 COLLECTIVES = frozenset("c10d c10d_functional _c10d_functional".split())
 # Collectives, FSDP's copies, bookkeeping, and torchvision's pooling and box operators, which multiply no matrices.
 _FREE_NAMESPACES = COLLECTIVES | frozenset("fsdp prim profiler rngprims torchvision".split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,11 +14,12 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.record.events import Record, attributes_in, values_in
+from modelsummary.record.events import Event, Record, attributes_in, values_in
 
 __all__ = ["FsdpUnits", "fsdp_units", "unit_bytes", "used_parameters"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_GATHERED = "which a unit gathers for its own forward alone"
 _LARGE = 100_000_000  # parameters from which one layer is a unit, as in torch's size_based_auto_wrap_policy
 
 
@@ -42,11 +43,11 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
     Candidates are the repeated blocks with parameters, or the children of a model without such blocks, and the modules
     that are called before, between and behind them. Blocks that share a parameter are one unit; so is what is called
     behind all blocks, such as the final norm and the output head. A candidate is not a unit if a tensor that it takes
-    or returns is written in place, if a function outside of it reads one of its parameters, which FSDP has not gathered
-    then, if it shares a parameter with the root, or is one small layer without blocks around it. A module outside of
-    the blocks is not a unit either if it is called several times or shares a parameter, and needs a tenth of a block's
-    parameters. Blocks that the forward does not call, such as an encoder of images where the input is text, are units
-    behind all others.
+    or returns is written in place, if a function outside of it reads one of its parameters, or calls one of its layers,
+    which FSDP has not gathered then, if it shares a parameter with the root, or is one small layer without blocks
+    around it. A module outside of the blocks is not a unit either if it is called several times or shares a parameter,
+    and needs a tenth of a block's parameters. Blocks that the forward does not call, such as an encoder of images where
+    the input is text, are units behind all others.
 
     Raises:
         InputError: a parameter has no dimensions, before torch 2.7.
@@ -103,16 +104,17 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
     return FsdpUnits(units, last, {fqn: reasons[fqn] for fqn in candidates if reasons.get(fqn)})
 
 
-def _ends(root: LayerInfo, blocks: Container[str]) -> list[LayerInfo]:
-    """Return the outermost called modules that neither are blocks nor hold one, in the order of their calls."""
+def _ends(root: LayerInfo, blocks: Collection[str]) -> list[LayerInfo]:
+    """Return the outermost called modules outside of the blocks that hold no block, in the order of their calls."""
     ends = []
+    inside = tuple(f"{fqn}." for fqn in blocks)
     pending = list(root.children)
     while pending:
         row = pending.pop()
         if row.fqn in blocks or row.call_index:
             continue
         if row.executed and not any(inner.fqn in blocks for inner in row.walk()):
-            ends.append(row)
+            ends += [] if row.fqn.startswith(inside) else [row]
         else:
             pending.extend(row.children)
     return sorted(ends, key=lambda row: row.call_order or 0)
@@ -164,7 +166,7 @@ def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str
 
 
 def _read(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]:
-    """Return modules of which a function outside reads a parameter -> why they cannot be units.
+    """Return modules of which a function outside reads a parameter, or calls a layer -> why they cannot be units.
 
     Args:
         fqns: of the modules.
@@ -175,15 +177,31 @@ def _read(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]
             holders.setdefault(id(parameter), []).append(fqn)
     found: dict[str, str] = {}
     for event in calls.events:
+        around = list(_and_callers(event))
+        running = {each.fqn for each in around}
         if event.is_module:
+            for fqn in (each for each in fqns if event.fqn.startswith(f"{each}.") and each not in running):
+                called, caller = next(
+                    (each, each.parent) for each in reversed(around) if each.fqn.startswith(f"{fqn}.")
+                )
+                who = (caller.fqn if caller is not None else "") or type(model).__name__
+                if _elements(model, event.fqn):
+                    found.setdefault(fqn, f"{who} calls {called.fqn}, {_GATHERED}")
             continue
         for name in (each.fqn for each in attributes_in((event.args, event.kwargs)) if each.fqn in calls.parameters):
             units = holders.get(id(calls.parameters[name]), ())
-            if any(f"{event.fqn}.".startswith(f"{fqn}.") for fqn in units):
-                continue
-            why = f"{event.fqn or type(model).__name__} reads {name}, which a unit gathers for its own forward alone"
-            found.update((fqn, why) for fqn in units if fqn not in found)
+            if running.isdisjoint(units):
+                why = f"{event.fqn or type(model).__name__} reads {name}, {_GATHERED}"
+                found.update((fqn, why) for fqn in units if fqn not in found)
     return found
+
+
+def _and_callers(event: Event) -> Iterator[Event]:
+    """Yield a call and the calls around it, the innermost first."""
+    caller: Event | None = event
+    while caller is not None:
+        yield caller
+        caller = caller.parent
 
 
 def _is_layer(row: LayerInfo) -> bool:

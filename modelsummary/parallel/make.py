@@ -72,8 +72,7 @@ def make_plan(
             "torch.distributed.tensor.experimental.context_parallel, cost it with simulate(Plan(context=...)), or pass "
             "context=1"
         )
-    if precision is not None and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
-        raise InputError(f"precision={precision!r}; expected a floating point torch.dtype or None")
+    _check_precision(precision)
     if sequence and tensor == 1:
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
     if sequence and pipeline > 1:
@@ -153,6 +152,15 @@ def make_plan(
         _stages=stages,
         _split=cut,
     )
+
+
+def _check_precision(precision: Any) -> None:
+    is_dtype = isinstance(precision, torch.dtype) and precision.is_floating_point
+    if precision is not None and not (is_dtype and precision.itemsize > 1):
+        raise InputError(
+            f"precision={precision!r}; expected a floating point torch.dtype of 16 bits or more, or None"
+            + ("; for 8-bit products, convert layers with torchao.float8" if is_dtype else "")
+        )
 
 
 def _check_held(layers: Sequence[LayerPlan], checkpointed: Sequence[str], stages: Any, split: Any) -> None:

@@ -12,9 +12,9 @@ from modelsummary.serving.times import PhaseTime
 __all__ = ["Point", "Points"]
 
 _MOST_OPERATORS = 10_000  # of the prompt of one run; about a second
-_PROBES = (64, 128)  # multiples of the chunks in which linear attention works
-_FEW = 128  # tokens that are always run
-_ODDS = 0.5  # more operators of a prompt than of a token, as a fraction: masks and states, but no loop over tokens
+_PROBES = (64, 128, 256)  # multiples of the chunks in which linear attention works
+_FEW = _PROBES[-1]  # tokens that are always run
+_ODDS = 0.5  # more operators of a longer prompt, as a fraction of the operators of a token: masks, but no loop
 
 
 class Point(NamedTuple):
@@ -55,7 +55,7 @@ class Points:
         self._run, self._time = run, time
         self._points: dict[tuple[int, int], Point] = {}
         self._n_operators: dict[int, tuple[int, int]] = {}  # context -> operators of a prompt, and of a token
-        self._per_token: float | None = None
+        self._per_token = 0.0
         self.extrapolated_from: int | None = None
 
     def at(self, batch: int, context: int) -> Point:
@@ -76,15 +76,25 @@ class Points:
         """Return the longest context that may be run, a multiple of the chunks of linear attention."""
         if context <= _FEW:
             return context
-        if self._per_token is None:
-            few, of_one = self._operators(_PROBES[0])
-            if few - of_one < _ODDS * of_one:
-                self._per_token = 0.0
-            else:
-                self._per_token = (self._operators(_PROBES[1])[0] - few) / (_PROBES[1] - _PROBES[0])
+        self._per_token = self._per_token or self._growth()
         if self._per_token * context <= _MOST_OPERATORS:
             return context
         return max(_FEW, int(_MOST_OPERATORS / self._per_token) // _FEW * _FEW)
+
+    def _growth(self) -> float:
+        """Return the operators that a prompt has more for each of its tokens, 0 as long as no run shows any.
+
+        Masks and windows add operators once. Prompts that grow with each probe work through tokens or chunks; chunks
+        that are longer than the probes show in the longest run, by as many operators as half a token has.
+        """
+        few, more = (self._operators(probe)[0] for probe in _PROBES[:2])
+        if more > few:
+            more_again, tokens = self._operators(_PROBES[2])[0] - more, _PROBES[2] - _PROBES[1]
+            if more_again > 0:
+                return more_again / tokens
+        longest = max(self._n_operators)
+        many, of_one = self._n_operators[longest]
+        return (many - more) / (longest - _PROBES[1]) if many - more > _ODDS * of_one else 0.0
 
     def _operators(self, context: int) -> tuple[int, int]:
         """Return the numbers of operators of a prompt and of a single token."""

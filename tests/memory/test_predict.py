@@ -97,6 +97,21 @@ def test_a_saved_slice_keeps_its_whole_storage():
     assert Statistics(model, (2, 8)).memory().activations == 2 * 100 * 4  # sin keeps its argument, a view
 
 
+def test_dtypes_in_which_no_step_runs():
+    stats, eight = Statistics(mlp(), (2, 8)), torch.float8_e4m3fn
+    says = r"^dtype=torch\.float8_e4m3fn: no step trains in 8 bits alone.*recipe=Recipe"
+    with pytest.raises(InputError, match=says):
+        stats.memory(dtype=eight)
+    with pytest.raises(InputError, match=says):
+        stats.estimate_latency("H100", dtype=eight, backward=True)
+    for dtype in (eight, torch.float32):
+        with pytest.raises(InputError, match=f"^autocast must be torch.float16 .*torch.autocast ignores {dtype}$"):
+            stats.memory(autocast=dtype)
+    with pytest.raises(InputError, match=r"^precision=torch\.float8_e4m3fn; expected .* 16 bits or more.*torchao"):
+        stats.parallel_plan(shard=2, precision=eight)
+    assert stats.memory("inference", dtype=eight).params == sum(each.numel() for each in stats.live.model.parameters())
+
+
 def test_dtype_and_accumulation():
     stats = Statistics(mlp(), (2, 8))
     half = stats.memory(dtype=torch.bfloat16, optimizer="sgd-momentum")

@@ -422,6 +422,25 @@ def test_a_block_whose_layers_are_in_a_list_is_a_unit():
     assert Statistics(nn.Sequential(Block(), Block()), (2, 4)).parallel_plan(shard=2).units == (("0",), ("1",))
 
 
+def test_a_block_whose_layer_is_called_from_outside_is_no_unit():
+    class Borrowing(nn.Module):
+        def __init__(self, before):
+            super().__init__()
+            self.blocks, self.before = nn.ModuleList(Part() for _ in range(3)), before
+
+        def forward(self, x):
+            x = self.blocks[1].linear(x) if self.before else x
+            for block in self.blocks:
+                x = block(x)
+            return x if self.before else x + self.blocks[1].linear(x)
+
+    for before in (False, True):
+        plan = Statistics(Borrowing(before), (2, 4)).parallel_plan(shard=2)
+        assert plan.units == (("blocks.0",), ("blocks.2",))
+        why = "Borrowing calls blocks.1.linear, which a unit gathers for its own forward alone"
+        assert plan.gathered_with_root == {"blocks.1": why}
+
+
 def test_blocks_whose_tensors_are_written_in_place_are_no_units():
     plan = plan_of("in_place", shard=2)
     works = "x = x + y instead of x += y works"

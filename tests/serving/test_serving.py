@@ -94,6 +94,29 @@ def test_forward_over_single_tokens_is_extrapolated(monkeypatch):
     assert estimate.decode_ms == pytest.approx(short.decode_ms)
 
 
+@pytest.mark.parametrize(("chunk", "constant"), [(64, 200), (200, 0)])
+def test_forward_over_chunks_is_extrapolated(monkeypatch, chunk, constant):
+    """Chunks show late beside the operators that all prompts have, or where they are longer than the first prompts."""
+
+    class Chunks(Recurrent):
+        def forward(self, ids, state=None):
+            x = self.words(ids)
+            h = x.new_zeros(len(ids), WIDTH) if state is None else state[0]
+            for _ in range(constant):
+                h = h * 1
+            for part in x.split(chunk, dim=1):
+                for _ in range(10):
+                    h = h + part.sum(1)
+            return {"last": h, "state": [h]}
+
+    monkeypatch.setattr(points, "_MOST_OPERATORS", 400)
+    lengths = []
+    run = points.Points._measured
+    monkeypatch.setattr(points.Points, "_measured", lambda self, *key: lengths.append(key[1]) or run(self, *key))
+    Statistics(Chunks(), IDS).serving(50, device=DEVICE, batches=[1], memory_bytes="1TB")
+    assert max(lengths) < 10_000
+
+
 def test_search_ends(stats):
     estimate = Statistics(Decoder(window=8), IDS).serving(20, device=DEVICE, memory_bytes="1TB", batches=[1])
     assert (estimate.max_context, estimate.max_context_limited_by) == (2**24, "search")

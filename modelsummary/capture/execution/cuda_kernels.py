@@ -1,15 +1,19 @@
-"""Attention on shapes as CUDA runs it, where no CUDA device is present and operators run as on the CPU.
+"""Operators on shapes as CUDA runs them, where no CUDA device is present and operators run as on the CPU.
 
-The CPU has one fused kernel, without dropout and without gradients of a mask. Torch chooses among the kernels of CUDA
-in ``transformers/cuda/sdp_utils.cpp`` and prepares their arguments in ``transformers/attention.cpp`` (both in
-``aten/src/ATen/native``). This module makes the same choice for a device since the Ampere generation: FlashAttention-2,
-else the memory-efficient kernel of xFormers, else products and a softmax. cuDNN's kernels, which torch prefers on some
-devices, keep the same tensors.
+Composite operators call other operators there, which keep other tensors for the backward:
+
+- **Attention.** The CPU has one fused kernel, without dropout and without gradients of a mask. Torch chooses among the
+  kernels of CUDA in ``transformers/cuda/sdp_utils.cpp`` and prepares their arguments in ``transformers/attention.cpp``
+  (both in ``aten/src/ATen/native``). This module makes the same choice for a device since the Ampere generation:
+  FlashAttention-2, else the memory-efficient kernel of xFormers, else products and a softmax. cuDNN's kernels, which
+  torch prefers on some devices, keep the same tensors.
+- **Dropout** keeps a mask of one byte per element (``Dropout.cpp``); on the CPU, the mask has the dtype of the input.
+- **RMS norms** are one kernel since torch 2.9, unless input and weight differ in dtype (``layer_norm.cpp``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -20,7 +24,7 @@ from torch.nn import functional as F
 
 from modelsummary import _torch
 
-__all__ = ["fused_attention"]
+__all__ = ["cuda_kernels"]
 
 aten = torch.ops.aten
 _KEY = "AutogradCPU"  # above the kernels of shape tensors
@@ -29,24 +33,43 @@ _LARGEST_HEAD = 256  # of FlashAttention-2
 _ALIGNED_HEAD, _ALIGNED_MASK, _ALIGNED_BYTES = 8, 16, 16
 # The memory-efficient kernel takes fewer heads of keys than of queries, and both kernels one head of keys for all.
 _GROUPS_IN_ALL = torch.__version__ >= "2.15"
+_HAS_RMS_NORM = torch.__version__ >= "2.9"
 
 
 @contextmanager
-def fused_attention() -> Iterator[None]:
-    """Return a context in which attention on the CPU calls the operators that it calls on CUDA.
+def cuda_kernels() -> Iterator[None]:
+    """Return a context in which composite operators on the CPU call the operators that they call on CUDA.
 
-    Attention in other threads is as usual.
+    Other threads run operators as usual.
     """
-    thread, original = get_ident(), aten.scaled_dot_product_attention.default
+    thread = get_ident()
 
-    def kernel(*args: Any, **kwargs: Any) -> Tensor:
-        attend = _attend if get_ident() == thread else original.decompose
-        result: Tensor = attend(*args, **kwargs)
-        return result
+    def in_thread(kernel: Callable[..., Tensor], original: Any) -> Callable[..., Tensor]:
+        def chosen(*args: Any, **kwargs: Any) -> Tensor:
+            result: Tensor = (kernel if get_ident() == thread else original.decompose)(*args, **kwargs)
+            return result
+
+        return chosen
 
     with _torch.scoped_library("aten", "IMPL") as library:
-        library.impl("scaled_dot_product_attention", kernel, _KEY)
+        for name, kernel in _KERNELS.items():
+            library.impl(name, in_thread(kernel, getattr(aten, name).default), _KEY)
         yield
+
+
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    if not train or not 0 < p < 1 or not input.numel():
+        plain: Tensor = aten.dropout.default.decompose(input, p, train)
+        return plain
+    return aten.native_dropout(input, p, train)[0]  # type: ignore[no-any-return]
+
+
+def _rms_norm(input: Tensor, sizes: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """Return the result of a layer norm, which keeps the same tensors, and a mean of each row."""
+    if _HAS_RMS_NORM and (weight is None or weight.dtype is input.dtype):
+        return aten.native_layer_norm(input, sizes, weight, None, eps or 1e-6)[0]  # type: ignore[no-any-return]
+    plain: Tensor = aten.rms_norm.default.decompose(input, sizes, weight, eps)
+    return plain
 
 
 def _attend(
@@ -126,3 +149,10 @@ def _aligned(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
     if missing:
         return F.pad(bias, (0, missing))[..., : key.shape[-2]]
     return bias.contiguous() if any(step % _ALIGNED_MASK for step in bias.stride()[:3]) else bias
+
+
+_KERNELS: dict[str, Callable[..., Tensor]] = {
+    "scaled_dot_product_attention": _attend,
+    "dropout": _dropout,
+    "rms_norm": _rms_norm,
+}

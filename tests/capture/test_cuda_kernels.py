@@ -1,4 +1,4 @@
-"""Attention as CUDA runs it, without a CUDA device.
+"""Attention, dropout and RMS norms as CUDA runs them, without a CUDA device.
 
 Which kernel runs is what ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` says. Bytes are derived by hand: the
 kernels keep query, key, value, their result, the sums of exponentials (float32, of the memory-efficient kernel for
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from modelsummary import Statistics
-from modelsummary.capture.execution.fused_attention import fused_attention
+from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from tests.untouched import untouched
 
 BATCH, HEADS, LENGTH, HEAD = 2, 4, 64, 16
@@ -120,6 +120,31 @@ def test_a_mask_whose_rows_are_not_aligned_is_copied_for_each_head():
         assert kept(statistics(torch.float32, length, mask=mask)) == plain + blocks(copied)
 
 
+def test_dropout_keeps_a_byte_for_each_element():
+    def kept_by(p, dtype=torch.float32, **options):
+        model = nn.Sequential(nn.Linear(32, 32), nn.Dropout(p, **options), nn.Tanh()).to(dtype)
+        stats = Statistics(model, torch.empty(16, 32, dtype=dtype))
+        stats.memory(device="cuda")
+        return stats["1"].activation_bytes
+
+    assert kept_by(0.5) == kept_by(0.5, torch.bfloat16) == 16 * 32
+    assert kept_by(0.0) == 0
+    assert kept_by(0.5, torch.bfloat16, inplace=True) == 2 * 16 * 32  # no fused kernel
+
+
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="operators of their own before")
+def test_rms_norm_keeps_its_input():
+    def kept_by(weights, inputs):
+        model = nn.Sequential(nn.Linear(32, 32, dtype=inputs), nn.RMSNorm(32, dtype=weights))
+        stats = Statistics(model, torch.empty(16, 32, dtype=inputs))
+        stats.memory(device="cuda", block_bytes=1)
+        return stats["1"].activation_bytes
+
+    rows = 2 * 4 * 16  # in float32: the scale, and a mean that the kernel on CUDA does not keep
+    assert kept_by(torch.float32, torch.float32) == 4 * 16 * 32 + rows
+    assert kept_by(torch.float32, torch.bfloat16) > 2 * 4 * 16 * 32  # one kernel takes one dtype
+
+
 def test_attention_in_other_threads_and_after_the_context_is_as_usual():
     x = torch.rand(1, 2, 8, 4, dtype=torch.float32, requires_grad=True)
     names = []
@@ -128,7 +153,7 @@ def test_attention_in_other_threads_and_after_the_context_is_as_usual():
         names.append(type(F.scaled_dot_product_attention(x, x, x).grad_fn).__name__)
 
     note()
-    with fused_attention():
+    with cuda_kernels():
         thread = Thread(target=note)
         thread.start()
         thread.join()
