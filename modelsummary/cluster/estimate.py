@@ -66,6 +66,8 @@ class StepEstimate(Printed):
         hardware_flops: the same with what is recomputed.
         peak_flops: peak of one device in the dtype of the products.
         stage_times: seconds of each stage of the pipeline for one micro-batch.
+        uncounted_ops: operators whose work is not known -> their calls in one micro-batch. They take the time of their
+            bytes, and the FLOPs, with them MFU, lack them.
     """
 
     plan: Plan
@@ -80,6 +82,7 @@ class StepEstimate(Printed):
     peak_flops: float
     stage_times: tuple[StageTime, ...] = field(repr=False, compare=False)
     applier: Applier | None = field(default=None, repr=False, compare=False)
+    uncounted_ops: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -228,5 +231,7 @@ class StepEstimate(Printed):
             f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
             f"Fullest rank: {total}, {has}: {parts}",
         ]
+        if self.uncounted_ops:
+            below.append(f"Not counted: {', '.join(sorted(self.uncounted_ops))}")
         rows.append(["step", duration(1e3 * step), "100.0%"])
         return Report(rows, ["Cause", "Time", "Share"], "lrr", above=above, below=below)

@@ -71,6 +71,7 @@ class Part:
         flops: floating point operations of products in the forward.
         backward_flops: the same in the backward, as far as its trained layers, and those before it, need them; without
             scores of attention that are computed again.
+        uncounted: operators whose work is not known -> number of calls.
     """
 
     works: Mapping[str, Works] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Part:
     weights: Mapping[int, Weight] = field(default_factory=dict)
     flops: int = 0
     backward_flops: int = 0
+    uncounted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_backward(self) -> bool:
@@ -171,9 +173,12 @@ def parts_of(
     )
     temporary = _temporary(observed.timeline, part_names)
     backward_flops: Counter[str] = Counter()
+    uncounted: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for operator, part_name in zip(observed.operators, part_names, strict=True):
+        call = operator.run.call
+        if call.cost.uncounted is not None:
+            uncounted[part_name][call.name] += 1
         if operator.phase == "backward":
-            call = operator.run.call
             backward_flops[part_name] += 2 * (call.cost.macs - scores_again(call.rule, call.bound))
     parts = {}
     for name in (BEFORE, *blocks, AFTER):
@@ -191,6 +196,7 @@ def parts_of(
             weights=weights.get(name, {}),
             flops=sum(work.flops * times for work, times in works[name, "forward"].items()),
             backward_flops=backward_flops[name],
+            uncounted=uncounted[name],
         )
     return parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import mul
@@ -114,6 +115,7 @@ class StepSimulator:
             peak_flops=spec.peak(dtype),
             stage_times=tuple(ready.times),
             applier=self.applier,
+            uncounted_ops=self._uncounted(plan),
         )
 
     def prepare(self, plan: Plan) -> Prepared:
@@ -257,6 +259,14 @@ class StepSimulator:
             )
             least += sum(size / (copies if plan.zero >= level else 1) for level, size in enumerate(sizes, 1)) / ranks
         return least / plan.pipeline
+
+    def _uncounted(self, plan: Plan) -> dict[str, int]:
+        """Return the operators of a micro-batch whose work is not known, with the number of their calls."""
+        counts = {BEFORE: 1, **self.model.counts, AFTER: 1}
+        calls: Counter[str] = Counter()
+        for name, part in self.model.parts(self.share(plan)).items():
+            calls.update({operator: counts[name] * n for operator, n in part.uncounted.items()})
+        return dict(calls)
 
     def _flops(self, plan: Plan, *, again: bool) -> float:
         """Return the floating point operations of products in a step; with what is recomputed if ``again``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -83,7 +84,11 @@ def load(
     except TypeError:
         raise InputError(f"path must be the path of a model file, got {type(path).__name__}: {path!r:.80}") from None
     if not _exists(file):
-        raise ModelFileError(f"file {str(file)!r} does not exist; expected a {_FORMATS}, or the model itself")
+        is_folder = os.path.isdir(file)  # it raises for no name
+        raise ModelFileError(
+            f"{'folder' if is_folder else 'file'} {str(file)!r} {'is not a file' if is_folder else 'does not exist'}; "
+            f"expected a {_FORMATS}, or the model itself"
+        )
     if run and not is_torchscript(file.name):
         raise InputError(f"run=True is for TorchScript only; leave it out for {str(file)!r}, which need not run")
     inputs = {name: _checked(value, input) for name, value in _inputs(input).items()}

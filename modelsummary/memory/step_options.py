@@ -129,6 +129,9 @@ def _check(options: Mapping[str, Any]) -> None:
     cast_to = options.get("autocast")
     if cast_to is not None and cast_to not in _CASTS_TO:
         raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {cast_to}")
+    loss = options.get("loss")
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss must be a function from the model's result to a scalar, got {loss!r:.80}")
     block = options.get("block_bytes")
     if block is not None and (type(block) is not int or block < 1):
         raise InputError(f"block_bytes must be an integer >= 1, got {block!r}")
@@ -158,6 +161,6 @@ def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         return optimizer
     raise InputError(
-        f"optimizer must be one of {', '.join(map(repr, OPTIMIZERS))}, a class of torch.optim or an instance, "
-        f"got {optimizer!r:.80}"
+        f"optimizer must be one of {', '.join(map(repr, OPTIMIZERS))}, or an optimizer of any library, as class or "
+        f"instance, got {optimizer!r:.80}{close_to(optimizer, OPTIMIZERS) if isinstance(optimizer, str) else ''}"
     )

@@ -127,9 +127,9 @@ def to_document(root: LayerInfo, options: TableOptions, form: str, *, executed: 
 
 
 def written(content: str, path: str | PathLike[str] | None) -> str:
-    """Return a text, and write it to ``path`` if one is given."""
+    """Return a text, and write it to ``path`` if one is given. Raise ``InputError`` if it cannot be written."""
     if path is not None:
-        Path(path).write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
+        saved(content, path)
     return content
 
 
@@ -141,7 +141,7 @@ def saved(content: str, path: str | PathLike[str]) -> Path:
     """
     try:
         target = Path(path)
-        target.write_text(content, encoding="utf-8")
+        target.write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
     except (OSError, TypeError, ValueError) as error:
         raise InputError(f"path={path!r} cannot be written: {error}") from error
     return target

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError
+from modelsummary.views.export import saved
 from modelsummary.views.labels import one_line
 
 __all__ = ["Edge", "Graph", "Group", "Node"]
@@ -134,7 +135,7 @@ class Graph:
             The path.
 
         Raises:
-            InputError: the ending is another one.
+            InputError: the ending is another one, or the file cannot be written.
         """
         target = Path(path)
         writers = {".svg": self.to_svg, ".dot": self.to_dot, ".gv": self.to_dot, ".mmd": self.to_mermaid}
@@ -143,8 +144,7 @@ class Graph:
                 f"path must end in {', '.join(writers)}, got {str(target)!r}; for other formats, run Graphviz: "
                 "dot -Tpdf graph.dot"
             )
-        target.write_text(writers[target.suffix.lower()]() + "\n", encoding="utf-8")
-        return target
+        return saved(writers[target.suffix.lower()]() + "\n", target)
 
     __str__ = to_mermaid
 

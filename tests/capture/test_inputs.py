@@ -287,6 +287,8 @@ def test_the_error_of_a_wrong_call_says_what_to_do():
 
 
 def test_a_text_is_the_path_of_a_file():
+    with pytest.raises(ModelFileError, match=r"^folder '\.' is not a file; expected a file"):
+        Statistics(".", (1, 3, 8, 8))
     with pytest.raises(ModelFileError, match=r"'resnet18' does not exist; expected a file .*, or the model itself"):
         Statistics("resnet18", (1, 3))
 

@@ -479,3 +479,19 @@ def test_a_length_that_no_input_has_is_refused(length, message):
     stats = Statistics(nn.Linear(8, 8), (2, 8))
     with pytest.raises(InputError, match=message):
         stats.simulate(Plan(), Cluster("A100"), 8, sequence=length)
+
+
+def test_operators_of_unknown_work_are_named(simulator):
+    class Solving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.last(torch.linalg.solve(self.layer(x), x))
+
+    model = nn.ModuleList(Solving() for _ in range(3))
+    step = Statistics(nn.Sequential(*model), (2, 4, 4)).simulate(Plan(micro_batch=2), Cluster("A100"), 4)
+    assert dict(step.uncounted_ops)["aten._linalg_solve_ex"] == 3  # in the forwards
+    assert str(step).splitlines()[-1].startswith("Not counted: aten._linalg_solve_ex")
+    assert not simulator.simulate(Plan()).uncounted_ops

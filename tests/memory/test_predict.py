@@ -112,6 +112,25 @@ def test_dtypes_in_which_no_step_runs():
     assert stats.memory("inference", dtype=eight).params == sum(each.numel() for each in stats.live.model.parameters())
 
 
+def test_foreach_optimizers_hold_the_square_roots_of_all_states():
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+    nbytes, stats = 8 * 4 * 64 * 64, Statistics(model, (1, 64))
+    for device in ("cpu", "cuda"):
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        memory = stats.memory(optimizer=optimizer, device=device, workspaces=False, block_bytes=1)
+        assert (memory.execution, memory.peak_at.phase) == ("shape", "step")
+        # weights, gradients, two states and the roots, which torch._foreach_sqrt makes at once; input and result; steps
+        assert memory.peak == pytest.approx(5 * nbytes + 2 * 4 * 64 + 8 * 4, abs=64)
+
+
+def test_a_loss_that_is_not_a_function_and_a_misspelt_optimizer():
+    stats = Statistics(mlp(), (2, 8))
+    with pytest.raises(InputError, match=r"^loss must be a function from the model's result to a scalar, got 'mse'$"):
+        stats.memory(loss="mse")
+    with pytest.raises(InputError, match=r"as class or instance, got 'adamm'; did you mean 'adam' or 'adamw'\?$"):
+        stats.memory(optimizer="adamm")
+
+
 def test_dtype_and_accumulation():
     stats = Statistics(mlp(), (2, 8))
     half = stats.memory(dtype=torch.bfloat16, optimizer="sgd-momentum")

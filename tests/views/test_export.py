@@ -126,6 +126,13 @@ def test_documents_that_cannot_be_read(text, message):
         ModelStatistics.from_json("nowhere.json")
 
 
+def test_files_that_cannot_be_written(tmp_path):
+    stats, nowhere = Statistics(small(), (2, 4)), str(tmp_path / "nowhere" / "x.svg")
+    for write in (stats.to_json, stats.to_csv, stats.to_markdown, stats.to_latex, stats.to_html, stats.graph().save):
+        with pytest.raises(InputError, match=r"^path=.*x\.svg'\)? cannot be written: .*No such file"):
+            write(nowhere)
+
+
 def test_byte_order_mark(tmp_path):
     stats = Statistics(small(), (2, 4))
     (tmp_path / "model.json").write_text(stats.to_json(), encoding="utf-8-sig")

@@ -173,10 +173,10 @@ class KnownValues:
             self._deferred.append(weakref.ref(deferred))
             return True
         on_values = self.filled_in(args, kwargs)
-        computed = _run(func, *on_values) if on_values is not None else []
-        for tensor, values_of_it in zip(outputs, computed, strict=False):
+        computed = _run(func, *on_values) if on_values is not None else None
+        for tensor, values_of_it in zip(outputs, computed or (), strict=False):
             self.set(tensor, values_of_it)
-        return bool(computed)
+        return computed is not None  # an operator that returns nothing wrote into the values
 
     def before_write(self, tensor: Tensor) -> None:
         """Run the deferred operators before an operator writes to ``tensor``, as they may read its current values."""
@@ -200,7 +200,7 @@ def _own(value: _Value) -> Tensor | None:
 def _compute(deferred: _Deferred) -> None:
     """Run a deferred operator; if that fails, its results stay unknown."""
     on_values = _filled_in(deferred.args, deferred.kwargs)
-    computed = _run(deferred.func, *on_values) if on_values is not None else []
+    computed = (_run(deferred.func, *on_values) if on_values is not None else None) or ()
     deferred.args, deferred.kwargs = (), {}  # its arguments may be the last to hold large values
     for result, tensor in zip(deferred.results, computed, strict=False):
         value = result()
@@ -225,8 +225,8 @@ def _filled_in(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] 
     return None if missing else (args, kwargs)
 
 
-def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor] | None:
     try:
         return list(tensors_in(func(*args, **kwargs)))
     except Exception:  # for example, this dtype has no CPU kernel: the values stay unknown
-        return []
+        return None
