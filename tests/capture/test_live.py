@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
+from modelsummary.capture.step_plan import StepPlan
+from modelsummary.latency.predict import distinct_calls
+from modelsummary.memory.step_options import step_plan
 
 
 class Config:
@@ -45,8 +48,7 @@ def test_questions_about_one_run_share_it():
     model, made = Counted(), []
     assert runs(model, lambda: made.append(Statistics(model, torch.rand(3, 4)))) == 1
     (stats,) = made
-    # no operator depends on the device
-    assert runs(model, lambda: stats.estimate_latency("A100")) == int(torch.cuda.is_available())
+    assert runs(model, lambda: stats.estimate_latency("A100")) == 1  # the model is on another device
     assert runs(model, lambda: stats.estimate_latency("T4", "compiled")) == 0
     assert runs(model, lambda: stats.memory("inference", device="cuda")) == 1
     assert runs(model, lambda: stats.memory(optimizer="adamw", device="cuda")) == 1
@@ -57,21 +59,14 @@ def test_questions_about_one_run_share_it():
     assert runs(model, lambda: stats.memory(optimizer="adamw", device="cuda", autocast=torch.bfloat16)) == 1
 
 
-class CountedAttention(Counted):
-    """CUDA has fused attention of its own."""
-
-    def forward(self, x):
-        x = x[None, None]
-        return super().forward(nn.functional.scaled_dot_product_attention(x, x, x)[0, 0])
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a device that is there, the step runs with its kernels")
-@pytest.mark.parametrize(("model", "of_cuda"), [(Counted(), 0), (CountedAttention(), 1)])
-def test_a_step_on_the_cpu_is_that_of_an_absent_device_without_attention(model, of_cuda):
+def test_the_run_of_the_table_answers_questions_about_the_device_of_the_model():
+    model = Counted()
     stats = Statistics(model, torch.rand(3, 4))
-    assert runs(model, lambda: stats.estimate_latency("A100")) == of_cuda
-    assert runs(model, lambda: stats.memory(optimizer="adamw")) == 1
-    assert runs(model, lambda: stats.estimate_latency("A100", **STEP)) == of_cuda
+    assert runs(model, lambda: distinct_calls(stats.live, StepPlan(train=False))) == 0
+    assert runs(model, lambda: distinct_calls(stats.live, StepPlan())) == 1  # with gradients
+    stats.memory(optimizer="adamw")
+    kept = step_plan("train", {"optimizer": "adamw"})
+    assert runs(model, lambda: distinct_calls(stats.live, kept)) == 0
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
