@@ -71,18 +71,34 @@ def _not_saved(model: nn.Module) -> set[str]:
 def _named_alike(
     stored: Mapping[str, tuple[tuple[int | str, ...], str]], own: Mapping[str, Tensor]
 ) -> dict[str, tuple[tuple[int | str, ...], str]]:
-    """Return the stored tensors under the prefix, added or removed, with which most names are the model's."""
-    best, most = dict(stored), sum(name in own for name in stored)
-    prefixes = {name.partition(".")[0] + "." for name in (*own, *stored) if "." in name}
-    for prefix in sorted(prefixes):
-        for named in (
-            {f"{prefix}{name}": each for name, each in stored.items()},
-            {name.removeprefix(prefix): each for name, each in stored.items()},
-        ):
-            common = sum(name in own for name in named)
-            if common > most and len(named) == len(stored):
-                best, most = named, common
-    return best
+    """Return the stored tensors under the prefix, added or removed, with which most names are the model's.
+
+    Names are counted by their first part, in one pass: a file may have as many first parts as tensors.
+    """
+    common = sum(name in own for name in stored)
+    added, removed = Counter[str](), Counter[str]()  # prefix -> names of the model's with it; how many more without it
+    ambiguous: set[str] = set()  # prefixes without which two stored names are equal
+    for name in own:
+        prefix, rest = _divided(name)
+        added[prefix] += rest in stored
+    for name in stored:
+        prefix, rest = _divided(name)
+        removed[prefix] += (rest in own) - (name in own)
+        if prefix and rest in stored:
+            ambiguous.add(prefix)
+    counts = {(prefix, False): count for prefix, count in added.items()}
+    counts |= {(prefix, True): common + more for prefix, more in removed.items() if prefix not in ambiguous}
+    most = max(counts.values(), default=0)
+    if most <= common:
+        return dict(stored)
+    prefix, is_removed = min(choice for choice, count in counts.items() if count == most)
+    return {name.removeprefix(prefix) if is_removed else prefix + name: each for name, each in stored.items()}
+
+
+def _divided(name: str) -> tuple[str, str]:
+    """Return the first part of a name with its dot, empty if there is none, and the rest."""
+    first, dot, rest = name.partition(".")
+    return (first + dot, rest) if dot else ("", name)
 
 
 def _by_shape(stored: Sequence[tuple[int | str, ...]], own: Sequence[tuple[int, ...]]) -> list[str]:
