@@ -81,14 +81,18 @@ class Budget:
         if self.seconds_left <= 0:
             self.refuse_time()
 
-    def refuse_time(self) -> NoReturn:
-        """Raise ``ModelFileError`` because the seconds are used up."""
-        self._refuse(f"more than {self.seconds:.1f} s")
+    def refuse_time(self, seconds: float | None = None) -> NoReturn:
+        """Raise ``ModelFileError`` because the seconds, or so many of them, are used up."""
+        self._refuse(f"more than {self.seconds if seconds is None else seconds:.1f} s")
 
     def take(self, nbytes: int) -> None:
         """Count bytes; raise ``ModelFileError`` if they are used up."""
+        self.check_bytes(nbytes)
         self._bytes_left -= nbytes
-        if self._bytes_left < 0:
+
+    def check_bytes(self, nbytes: int) -> None:
+        """Raise ``ModelFileError`` if fewer bytes are left: they will be counted when they are used."""
+        if nbytes > self._bytes_left:
             self._refuse(f"more than {self.bytes:,} bytes of memory")
 
     @contextmanager

@@ -30,7 +30,7 @@ from modelsummary import errors
 from modelsummary.errors import ModelFileError, ModelSummaryError
 from modelsummary.files.budget import Budget
 
-__all__ = ["contained"]
+__all__ = ["contained", "limit_seconds"]
 
 T = TypeVar("T")
 
@@ -45,6 +45,7 @@ _NETWORK_SINCE = 4
 _TCP = 0b11  # to bind and to connect
 _NO_NEW_PRIVILEGES = 38  # of prctl; the kernel asks for it first
 _PATIENCE = 20  # seconds of the clock for one of the processor: the machine may be busy
+_limited: set[int] = set()  # this process, if it is a child with limits
 
 
 def contained(function: Callable[[], T], budget: Budget) -> T:
@@ -84,7 +85,7 @@ def contained(function: Callable[[], T], budget: Budget) -> T:
         _, status, used = os.wait4(child, 0)
     budget.elapse(used.ru_utime + used.ru_stime)
     if not answer:
-        _refuse(os.waitstatus_to_exitcode(status), budget)
+        _refuse(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, budget)
     try:
         kind, value = _Plain(io.BytesIO(answer)).load()
     except (pickle.UnpicklingError, AttributeError, TypeError, ValueError) as error:
@@ -111,16 +112,22 @@ def _received(receiver: int, end: float) -> bytes:
     return b"".join(parts)
 
 
-def _refuse(status: int, budget: Budget) -> NoReturn:
+def _refuse(status: int, seconds: float, budget: Budget) -> NoReturn:
     if status in (-signal.SIGPROF, -signal.SIGKILL):
-        budget.refuse_time()
+        budget.refuse_time(seconds)
     if status == _NO_MEMORY:
-        raise ModelFileError(f"a library that reads it needs more than {budget.bytes:,} bytes of memory")
+        raise ModelFileError(f"reading it takes more than {budget.bytes:,} bytes of memory")
     how = signal.Signals(-status).name if status < 0 else f"status {status}"
     raise ModelFileError(f"a library that reads it ends its process ({how})")
 
 
 # ------------------------------------------------------------------------------------------- in the child
+
+
+def limit_seconds(budget: Budget) -> None:
+    """Give a function that runs contained only the seconds that are left of a budget, such as of a part of the file."""
+    if os.getpid() in _limited:
+        signal.setitimer(signal.ITIMER_PROF, budget.seconds_left)
 
 
 def _run(function: Callable[[], Any], sender: int, budget: Budget) -> NoReturn:
@@ -151,6 +158,7 @@ def _limit(budget: Budget) -> None:
     """Limit the time, memory and files of this process, and discard its output."""
     import resource
 
+    _limited.add(os.getpid())
     gc.disable()  # objects of the other process are not to be finalized twice
     faulthandler.disable()
     logging.disable()
@@ -165,7 +173,7 @@ def _limit(budget: Budget) -> None:
         resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     _deny_writing()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, budget.seconds_left)
+    limit_seconds(budget)
     budget.restart()
 
 

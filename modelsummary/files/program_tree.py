@@ -10,31 +10,41 @@ from torch import nn
 from modelsummary.capture.modules import ModuleFacts, Owned
 from modelsummary.capture.tree import finish_tree
 from modelsummary.errors import printable
+from modelsummary.files.budget import Budget
 from modelsummary.files.program import Operation, Program, Scope, Tensor
 from modelsummary.layer_info import UNKNOWN, CallKeys, LayerInfo, Sizes
 from modelsummary.views.flow import Dataflow, FlowStep, FlowTensor
 
-__all__ = ["dataflow_of_program", "program_tree"]
+__all__ = ["ROW_BYTES", "dataflow_of_program", "program_tree"]
 
 _NO_MODULE = nn.Module()
+_ROW_STEPS, ROW_BYTES = 20, 1500  # of a row with its facts
+_CROSSING_BYTES = 250  # of a tensor that enters or leaves a module
 
 
-def program_tree(program: Program) -> LayerInfo:
+def program_tree(program: Program, budget: Budget | None = None) -> LayerInfo:
     """Return the tree of a program: a row per module that its operators name, and per operator; the first is the model.
+
+    Args:
+        budget: what reading the file may cost: a few bytes of a name can stand for many modules. Default: a new one.
+
+    Raises:
+        ModelFileError: the tree is over the budget.
 
     >>> x, y = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xy")
     >>> relu = Operation("act.relu", "Relu", (Scope("act", "act", "ReLU"),), [x], [y])
     >>> [row.fqn for row in program_tree(Program("Net", [x], [y], [relu])).walk()]
     ['', 'act', 'act.relu']
     """
-    return _Tree(program).built()
+    return _Tree(program, budget or Budget()).built()
 
 
 class _Tree:
     """The rows of a tree under construction."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, budget: Budget) -> None:
         self.program = program
+        self.budget = budget
         self.facts: dict[int, ModuleFacts] = {}
         self.rows: dict[str, LayerInfo] = {}  # by key of their scope
         self.keys = CallKeys()
@@ -55,6 +65,8 @@ class _Tree:
         return finish_tree(self.root, self.facts)
 
     def _row(self, scope: Scope, parent: LayerInfo | None) -> LayerInfo:
+        self.budget.spend(_ROW_STEPS)
+        self.budget.take(ROW_BYTES + len(scope.fqn))
         prefix = f"{parent.fqn}." if parent is not None and parent.fqn else ""
         fqn = printable(scope.fqn)
         row = LayerInfo(
@@ -127,12 +139,18 @@ class _Tree:
             maker = made_in.get(tensor)
             if maker is None or maker == scopes:
                 return
-            for scope in scopes:
-                if scope not in maker:
-                    entering.setdefault(scope.key, {})[tensor] = None
-            for scope in maker:
-                if scope not in scopes:
-                    leaving.setdefault(scope.key, {})[tensor] = None
+            shared = 0
+            for one, other in zip(maker, scopes, strict=False):
+                if one != other:
+                    break
+                shared += 1
+            crossings = len(scopes) + len(maker) - 2 * shared
+            self.budget.spend(crossings)
+            self.budget.take(_CROSSING_BYTES * crossings)
+            for scope in scopes[shared:]:
+                entering.setdefault(scope.key, {})[tensor] = None
+            for scope in maker[shared:]:
+                leaving.setdefault(scope.key, {})[tensor] = None
 
         for operation in self.program.operations:
             for tensor in operation.inputs:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
+from modelsummary.files.budget import Budget
 from modelsummary.files.program import Activations, Operation, Program, Tensor, Traffic
 from modelsummary.files.program_tree import dataflow_of_program, program_tree
 from modelsummary.formulas.expressions import dimension
@@ -73,6 +74,8 @@ class FileStatistics(ModelStatistics):
         path: the file.
         program: the operators, as plain data.
 
+    Making it is charged to the budget of reading the file; default: a new one.
+
     ``stored_elements`` is what the file holds, ``total_params`` what the model has: a file also stores buffers,
     constants and copies of parameters.
 
@@ -83,8 +86,8 @@ class FileStatistics(ModelStatistics):
     (Counter({'Relu': 1}), 48, 48)
     """
 
-    def __init__(self, program: Program, path: Path) -> None:
-        super().__init__(program_tree(program), execution="file" if program.has_forward else "none")
+    def __init__(self, program: Program, path: Path, budget: Budget | None = None) -> None:
+        super().__init__(program_tree(program, budget), execution="file" if program.has_forward else "none")
         self.program = program
         self.path = path
         stored = f"{grouped(self.stored_elements)} elements, {scaled(self.stored_bytes, 'B')}"

@@ -14,7 +14,7 @@ import pytest
 
 from modelsummary import InputError, ModelFileError
 from modelsummary.files.budget import Budget
-from modelsummary.files.contained import contained
+from modelsummary.files.contained import contained, limit_seconds
 from modelsummary.files.program import Operation, Program, Tensor
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux copies processes safely")
@@ -118,6 +118,19 @@ def test_the_time_of_a_child_counts() -> None:
     budget = Budget(seconds=10)
     contained(work, budget)
     assert budget.seconds_left < 9.9
+
+
+def test_a_child_can_take_the_seconds_of_a_part_of_the_file() -> None:
+    def work() -> None:
+        limit_seconds(Budget(seconds=0.1))
+        endless()
+
+    with pytest.raises(ModelFileError, match=r"more than 0\.\d s"):
+        contained(work, Budget(seconds=100))
+    limit_seconds(Budget(seconds=0.01))  # changes nothing outside of a child
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
 
 
 def test_children_of_threads() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, Statistics, load
 from modelsummary.files.comparing import compare
 from modelsummary.files.weights.gguf import TYPES
+from modelsummary.files.weights.matching import _named_alike
 
 safetensors = pytest.importorskip("safetensors.torch")
 gguf = pytest.importorskip("gguf")
@@ -169,6 +171,33 @@ def test_tied_weights_and_other_names(tmp_path):
     assert reason == expected  # without the buffer, which is never saved
 
 
+class Lookups(dict[str, torch.Tensor]):
+    """A dict that counts how often a name is looked up."""
+
+    count = 0
+
+    def __contains__(self, name: object) -> bool:
+        Lookups.count += 1
+        return super().__contains__(name)
+
+
+@pytest.mark.parametrize(
+    ("stored", "own", "matched"),
+    [
+        (["a", "b"], ["m.a", "m.b", "k.a"], ["m.a", "m.b"]),
+        (["m.a", "m.b", "c"], ["a", "b", "c"], ["a", "b", "c"]),
+        (["m.a", "a"], ["a", "b"], ["m.a", "a"]),  # without m. two names would be equal
+        (["m.a", "k.b"], ["a", "b"], ["m.a", "b"]),  # one each: the first prefix in order
+        ([f"m{number}.w" for number in range(2000)], ["w"], ["w" if n == 0 else f"m{n}.w" for n in range(2000)]),
+    ],
+)
+def test_prefixes_of_names(stored, own, matched):
+    Lookups.count = 0
+    found = _named_alike(dict.fromkeys(stored, ((), "")), Lookups(dict.fromkeys(own)))
+    assert list(found) == matched
+    assert Lookups.count <= 4 * len(stored)  # each name has its own prefix, and all are tried in one pass
+
+
 # -------------------------------------------------------------------------------------------- untrusted
 
 
@@ -289,6 +318,37 @@ def test_bombs_in_gguf(tmp_path):
         path.write_bytes(head + array)
         with pytest.raises(ModelFileError, match=message):
             load(path)
+    key = b"k" * 2**16  # one byte more than GGUF allows
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key + bytes(8))
+    with pytest.raises(ModelFileError, match="a name has 65,536 bytes"):
+        load(path)
+
+
+def test_long_values_of_gguf_are_skipped(tmp_path):
+    value = "a" * 200_000 + "\U0001f600"  # in memory, one such character makes four bytes of each
+    writer = gguf.GGUFWriter(tmp_path / "long.gguf", "llama")
+    writer.add_string("general.description", value)
+    writer.add_array("scores", [0.5] * 100_000)
+    writer.add_tensor("a", np.zeros((2, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tracemalloc.start()
+    try:
+        assert load(tmp_path / "long.gguf").total_params == 8
+        assert tracemalloc.get_traced_memory()[1] < len(value)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("inner", [b"[],", b"{},", b'{"":1},', b"1,"])
+def test_values_of_a_header_are_counted_before_they_are_made(tmp_path, inner):
+    header = b'{"a":[' + inner * (20_000_000 // len(inner)) + b"1]}"
+    path = tmp_path / "bomb.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ModelFileError, match="bytes of memory"):
+        load(path)
 
 
 def test_mutated_files(tmp_path):

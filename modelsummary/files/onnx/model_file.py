@@ -8,12 +8,12 @@ from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError, ShapeMismatchError
 from modelsummary.files.budget import Budget
-from modelsummary.files.contained import contained
+from modelsummary.files.contained import contained, limit_seconds
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.functions import inline_functions
 from modelsummary.files.onnx.graph_program import program_of
 from modelsummary.files.onnx.inputs import bind, name_open_dimensions, values_of_inputs
-from modelsummary.files.onnx.reading import Outline, import_onnx, read_outline
+from modelsummary.files.onnx.reading import import_onnx, read_outline
 from modelsummary.files.onnx.shapes import infer_types
 from modelsummary.files.onnx.weights import copies_in, stored_in
 from modelsummary.files.program import GivenSizes, Program
@@ -38,19 +38,19 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
         MissingExtraError: onnx is not installed.
     """
     import_onnx()
-    outline = read_outline(path)
-    budget = Budget.of_size(len(outline.data))
+    budget = Budget.of_size(path.stat().st_size)
     values = {name: each.detach().cpu() for name, each in tensors.items() if not each.is_meta}
     try:
-        program = contained(lambda: _program(path, outline, sizes, values, budget), budget)
+        program = contained(lambda: _program(path, sizes, values), budget)
     except ShapeMismatchError as error:
         raise (InputError if sizes else ModelFileError)(str(error)) from None
-    return FileStatistics(program, path)
+    return FileStatistics(program, path, budget)
 
 
-def _program(
-    path: Path, outline: Outline, sizes: GivenSizes, tensors: Mapping[str | int, Any], budget: Budget
-) -> Program:
+def _program(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -> Program:
+    outline = read_outline(path)
+    budget = Budget.of_size(len(outline.data))  # weights are not read
+    limit_seconds(budget)
     model = outline.parsed()
     check_texts(model)
     stored = stored_in(model)

@@ -40,7 +40,7 @@ def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
     archive = Archive(path)
     prepare(archive)
     budget = Budget.of_size(sum(archive.size(name) for name in archive.names if name.endswith(".json")))
-    return FileStatistics(contained(lambda: _program(archive, sizes), budget), path)
+    return FileStatistics(contained(lambda: _program(archive, sizes), budget), path, budget)
 
 
 def _program(archive: Archive, sizes: GivenSizes) -> Program:

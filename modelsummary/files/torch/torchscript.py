@@ -47,7 +47,7 @@ def load_torchscript(path: Path, inputs: Mapping[str | int, Any], *, run: bool) 
     if run:
         listed, program = program, run_script(file, inputs, budget)
         program.owned, program.stored = listed.owned, listed.stored
-    return FileStatistics(program, path)
+    return FileStatistics(program, path, budget)
 
 
 def _budget_of(archive: Archive) -> Budget:

@@ -28,7 +28,7 @@ _MAGIC = b"GGUF"
 _LARGEST_HEADER = 256 * 2**20  # bytes; vocabularies are in it
 _LEAST = 12  # bytes of a tensor or a pair
 _STEPS = 4  # of a value
-_TENSOR_STEPS = 40
+_TENSOR_STEPS = 10
 _MOST_DIMENSIONS = 4
 _ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
@@ -36,6 +36,11 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRUCTS = {order + code: struct.Struct(order + code) for order in "<>" for code in _SCALARS.values()}
 _LEAST_OF = {_STRING: 8, _ARRAY: 12}  # bytes of an item of an array
 _KEPT = frozenset({"general.alignment", "general.architecture"})
+_LONGEST_TEXT = 2**16 - 1  # bytes of a key, as GGUF defines it, or of a name
+_KEY_BYTES = 100  # of memory, next to the text itself
+_PIECE = 2**16  # bytes that are read at a time
+# By order and number of sizes: the sizes, the type and the place of a tensor.
+_DESCRIPTIONS = {order: [struct.Struct(f"{order}{n}QIQ") for n in range(_MOST_DIMENSIONS + 1)] for order in "<>"}
 
 # Number of the type -> its name, elements per block, bytes per block.
 TYPES = {
@@ -102,7 +107,9 @@ class _Header:
 
     def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
         self._file, self._size, self._budget = file, size, budget
-        self._place = 0
+        self._data = b""  # a piece of the header
+        self._at = 0  # position in the piece of what is read next
+        self._piece_ends = 0  # position in the file of the end of the piece
         self._order = "<"
 
     def read(self) -> tuple[dict[str, Any], list[StoredTensor]]:
@@ -138,18 +145,21 @@ class _Header:
             if key in seen:
                 raise ModelFileError(f"two key-value pairs have the key {key[:80]!r}")
             seen.add(key)
-            value = self._value(self._number("I"))
+            self._budget.take(len(key) + _KEY_BYTES)
+            kind = self._number("I")
+            value = self._text() if key in _KEPT and kind == _STRING else self._value(kind)
             if key in _KEPT:
                 facts[key] = value
         return facts
 
     def _value(self, kind: int) -> Any:
-        """Return a number or text; skip an array, and return None."""
+        """Return a number; skip a text or an array, and return None."""
         self._budget.spend(_STEPS)
         if kind in _SCALARS:
             return self._number(_SCALARS[kind])
         if kind == _STRING:
-            return self._text()
+            self._skip(self._number("Q"))
+            return None
         if kind != _ARRAY:
             raise ModelFileError(f"a key-value pair has the unknown type {kind}")
         inner, length = self._number("I"), self._number("Q")
@@ -172,8 +182,7 @@ class _Header:
         n_dims = self._number("I")
         if n_dims > _MOST_DIMENSIONS:
             raise ModelFileError(f"tensor {name[:80]!r} has {n_dims} dimensions; at most {_MOST_DIMENSIONS} are known")
-        sizes = [self._number("Q") for _ in range(n_dims)]
-        kind, begin = self._number("I"), self._number("Q")
+        *sizes, kind, begin = self._unpacked(_DESCRIPTIONS[self._order][n_dims])
         if kind not in TYPES:
             raise ModelFileError(f"tensor {name[:80]!r} has the unknown type {kind}")
         dtype, elements, nbytes = TYPES[kind]
@@ -185,14 +194,48 @@ class _Header:
         return StoredTensor(name, tuple(reversed(sizes)), dtype, begin, prod(sizes) // elements * nbytes)
 
     def _text(self) -> str:
+        length = self._number("Q")
+        if length > _LONGEST_TEXT:
+            raise ModelFileError(f"a name has {grouped(length)} bytes; GGUF has at most {grouped(_LONGEST_TEXT)}")
         try:
-            return self._take(self._number("Q")).decode("utf-8")
+            return self._take(length).decode("utf-8")
         except UnicodeDecodeError:
             raise ModelFileError(f"the text that ends at byte {grouped(self._place)} is not UTF-8") from None
 
+    # ---------------------------------------------------------------------------------------- bytes
+
+    @property
+    def _place(self) -> int:
+        """Position in the file of what is read next."""
+        return self._piece_ends - len(self._data) + self._at
+
     def _number(self, code: str) -> Any:
-        kind = _STRUCTS[self._order + code]
-        return kind.unpack(self._take(kind.size))[0]
+        return self._unpacked(_STRUCTS[self._order + code])[0]
+
+    def _unpacked(self, kind: struct.Struct) -> tuple[Any, ...]:
+        start = self._at
+        if start + kind.size > len(self._data):
+            start = self._load(kind.size)
+        self._at = start + kind.size
+        return kind.unpack_from(self._data, start)
+
+    def _take(self, nbytes: int) -> bytes:
+        start = self._at
+        if start + nbytes > len(self._data):
+            start = self._load(nbytes)
+        self._at = start + nbytes
+        return self._data[start : self._at]
+
+    def _load(self, nbytes: int) -> int:
+        """Read a piece that begins with the next bytes; return their position in it."""
+        self._check(nbytes)
+        rest = self._data[self._at :]
+        self._data = rest + self._file.read(max(nbytes, _PIECE) - len(rest))
+        if len(self._data) < nbytes:  # the file was cut since its size was asked for
+            raise ModelFileError("it is truncated")
+        self._piece_ends += len(self._data) - len(rest)
+        self._at = 0
+        return 0
 
     def _check(self, nbytes: int) -> None:
         if self._place + nbytes > self._size:
@@ -200,15 +243,12 @@ class _Header:
         if self._place + nbytes > _LARGEST_HEADER:
             raise ModelFileError(f"its header has more than {grouped(_LARGEST_HEADER)} bytes")
 
-    def _take(self, nbytes: int) -> bytes:
-        self._check(nbytes)
-        data = self._file.read(nbytes)
-        if len(data) < nbytes:  # the file was cut since its size was asked for
-            raise ModelFileError("it is truncated")
-        self._place += nbytes
-        return data
-
     def _skip(self, nbytes: int) -> None:
-        self._check(nbytes)
-        self._file.seek(nbytes, 1)
-        self._place += nbytes
+        self._at += nbytes
+        if self._at > len(self._data):
+            nbytes = self._at - len(self._data)
+            self._at = len(self._data)
+            self._check(nbytes)
+            self._file.seek(nbytes, 1)
+            self._piece_ends += nbytes
+            self._data, self._at = b"", 0

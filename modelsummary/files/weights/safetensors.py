@@ -30,6 +30,7 @@ __all__ = ["INDEX", "load_index", "load_safetensors", "read_header"]
 INDEX = ".safetensors.index.json"
 _LARGEST_HEADER = 32 * 2**20  # bytes
 _STEPS = 2  # of a value in JSON
+_JSON_BYTES = {b"{": 250, b"[": 60, b",": 60, b":": 60}  # of memory, for each of these characters
 _FILE_STEPS = 100  # of opening a file
 _DTYPES = {
     "BOOL": ("bool", 8),
@@ -76,12 +77,12 @@ def load_index(path: Path) -> WeightStatistics:
     size = path.stat().st_size
     if size > _LARGEST_HEADER:
         raise ModelFileError(f"it has {grouped(size)} bytes; an index has at most {grouped(_LARGEST_HEADER)}")
+    budget = Budget.of_size(size)
     with path.open("rb") as file:
-        index = _json(file.read(_LARGEST_HEADER))
+        index = _json(file.read(_LARGEST_HEADER), budget)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
         raise ModelFileError("'weight_map' must map names of tensors to names of files")
-    budget = Budget.of_size(size)
     stored: dict[str, StoredTensor] = {}
     for name in dict.fromkeys(places.values()):
         budget.spend(_FILE_STEPS)
@@ -136,12 +137,13 @@ def read_header(path: Path, budget: Budget) -> dict[str, StoredTensor]:
                 f"it has a header of {grouped(length)} bytes; more than {grouped(_LARGEST_HEADER)} are not read"
             )
         header = file.read(length)
-    budget.spend(_STEPS * header.count(b","))
-    return _tensors(_json(header), size - 8 - length)
+    return _tensors(_json(header, budget), size - 8 - length)
 
 
-def _json(data: bytes) -> Any:
+def _json(data: bytes, budget: Budget) -> Any:
     """Return the value of JSON text, in which the keys of an object differ."""
+    budget.spend(_STEPS * data.count(b","))
+    budget.take(sum(nbytes * data.count(character) for character, nbytes in _JSON_BYTES.items()))
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object)
     except ModelFileError:  # a ValueError, too

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Kind, Program, Scope, Stored, Tensor
+from modelsummary.files.program_tree import ROW_BYTES
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.units import grouped
 
@@ -17,7 +18,8 @@ __all__ = ["MOST_DIMENSIONS", "StoredTensor", "WeightStatistics", "check_layout"
 
 MOST_DIMENSIONS = 64
 _LONGEST_NAME = 1000  # characters
-_TENSOR_STEPS, _MODULE_STEPS = 20, 40  # microseconds of a tensor, and of a module around tensors
+_TENSOR_STEPS, _MODULE_STEPS = 20, 5  # of a tensor, and of a module around it
+_TENSOR_BYTES, _MODULE_BYTES = 700, 150  # of memory, next to the names
 _DEEPEST = 100  # modules within modules
 _STATISTICS = frozenset({"running_mean", "running_var"})  # buffers of torch's batch normalisation
 _NOTE = "a file of weights: it has no forward, and does not say which tensors are buffers"
@@ -55,8 +57,8 @@ class WeightStatistics(FileStatistics):
     {'bfloat16': 12}
     """
 
-    def __init__(self, program: Program, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__(program, path)
+    def __init__(self, program: Program, path: Path, tensors: Mapping[str, Tensor], budget: Budget) -> None:
+        super().__init__(program, path, budget)
         self.tensors = dict(tensors)
 
     def bytes_by_dtype(self) -> dict[str, int]:
@@ -107,8 +109,12 @@ def weight_statistics(
         notes: further notes on the file.
     """
     prefixes = {each.name.rpartition(".")[0] for each in stored}
-    n_modules = sum(prefix.count(".") + 1 for prefix in prefixes if prefix)
+    around = {prefix: prefix.count(".") + 1 for prefix in prefixes if prefix}
+    n_modules = sum(around.values())
     budget.spend(_TENSOR_STEPS * len(stored) + _MODULE_STEPS * n_modules)  # before the work, which takes seconds
+    budget.take(_TENSOR_BYTES * len(stored) + _MODULE_BYTES * n_modules)
+    budget.take(sum(len(prefix) * count // 2 for prefix, count in around.items()))
+    budget.check_bytes(ROW_BYTES * len(around))
     tensors: dict[str, Tensor] = {}
     owned: dict[str, list[Tensor]] = {}
     for each in stored:
@@ -123,7 +129,7 @@ def weight_statistics(
     modules = [(_scopes(prefix.split(".") if prefix else []), inside) for prefix, inside in owned.items()]
     held = Stored(sum(prod(each.shape) for each in stored), sum(each.nbytes for each in stored))
     program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
-    return WeightStatistics(program, path, tensors)
+    return WeightStatistics(program, path, tensors, budget)
 
 
 def _is_buffer(tensor: StoredTensor, name: str) -> bool:
