@@ -312,6 +312,17 @@ def test_only_one_reading_of_an_archive(victim, kind):
     assert victim.read_text() == "whole"
 
 
+def test_a_long_list_of_entries_is_not_read(tmp_path):
+    path = scripted(nn.Linear(2, 2), tmp_path / "net.pt")
+    with zipfile.ZipFile(path, "a") as archive:
+        for number in range(130):  # 130 comments of 65,535 bytes are more than 8 MiB, and compress well elsewhere
+            entry = zipfile.ZipInfo(f"net/extra/{number}")
+            entry.comment = bytes(65535)
+            archive.writestr(entry, b"")
+    with pytest.raises(ModelFileError, match=r"lists its entries in [\d,]+ bytes; more than 8,388,608 are not read"):
+        load(path)
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
 def test_mutants_end_cleanly(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(reader, "_STEPS", 20_000)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import weakref
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ __all__ = ["Archive"]
 _KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LARGEST_DATA = 32 * 2**20  # bytes of a pickle or of JSON: what it becomes takes ten times as many
 _LARGEST_UNPACKED = 64 * 2**20  # bytes of all compressed entries together: torch compresses code alone
+_LARGEST_DIRECTORY = 8 * 2**20  # bytes of the list of entries, which takes ten times as many when it is read
 
 
 class Archive:
@@ -26,8 +29,13 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._zip = zipfile.ZipFile(path)
+            file = _WithSmallDirectory(path)
+            weakref.finalize(self, file.close)
+            self._zip = zipfile.ZipFile(file)
+            file.longest_read = None
             size = path.stat().st_size
+        except ModelFileError:  # a ValueError, too
+            raise
         except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
             raise ModelFileError("it is not a torch archive, or is truncated") from None
         entries = self._zip.infolist()
@@ -80,3 +88,21 @@ class Archive:
             raise
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"entry {name!r} is not JSON: {error}") from None
+
+
+class _WithSmallDirectory(io.FileIO):
+    """A file whose reads are limited while ``zipfile`` looks for the directory, which it reads at once.
+
+    Attributes:
+        longest_read: the largest number of bytes that one read may take; None for no limit.
+    """
+
+    longest_read: int | None = _LARGEST_DIRECTORY
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next bytes; raise ``ModelFileError`` if they are too many."""
+        if self.longest_read is not None and (size or 0) > self.longest_read:
+            raise ModelFileError(
+                f"it lists its entries in {size:,} bytes; more than {self.longest_read:,} are not read"
+            )
+        return super().read(-1 if size is None else size) or b""

@@ -48,7 +48,8 @@ _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 def prepare(archive: Archive) -> None:
     """Import what reading an archive needs: torch's reader, and the libraries that register operators named in it."""
     _torch.export_serializer()
-    text = b"".join(archive.read_data(name) for name in _models_in(archive))
+    models = _models_in(archive)
+    text = archive.read_data(models[0]) if len(models) == 1 else b""  # others are not read
     for namespace, library in _LIBRARIES.items():
         if f"torch.ops.{namespace}.".encode() in text:
             with suppress(ImportError):
