@@ -130,7 +130,8 @@ class ModelStatistics(ReadableNumbers):
             if facts["latency_overhead"] is not None:
                 stats.latency_overhead = LatencyOverhead.from_dict(facts["latency_overhead"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"the document is incomplete: {type(error).__name__} {error}") from None
+            why = f"{type(error).__name__} {error}"
+            raise InputError(f"the document is incomplete: {why[:200]}") from None
         return stats
 
     if not TYPE_CHECKING:  # type checkers see only the attributes that exist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
@@ -17,6 +18,9 @@ __all__ = ["FORMAT", "VERSION", "read_document", "rows_of", "tree_of"]
 FORMAT = "modelsummary"
 VERSION = 1
 _SIZES = ("input_size", "output_size")
+_LARGEST = 256 * 2**20  # bytes of a file: what it becomes takes ten times as many
+_MOST_DIGITS = 38  # of an integer: floats hold larger ones, but no model has them
+_DEEPEST, _DEEPEST_SIZE = 200, 50  # rows below rows, and containers in a size: views go through them recursively
 _LINKS = ("module", "parent_info", "children")
 _FACTS = tuple(field.name for field in fields(LayerInfo) if field.name not in _LINKS)
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
@@ -68,11 +72,13 @@ def _packed(sizes: Sizes) -> Any:
     return sizes
 
 
-def _unpacked(value: Any) -> Sizes:
+def _unpacked(value: Any, depth: int = 0) -> Sizes:
+    if depth > _DEEPEST_SIZE:
+        raise TypeError(f"containers of shapes are nested more than {_DEEPEST_SIZE} deep")
     if isinstance(value, dict):
         if "items" in value:
-            return tuple(_unpacked(inner) for inner in value["items"])
-        return {key: _unpacked(inner) for key, inner in value["fields"].items()}
+            return tuple(_unpacked(inner, depth + 1) for inner in value["items"])
+        return {key: _unpacked(inner, depth + 1) for key, inner in value["fields"].items()}
     dims = value if isinstance(value, list) else []
     if not isinstance(value, (list, str, type(None))) or not all(type(dim) in (int, str) for dim in dims):
         raise TypeError(f"expected a shape, got {value!r:.40}")
@@ -93,8 +99,10 @@ def read_document(source: str | PathLike[str]) -> dict[str, Any]:
         raise InputError(f"source must be JSON text or the path of a JSON file, got {source!r:.80}")
     is_text = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith(("{", "["))
     try:
-        text = str(source) if is_text else Path(source).read_text(encoding="utf-8-sig")
-        facts = json.loads(text.lstrip("\ufeff"))
+        text = str(source) if is_text else _text_of(Path(source))
+        facts = json.loads(text.lstrip("\ufeff"), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+    except InputError:  # a ValueError, too
+        raise
     except UnicodeDecodeError as error:
         raise InputError(f"{source!r:.80} is not UTF-8 text: {error}") from None
     except (ValueError, RecursionError) as error:
@@ -104,15 +112,39 @@ def read_document(source: str | PathLike[str]) -> dict[str, Any]:
     return checked
 
 
+def _text_of(path: Path) -> str:
+    """Return the text of a file; a pipe or device would never end."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{str(path)!r:.80} is not a file")
+    size = path.stat().st_size
+    if size > _LARGEST:
+        raise InputError(f"{str(path)!r:.80} has {size:,} bytes; a document has at most {_LARGEST:,}")
+    return path.read_text(encoding="utf-8-sig")
+
+
+def _integer(text: str) -> int:
+    if len(text.lstrip("-")) > _MOST_DIGITS:
+        raise InputError(f"the document has the number {text:.40}...; integers have at most {_MOST_DIGITS} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InputError(f"the document has the number {text:.40}, which is not finite")
+    return number
+
+
 def _check(document: Any) -> None:
     """Raise ``InputError`` unless this version can read the document."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"this is not a document of modelsummary: expected an object with format={FORMAT!r}")
     version = document.get("version")
     if type(version) is not int or version != VERSION:
-        raise InputError(f"the document has version {version!r}; this release reads version {VERSION}")
+        raise InputError(f"the document has version {version!r:.40}; this release reads version {VERSION}")
     execution, batch_dim = document.get("execution"), document.get("batch_dim")
-    if execution not in ("shape", "real", "file", "none") or not isinstance(batch_dim, (int, type(None))):
+    is_index = batch_dim is None or (type(batch_dim) is int and abs(batch_dim) < 2**31)
+    if execution not in ("shape", "real", "file", "none") or not is_index:
         raise InputError(
             f"the document has execution={execution!r:.40} and batch_dim={batch_dim!r:.40}; expected 'shape', 'real', "
             "'file' or 'none', and an integer or null"
@@ -128,6 +160,7 @@ def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
         InputError: a row is incomplete, or a value has the wrong type.
     """
     rows: list[LayerInfo] = []
+    depths: list[int] = []
     try:
         for record in records:
             facts = {name: record[name] for name in _FACTS}
@@ -138,9 +171,13 @@ def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
             if not 0 <= facts["depth"] <= len(rows):
                 raise InputError(f"row {len(rows)} of the document has depth={facts['depth']!r:.40}")
             parent = rows[record["parent"]] if rows else None
+            depths.append(0 if parent is None else depths[record["parent"]] + 1)
+            if depths[-1] > _DEEPEST:
+                raise InputError(f"rows of the document are nested more than {_DEEPEST} deep")
             rows.append(LayerInfo(module=None, parent_info=parent, **facts))
             if parent is not None:
                 parent.children.append(rows[-1])
         return rows[0]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InputError(f"row {len(rows)} of the document is incomplete: {type(error).__name__} {error}") from None
+        why = f"{type(error).__name__} {error}"
+        raise InputError(f"row {len(rows)} of the document is incomplete: {why[:200]}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from html.parser import HTMLParser
 
@@ -122,6 +123,27 @@ def test_documents_that_cannot_be_read(text, message):
         ModelStatistics.from_json(None)
     with pytest.raises(InputError, match="is not valid JSON"):
         ModelStatistics.from_json("[" * 100_000)
+    for name, value, reason in (
+        ("macs", 10**38, "integers have at most 38 digits"),
+        ("latency_ms", float("nan"), "NaN, which is not finite"),
+        ("latency_ms", float("-inf"), "-Infinity, which is not finite"),
+        ("input_size", deep_size(60), "containers of shapes are nested more than 50 deep"),
+    ):
+        document = Statistics(small()).to_dict()
+        document["rows"][1][name] = value
+        with pytest.raises(InputError, match=reason):
+            ModelStatistics.from_json(json.dumps(document))
+    document = Statistics(small()).to_dict()
+    with pytest.raises(InputError, match="1e999, which is not finite"):
+        ModelStatistics.from_json(json.dumps(document | {"remarks": [0.5]}).replace("0.5", "1e999"))
+    with pytest.raises(InputError, match="batch_dim=18446744073709551616"):
+        ModelStatistics.from_json(json.dumps(document | {"batch_dim": 2**64}))
+    with pytest.raises(InputError, match=r"version 'a{38}"):
+        ModelStatistics.from_json(json.dumps(document | {"version": "a" * 10**6}))
+    row = document["rows"][1]
+    document["rows"] = [document["rows"][0], *({**row, "parent": n, "depth": n + 1} for n in range(300))]
+    with pytest.raises(InputError, match="rows of the document are nested more than 200 deep"):
+        ModelStatistics.from_json(json.dumps(document))
     with pytest.raises(FileNotFoundError):
         ModelStatistics.from_json("nowhere.json")
 
@@ -131,6 +153,27 @@ def test_files_that_cannot_be_written(tmp_path):
     for write in (stats.to_json, stats.to_csv, stats.to_markdown, stats.to_latex, stats.to_html, stats.graph().save):
         with pytest.raises(InputError, match=r"^path=.*x\.svg'\)? cannot be written: .*No such file"):
             write(nowhere)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes in folders are a thing of Unix")
+def test_paths_that_are_no_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    for path in (tmp_path, tmp_path / "pipe.json", tmp_path / "device.json"):
+        with pytest.raises(InputError, match="is not a file"):
+            ModelStatistics.from_json(path)
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(2**28 + 1)
+    with pytest.raises(InputError, match="has 268,435,457 bytes; a document has at most 268,435,456"):
+        ModelStatistics.from_json(tmp_path / "large.json")
+
+
+def deep_size(depth):
+    """Return a packed size that is nested so deep."""
+    size = [1]
+    for _ in range(depth):
+        size = {"items": [size]}
+    return size
 
 
 def test_byte_order_mark(tmp_path):
