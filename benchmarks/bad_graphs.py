@@ -197,6 +197,24 @@ def wide() -> Iterator[tuple[str, Any]]:
     yield "a sum of 90 sizes", proto
     chain = [node("Add", [f"r{n}" if n else "x"] * 2, [f"r{n + 1}"], name="/m" * 50 + f"/b{n}") for n in range(3_000)]
     yield "3,000 operators 50 modules deep", onnx_of(chain)
+    for count in (1_000, 7_000):  # few bytes that stand for many rows
+        chain = [node("Relu", [f"r{n}" if n else "x"], [f"r{n + 1}"], name=f"/{n:x}" + "/a" * 60) for n in range(count)]
+        yield f"{count} operators in 60 modules of their own", onnx_of(chain)
+    chain = [
+        node("Relu", [f"r{n}" if n else "x"], [f"r{n + 1}"], name=f"/{'ab'[n % 2]}" * 63 + f"/{n}")
+        for n in range(5_000)
+    ]
+    yield "5,000 operators that take turns in two chains of modules", onnx_of(chain)
+    listed = [node("Relu", [f"r{n}" if n else "x"], [f"r{n + 1}"]) for n in range(400)]
+    for n, each in enumerate(listed):
+        each.metadata_props.add(
+            key="pkg.torch.onnx.name_scopes", value=str([f"{n:x}.{k}" for k in range(400)]).replace(" ", "")
+        )
+    yield "400 operators with 400 modules in their metadata", onnx_of(listed)
+    chain = [
+        node("Relu", [f"r{n}" if n else "x"], [f"r{n + 1}"], name=("/" + "n" * 15_000) * 62 + f"/{n}") for n in range(8)
+    ]
+    yield "names of a megabyte", onnx_of(chain)
     chain = [node("Relu", [f"r{n}" if n else "x"], [f"r{n + 1}"], name="same") for n in range(20_000)]
     yield "20,000 operators of one name", onnx_of(chain)
     names = [node("Relu", ["x"], [f"r{n}"], name="same" if n % 2 else f"same_{n}") for n in range(20_000)]

@@ -271,6 +271,13 @@ def changes() -> Iterator[tuple[str, Callable[[Any], Any]]]:
             f"the modules {stack[:9]!r}",
             lambda new, stack=stack: graph_of(new)["nodes"][0]["metadata"].update(nn_module_stack=stack),
         )  # type: ignore[misc]
+
+    def crowded(new: Any) -> None:
+        for number, each in enumerate(graph_of(new)["nodes"]):
+            names = ";".join(f"{number}_{n},f{number}.m{n},c.C" for n in range(15_000))
+            each["metadata"]["nn_module_stack"] = names
+
+    yield "15,000 modules around each operator", crowded
     yield "hostile names", lambda new: json.loads(json.dumps(new).replace('"x"', '"\\u001b[31mx\\u202e"'))
     yield from lies()
     yield "guards", lambda new: new.update(guards_code=["__import__('os').system('touch made')"])
@@ -362,6 +369,10 @@ def archives(entries: dict[str, bytes], name: str) -> Iterator[Made]:
             ".pt2",
             archive({**entries, f"{folder}/data/constants/c": pickle.dumps(Trap("made"), protocol)}),
         )
+    many = {f"{folder}/models/m{n}.json": b" " * 31_000_000 for n in range(20)}
+    yield "20 programs of 31 MB", ".pt2", archive({**entries, **many})
+    lists = b"[" + b"[]," * 10_000_000 + b"1]"
+    yield "a program of 30 MB of lists", ".pt2", archive({**entries, name: lists})
     yield "two programs", ".pt2", archive({**entries, f"{folder}/models/other.json": entries[name]})
     yield "100,000 entries", ".pt2", archive({**entries, **{f"{folder}/e{n}": b"" for n in range(100_000)}})
     yield (

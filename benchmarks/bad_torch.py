@@ -65,6 +65,20 @@ def entries_of(data: bytes) -> dict[str, bytes]:
         return {each.filename: file.read(each) for each in file.infolist()}
 
 
+def listed_again(data: bytes, count: int) -> bytes:
+    """Return an archive whose directory lists so many empty entries more."""
+    end = data.rfind(b"PK\x05\x06")
+    size, begin = struct.unpack("<2L", data[end + 12 : end + 20])
+    directory, head, tail = data[begin : begin + size], data[begin : begin + 16], data[begin + 34 : begin + 46]
+    folder = data[begin + 46 :].partition(b"/")[0]
+    names = (b"%s/%x" % (folder, number) for number in range(count))
+    directory += b"".join(head + struct.pack("<3L3H", 0, 0, 0, len(name), 0, 0) + tail + name for name in names)
+    total, at = count + directory[:size].count(b"PK\x01\x02"), begin + len(directory)
+    wide_end = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, total, total, len(directory), begin)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
+    return data[:begin] + directory + wide_end + locator + b"PK\x05\x06" + bytes(4) + b"\xff" * 12 + bytes(2)
+
+
 def changed(data: bytes, ending: str, content: bytes) -> bytes:
     found = entries_of(data)
     name = next(each for each in found if each.endswith(ending))
@@ -127,6 +141,7 @@ def script_files(folder: Path) -> Iterator[Made]:
     yield "a hundred bombs", ".pt", archive({f"a/{n}.py": bytes(10**6) for n in range(100)}, zipfile.ZIP_DEFLATED)
     end = b"PK\x05\x06" + struct.pack("<4H2LH", 0, 0, 65535, 65535, 2**31, 0, 0)
     yield "a directory that is not there", ".pt", end
+    yield "a million entries", ".pt", listed_again(data, 10**6)
     for kind in (".pt", ".pt2"):
         yield "an empty archive", kind, archive({})
         yield "only zeros", kind, bytes(10**6)

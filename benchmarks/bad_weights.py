@@ -61,6 +61,11 @@ def gguf_files() -> Iterator[tuple[str, bytes]]:
     )
     yield "a million pairs", gguf(b"".join(pair(f"{n}", 0, b"\0") for n in range(1_000_000)), n_pairs=1_000_000)
     yield "the same key", gguf(pair("a", 0, b"\0") * 2, n_pairs=2)
+    wide = b"a" * 120_000_000 + "\U0001f600".encode()  # decoded, each character takes four bytes
+    yield "a long key of wide characters", gguf(pair(wide, 0, b"\0"), n_pairs=1)
+    yield "a long text of wide characters", gguf(pair("a", 8, text(wide)), n_pairs=1)
+    one_module_each = b"".join(tensor(f"blk.{n // 20}.exp_{n % 20}.weight", [0]) for n in range(400_000))
+    yield "400,000 tensors in modules of their own", gguf(tensors=one_module_each, n_tensors=400_000)
     yield "a long text", gguf(pair("a", 8, text(b"x" * 50_000_000)), n_pairs=1)
     yield "a long key", gguf(pair(b"k" * 10_000_000, 0, b"\0"), n_pairs=1)
     yield "a hostile architecture", gguf(pair("general.architecture", 8, text("\x1b[31m\u202e<b>")), n_pairs=1)
@@ -132,6 +137,8 @@ def safetensors_files() -> Iterator[tuple[str, bytes]]:
     yield "exponents", safetensors(b'{"a":[' + b",".join([b"1e999999999"] * 100_000) + b"]}")
     yield "five million numbers", safetensors(b'{"a":[' + b"1," * 5_000_000 + b"1]}")
     yield "five million objects", safetensors(b'{"a":[' + b"{}," * 5_000_000 + b"{}]}")
+    for inner in (b"[],", b"{},", b'{"":1},'):
+        yield f"30 MB of {inner!r}", safetensors(b'{"a":[' + inner * (30_000_000 // len(inner)) + b"1]}")
     yield "a million names", safetensors(b"{" + b",".join(b'"%d":1' % n for n in range(1_000_000)) + b"}")
     yield "surrogates", safetensors(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}')
     yield "a text that never ends", safetensors(b'{"' + b"\\" * 20_000_000)
@@ -208,6 +215,7 @@ def index_files() -> Iterator[tuple[str, bytes]]:
         yield f"the file {name[:20]!r}", json.dumps({"weight_map": {"a": name, "b": name}}).encode()
     for total in ("NaN", "1e999", "9" * 4000, "[" * 500 + "]" * 500, '"\\u001b[31m"'):
         yield f"a total of {total[:9]}", b'{"metadata":{"total_size":%s},"weight_map":{}}' % total.encode()
+    yield "30 MB of lists", b'{"weight_map":{"a":[' + b"[]," * 10_000_000 + b"1]}}"
     for count in (9_000, 300_000):
         yield f"{count} files", json.dumps({"weight_map": {f"t{n}": f"f{n}" for n in range(count)}}).encode()
     yield "9,000 times a pipe", json.dumps({"weight_map": {f"t{n}": "pipe" for n in range(9_000)}}).encode()
