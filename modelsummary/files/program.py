@@ -14,7 +14,18 @@ from typing import Any, Literal, NamedTuple
 
 from modelsummary.errors import InputError, ModelFileError, printable
 
-__all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Stored", "Tensor", "Traffic", "sizes_by_name"]
+__all__ = [
+    "Activations",
+    "GivenSizes",
+    "Operation",
+    "Program",
+    "Scope",
+    "Stored",
+    "Tensor",
+    "Traffic",
+    "count_one_branch",
+    "sizes_by_name",
+]
 
 GivenSizes = Mapping[str | int, Sequence[int]]
 """Sizes of inputs, by name or by position."""
@@ -291,6 +302,24 @@ class Program:
                 peak, peak_at = live, operation.name
             live -= sum(tensor.nbytes for tensor in leaving.get(position, ()) if tensor in there)
         return Activations(total, peak, peak_at)
+
+
+def count_one_branch(branches: Mapping[str, Sequence[Operation]], taken: str | None = None) -> tuple[str, bool]:
+    """Let the operators of one branch count, and those of the others count nothing.
+
+    Args:
+        branches: name of each branch -> its operators.
+        taken: the branch that runs; None if values decide: then the one with the most multiply-adds counts.
+
+    Returns:
+        The name of the branch that counts, and True if values decide and another branch has fewer multiply-adds.
+    """
+    costs = {name: sum(operation.macs for operation in branch) for name, branch in branches.items()}
+    counted = taken or max(costs, key=costs.__getitem__, default="")
+    for name, branch in branches.items():
+        for operation in branch if name != counted else ():
+            operation.executed, operation.macs, operation.macs_expr, operation.elementwise_ops = False, 0, None, 0
+    return counted, taken is None and len(set(costs.values())) > 1
 
 
 def sizes_by_name(

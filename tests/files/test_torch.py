@@ -159,6 +159,35 @@ def test_wrapped_regions_and_operators_without_formula(tmp_path):
     assert list(stats.uncounted_ops) == ["aten._linalg_solve_ex"]
 
 
+class Branches(nn.Module):
+    """A ``torch.cond`` of two layers or none, inside another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 4), nn.Linear(4, 8)
+
+    def forward(self, x):
+        def both(x):
+            return torch.cond(x.sum() > 1, lambda x: self.two(self.one(x)), lambda x: self.two(x[:, :4]), (x,))
+
+        return torch.cond(x.sum() > 0, both, lambda x: x * 2, (x,))
+
+
+def test_branches_have_rows_and_the_dearer_one_counts(tmp_path):
+    stats = load(exported(Branches(), torch.rand(3, 8), tmp_path / "net.pt2"))
+    assert stats.total_mult_adds == 3 * (8 * 4 + 4 * 8)  # both layers, in the inner branch
+    assert stats.total_params == 8 * 4 + 4 + 4 * 8 + 8
+    assert stats.uncounted_ops == {}
+    assert stats.operators()["aten.linear"] == 3
+    assert [operation.executed for operation in stats.operations if operation.op_type == "aten.linear"] == [1, 1, 0]
+    assert [operation.executed for operation in stats.operations if operation.op_type == "aten.mul"] == [False]
+    for name in ("cond", "cond.true.cond"):
+        assert f"{name!r}" in stats.root.note
+    assert "the branch with more multiply-adds counts" in stats.root.note
+    same = load(exported(Branches().one, torch.rand(3, 8), tmp_path / "one.pt2"))
+    assert "branch" not in same.root.note
+
+
 def test_views_move_nothing_and_in_place_takes_no_storage(tmp_path):
     model = Call(lambda self, x: torch.relu_(torch.neg(x)).reshape(8).t(), nothing=nn.Identity())
     stats = load(exported(model, torch.rand(2, 4), tmp_path / "net.pt2"))

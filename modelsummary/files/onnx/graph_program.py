@@ -15,7 +15,7 @@ from modelsummary.files.onnx.known_values import shown_value
 from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
 from modelsummary.files.onnx.node_types import RUNS, TAKEN
 from modelsummary.files.onnx.scopes import class_of_model, scopes_of
-from modelsummary.files.program import Operation, Program, Scope, Tensor
+from modelsummary.files.program import Operation, Program, Scope, Tensor, count_one_branch
 from modelsummary.formulas.expressions import dimension
 
 __all__ = ["program_of"]
@@ -208,13 +208,9 @@ class _Builder:
                 self._add(graph, inside, (*operation.scopes, around, body), operation.repeats * (times or 1))
             bodies[key] = self.operations[start:]
         if operation.op_type == "If":
-            costs = {key: sum(each.macs for each in body) for key, body in bodies.items()}
-            counted = marks.get(TAKEN) or max(costs, key=costs.__getitem__, default="")
-            operation.attributes["counted"] = counted
-            if TAKEN not in marks and len(set(costs.values())) > 1:
+            operation.attributes["counted"], is_undecided = count_one_branch(bodies, marks.get(TAKEN))
+            if is_undecided:
                 self.undecided.append(operation.name)
-            for each in (each for key, body in bodies.items() if key != counted for each in body):
-                each.executed, each.macs, each.macs_expr, each.elementwise_ops = False, 0, None, 0
 
 
 def _notes_on_weights(operations: Sequence[Operation]) -> list[str]:

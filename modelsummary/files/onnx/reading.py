@@ -114,7 +114,7 @@ def _decoding() -> Iterator[None]:
     """Return a context whose errors of Protocol Buffers are a ``ModelFileError``."""
     try:
         yield
-    except (OSError, ModelFileError):
+    except (OSError, ModelFileError, MemoryError):
         raise
     except Exception:  # the DecodeError of whichever protobuf is installed
         raise ModelFileError("it is not an ONNX file, or is truncated") from None

@@ -17,7 +17,15 @@ from modelsummary.capture.operator_mode import Counters, Operators
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.contained import contained
-from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor, sizes_by_name
+from modelsummary.files.program import (
+    GivenSizes,
+    Operation,
+    Program,
+    Scope,
+    Tensor,
+    count_one_branch,
+    sizes_by_name,
+)
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.exported import prepare, read_exported, stored_in
@@ -149,6 +157,7 @@ class _Builder:
         self.tensors: dict[fx.Node, list[Tensor]] = {}
         self.tied: dict[int, Tensor] = {}  # by identity of the tensors in the state_dict
         self.operations: list[Operation] = []
+        self.undecided: list[str] = []  # names of the cond whose cost depends on values
         self.name = ""
 
     def built(self) -> Program:
@@ -173,10 +182,14 @@ class _Builder:
         )
 
     def _notes(self) -> list[str]:
-        if not self.symbols.open:
-            return []
-        listed = ", ".join(f"{name} = {number}" for name, number in list(self.symbols.open.items())[:4])
-        return [f"open dimensions count with their exported sizes: {listed}"]
+        notes = []
+        if self.symbols.open:
+            listed = ", ".join(f"{name} = {number}" for name, number in list(self.symbols.open.items())[:4])
+            notes.append(f"open dimensions count with their exported sizes: {listed}")
+        if self.undecided:
+            listed = ", ".join(repr(name[:80]) for name in self.undecided[:4])
+            notes.append(f"values decide which branch of {listed} runs: the branch with more multiply-adds counts")
+        return notes
 
     def _add_input(self, node: fx.Node) -> None:
         value = node.meta.get("val")
@@ -204,26 +217,50 @@ class _Builder:
             elif isinstance(node.target, HigherOrderOperator) and node.target.name().startswith("wrap_with"):
                 self._add_wrapped(owner, node, prefix, around)
             elif isinstance(node.target, (OpOverload, HigherOrderOperator)):
-                self._add_operation(node, prefix, around)
+                operation = self._add_operation(node, prefix, around)
+                if operation is not None and node.target is torch.ops.higher_order.cond:
+                    self._add_branches(owner, node, operation)
 
     def _add_wrapped(self, owner: Any, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> None:
         """Add the operators under ``torch.no_grad`` or autocast, which are in a graph of their own."""
         position = next(n for n, each in enumerate(node.args) if isinstance(each, fx.Node) and each.op == "get_attr")
-        graph = getattr(owner, str(node.args[position].target))  # type: ignore[union-attr]
-        inner = list(graph.graph.nodes)
-        given = [self.tensors.get(each, []) for each in node.args[position + 1 :] if isinstance(each, fx.Node)]
-        self.tensors |= dict(zip((each for each in inner if each.op == "placeholder"), given, strict=True))
-        self._add(graph, inner, f"{prefix}{node.name}.", around)
+        passed = node.args[position + 1 :]
+        inner = self._add_graph(owner, node.args[position], passed, f"{prefix}{node.name}.", around)
         self.tensors[node] = [tensor for each in inner[-1].all_input_nodes for tensor in self.tensors.get(each, [])]
 
-    def _add_operation(self, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> None:
+    def _add_graph(
+        self, owner: Any, name: Any, passed: Sequence[Any], prefix: str, around: tuple[Scope, ...]
+    ) -> list[fx.Node]:
+        """Add the operators of a graph that a node calls with these arguments; return the nodes of the graph."""
+        graph = getattr(owner, str(name.target))
+        inner = list(graph.graph.nodes)
+        given = [self.tensors.get(each, []) for each in passed if isinstance(each, fx.Node)]
+        self.tensors |= dict(zip((each for each in inner if each.op == "placeholder"), given, strict=True))
+        self._add(graph, inner, prefix, around)
+        return inner
+
+    def _add_branches(self, owner: Any, node: fx.Node, operation: Operation) -> None:
+        """Add the operators of both branches of a ``torch.cond`` below it; one of them counts."""
+        operation.is_free, operation.uncounted = True, None
+        branches: dict[str, list[Operation]] = {}
+        for key, name in zip(("true", "false"), node.args[1:3], strict=True):
+            start = len(self.operations)
+            fqn = f"{operation.name}.{key}"
+            below = (Scope(operation.name, operation.name, operation.op_type), Scope(fqn, fqn, key))
+            self._add_graph(owner, name, node.args[3], f"{fqn}.", (*operation.scopes, *below))  # type: ignore[arg-type]
+            branches[key] = self.operations[start:]
+        operation.attributes["counted"], is_undecided = count_one_branch(branches)
+        if is_undecided:
+            self.undecided.append(operation.name)
+
+    def _add_operation(self, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> Operation | None:
         value = node.meta.get("val")
         made = [
             each for each in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(each, TorchTensor)
         ]
         inputs = [tensor for each in node.all_input_nodes for tensor in self.tensors.get(each, [])]
         if not made:  # computed sizes, assertions
-            return
+            return None
         name = prefix + node.name
         numbered = [name] if len(made) == 1 else [f"{name}_{number}" for number in range(len(made))]
         outputs = [self.symbols.tensor(each, value) for each, value in zip(numbered, made, strict=True)]
@@ -235,6 +272,7 @@ class _Builder:
         else:
             operation.uncounted = operation.op_type
         self.operations.append(operation)
+        return operation
 
     def _scopes(self, node: fx.Node) -> tuple[Scope, ...]:
         scopes = []
