@@ -157,6 +157,8 @@ def _check_gradients(calls: Calls, module: Event) -> None:
                 )
         for value in values_in(event.result):
             if value.requires_grad and value not in results and calls.last_use.get(value, begin) >= end:
+                if value in calls.kept:
+                    raise Blocked(f"{module.fqn} keeps results of experts in an attribute; returning them works")
                 raise Blocked(
                     f"the model takes what {event.name} makes in {module.fqn}, which is not among its results; "
                     "return it"

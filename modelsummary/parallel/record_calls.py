@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, ObjectState
-from modelsummary.parallel.layouts import Operand, Sharded
+from modelsummary.parallel.layouts import Blocked, Operand, Sharded
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
@@ -25,6 +25,7 @@ __all__ = ["ELEMENTWISE_LAYERS", "RULES", "Calls"]
 RULES = TraceRules(
     is_whole=lambda module: is_layer(module) and not isinstance(module, nn.TransformerEncoderLayer),
     opens_checkpoints=True,
+    follows_kept=True,
 )
 
 
@@ -49,8 +50,9 @@ class Calls:
         entered: module event that is looked into -> positions in ``events`` of what it calls.
         position: event -> its position in ``events``.
         maker: value -> the event that made it.
-        returned: values in the result of the model. Those in its cache are left out: the model itself takes them back,
-            and each rank keeps the keys and values of its own heads.
+        returned: values in the result of the model, and ``kept``. Those in its cache are left out: the model itself
+            takes them back, and each rank keeps the keys and values of its own heads.
+        kept: values that attributes or other objects hold behind the forward, such as a loss that the loop reads there.
         last_use: value -> position of the last event that takes it; the number of events if the model returns it.
         places: FQN of a whole layer -> positions of its calls in ``events``.
         norms: position of the first call of a module that calls functions on its own parameters alone -> the call of
@@ -81,7 +83,8 @@ class Calls:
             for value in values_in(event.result):
                 self.maker.setdefault(value, event)
         cached = set(values_in(_cache_in(record.root.result, model)))
-        self.returned = [value for value in values_in(record.root.result) if value not in cached]
+        self.kept = {value for value in values_in(record.root.kept) if value in self.maker} - cached
+        self.returned = [value for value in (*values_in(record.root.result), *self.kept) if value not in cached]
         for value in self.returned:
             self.last_use[value] = len(self.events)
         self.places: dict[str, list[int]] = {}
@@ -135,6 +138,13 @@ class Calls:
     def is_linear(self, event: Event | None) -> bool:
         """Return True for a call of a linear layer."""
         return event is not None and event.is_module and event.fqn in self.linears
+
+    def check_hooks(self, event: Event) -> None:
+        """Raise ``Blocked`` if a hook of a layer would take parts of tensors; torch's own hooks make weights."""
+        module = self.modules[event.fqn]
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
+            raise Blocked(f"a hook of {event.fqn} would take a part of a tensor; a layer without hooks can be split")
 
     def features(self, fqn: str) -> int:
         """Return how many features a linear layer returns, or how many rows an embedding has."""

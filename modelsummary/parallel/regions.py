@@ -237,6 +237,13 @@ class _Attempt:
                 if value in layouts:
                     until = max(until, self._calls.last_use.get(value, 0))
             place += 1
+        kept = next((value for value in self._calls.kept if value in layouts), None)
+        if kept is not None:
+            maker = self._calls.maker[kept]
+            raise Blocked(
+                f"an attribute or a hook keeps the result of {maker.name} in {maker.fqn or 'the model'}, which would "
+                "be sharded; a tensor that nothing keeps can be split"
+            )
         if until >= len(events):
             raise Blocked(
                 "the model would return a sharded tensor; a layer whose result only linear layers take can be split"
@@ -267,6 +274,7 @@ class _Attempt:
         return bool(own) and any(each.fqn in own for each in attributes_in((event.args, event.kwargs)))
 
     def _column(self, event: Event) -> None:
+        self._calls.check_hooks(event)
         given = _sole_input(event)
         if given in self.region.layouts:
             raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
@@ -284,6 +292,7 @@ class _Attempt:
 
     def _layer(self, event: Event) -> None:
         """Add a layer that stays in one piece."""
+        self._calls.check_hooks(event)
         module = self._calls.modules[event.fqn]
         value = _sole_input(event)
         layout = self.region.layouts[value]

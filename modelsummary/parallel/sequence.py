@@ -187,6 +187,13 @@ class _Walk:
         self._event = self._calls.record.root
         if any(self.stream.layout_at(value, self._place) for value in values_in(self._event.result)):
             raise Blocked("the model returns a chunk of the sequence; the whole sequence is expected")
+        kept = next((value for value in self._calls.kept if self.stream.layout_at(value, self._place)), None)
+        if kept is not None:
+            maker = self._calls.maker[kept]
+            raise Blocked(
+                f"an attribute or a hook keeps a chunk of the sequence, the result of {maker.name} in "
+                f"{maker.fqn or 'the model'}; return it instead"
+            )
 
     def _sharded(self, event: Event) -> dict[Value, Sharded]:
         found = ((each, self._layout(each)) for each in values_in((event.args, event.kwargs)))
@@ -239,6 +246,7 @@ class _Walk:
             self.stream.made[result], self._origins[result] = Sharded(1), frozenset({event.fqn})
 
     def _layer(self, event: Event) -> None:
+        self._calls.check_hooks(event)
         module = self._calls.modules[event.fqn]
         layer = self._layers.get(event.fqn)
         (value, layout), *others = self._sharded(event).items()

@@ -181,6 +181,7 @@ class Event:
         dtype_bound: whether an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
         is_decision: whether it is a function that returned values of tensors to the forward, given as ``result``.
+        kept: of the call of the model, the tensors that objects hold behind it, if these are followed.
     """
 
     fqn: str
@@ -202,6 +203,7 @@ class Event:
     dtype_bound: bool = False
     training: bool = False
     is_decision: bool = False
+    kept: Any = ()
 
     @property
     def is_module(self) -> bool:

@@ -126,6 +126,7 @@ class _Merge:
         if not self._define(results):
             event.block("returns a result whose structure differs between runs")
         event.result = self._template(results, first.training)
+        event.kept = self._template([call.kept for call in events], first.training)
         return event
 
     def _difference(self, events: Sequence[Event]) -> str:

@@ -181,6 +181,8 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
                 runner.log = []
             tracer = Tracer(model, runner, devices, rules)
             out = tracer.run(args, kwargs, other_mode=other_mode)
+            if rules.follows_kept:
+                tracer.note_kept(modules, args, kwargs)
             fingerprint = fingerprint_of(runner, out) if isinstance(runner, ShapeOnly) else None
             check_kept(model, unreadable)
         return Run(tracer, batch, other_mode, fingerprint=fingerprint)

@@ -45,6 +45,7 @@ class TraceRules:
         substitutes: function -> function that is called and traced instead.
         shapes: function -> function that makes its result on shapes; the trace holds the original function.
         layer_shapes: class of a whole module -> function that makes its result, called with the module.
+        follows_kept: note the tensors that objects hold behind the forward: attributes, lists that hooks fill.
         checks_decisions: if a forward on shapes decides by known values (of a mask of integers, say), note the question
             and its answer, to be checked when the calls are repeated; otherwise the module stays whole.
         opens_checkpoints: trace calls under activation checkpointing like all others, and note their region; otherwise
@@ -56,6 +57,7 @@ class TraceRules:
     shapes: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     layer_shapes: Mapping[type, Callable[..., Any]] = field(default_factory=dict)
     opens_checkpoints: bool = False
+    follows_kept: bool = False
     checks_decisions: bool = False
 
     def without(self, function: Any) -> TraceRules:

@@ -20,6 +20,7 @@ from modelsummary.capture.execution.shape_only import ShapeOnly, selects_by_mask
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import modules_of, named_modules
 from modelsummary.capture.operator_mode import Costs, Execution, Operators
+from modelsummary.capture.state.held import Held
 from modelsummary.capture.templates import (
     Unknown,
     leaves_of,
@@ -111,6 +112,13 @@ class Tracer(TorchFunctionMode):
         self._states = {id(module): state_of(module) for _, module in named_modules(self._model)}
         with self._every_call(), self._operators, self:
             return self._model(*args, **kwargs)
+
+    def note_kept(self, *holders: Any) -> None:
+        """Note the tensors of the run that objects hold behind it, as attributes or in lists that hooks fill."""
+        held = Held()
+        held.save(holders)
+        assert self.root is not None
+        self.root.kept = tuple(map(self.tensors.leaf, filter(self.tensors.knows, held.tensors)))
 
     @contextmanager
     def _every_call(self) -> Iterator[None]:

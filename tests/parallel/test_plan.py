@@ -833,3 +833,68 @@ def test_blocks_that_stages_open_cannot_run_again():
     with pytest.raises(InputError, match=r"checkpoint: blocks.0 cannot run again.*use_cache=False"):
         stats.parallel_plan(pipeline=2, checkpoint="every")
     assert stats.parallel_plan(pipeline=2).checkpoint == ()
+
+
+class Keeps(nn.Module):
+    """An MLP that leaves tensors where a loop can read them."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.up, self.act, self.down, self.kept = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), kept
+        self.inputs = []
+
+    def forward(self, x):
+        hidden = self.act(self.up(x))
+        if self.kept == "attribute":
+            self.hidden = hidden
+        elif self.kept == "input":
+            self.inputs.append(x.square())
+        return x + self.down(hidden)
+
+
+@pytest.mark.parametrize("sees_input", [False, True])
+def test_a_layer_whose_hook_would_see_a_part_has_whole_activations(sees_input):
+    model, seen = nn.Sequential(Keeps(""), nn.Linear(8, 8)), []
+    if sees_input:
+        model[0].down.register_forward_pre_hook(lambda _module, args: seen.append(args[0].square().mean()))
+    else:
+        model[0].act.register_forward_hook(lambda _module, _args, out: seen.append(out.square().mean()))
+    plan = Statistics(model, torch.randn(2, 8)).parallel_plan(tensor=2)
+    assert seen == []
+    assert [layer.fqn for layer in plan.layers] == ["0.up", "0.down"]
+    for layer in plan.layers:
+        assert "Replicate()" in layer.options.values()
+        assert "a hook of 0." in layer.reason
+
+
+def test_activations_that_an_attribute_keeps_are_not_sharded():
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), Keeps("attribute"))
+    plan = Statistics(model, torch.randn(2, 4, 8)).parallel_plan(tensor=2)
+    assert [layer.fqn for layer in plan.layers if layer.role in ("column", "row")] == ["0.0", "0.2"]
+    assert "an attribute or a hook keeps the result of 1.act" in plan.replicated["1.up"]
+    assert "hidden" not in vars(model[1])
+
+
+def test_a_chunk_of_the_sequence_that_a_list_keeps_is_refused():
+    model = nn.Sequential(Keeps(""), Keeps("input"))
+    with pytest.raises(InputError, match="keeps a chunk of the sequence, the result of square in 1; return it instead"):
+        Statistics(model, torch.randn(2, 4, 8)).parallel_plan(tensor=2, sequence=True)
+    assert model[1].inputs == []
+
+
+def test_a_parameter_that_took_no_gradient_is_refused_where_it_takes_one():
+    model, inputs = make("decoder")
+    model.embed.weight.requires_grad_(False)
+    plan = Statistics(model, inputs).parallel_plan(tensor=2)
+    assert plan.frozen == ("embed.weight",)
+    assert ParallelPlan.from_json(plan.to_json()) == plan
+    functions: dict[str, Any] = {}
+    exec(plan.to_code(), functions)
+    with fake_world(0, 2):
+        mesh = plan.device_mesh("cpu")
+        with pytest.raises(InputError, match=r"embed.weight takes a gradient, and took none when the plan was made"):
+            plan.apply(make("decoder")[0], mesh)
+        with pytest.raises(ValueError, match="make another plan"):
+            functions["parallelize"](make("decoder")[0], mesh)
+        plan.apply(model, mesh)
+    assert not model.embed.weight.requires_grad
