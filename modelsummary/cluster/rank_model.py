@@ -141,7 +141,7 @@ class RankModel:
             if layer.role in ("row", "embedding"):
                 module.register_forward_hook(self._after_rows)
             if layer.role == "heads":
-                module.forward = self._attention_of(module)
+                self._divide_attention(module)
             if layer.role == "gradient":
                 module.register_forward_hook(self._enter_parts(layer.options["parts"]))
             if layer.options.get("sums_result"):
@@ -207,9 +207,9 @@ class RankModel:
 
         return hook
 
-    def _attention_of(self, module: nn.Module) -> Any:
-        """Return the forward of an attention that computes the heads of one rank."""
-        from modelsummary.parallel.styles import AttentionParallel
+    def _divide_attention(self, module: nn.Module) -> None:
+        """Let an attention compute the heads of one rank."""
+        from modelsummary.parallel.styles import AttentionParallel, replace_forward
 
         def enter(tensor: Tensor, _layout: Any) -> Any:
             return self._enter(tensor)
@@ -218,7 +218,7 @@ class RankModel:
             return self._after_rows(module, (), tensor) if placement.is_partial() else tensor
 
         style = AttentionParallel(shards={})
-        return style.forward_of(module, 0, lambda: dict(module.named_parameters()), enter, leave)
+        replace_forward(module, style.forward_of(0, lambda own: dict(own.named_parameters()), enter, leave))
 
     def _enter_parts(self, parts: Sequence[tuple[int, int]]) -> Any:
         """Return a hook that enters parts of a result, along its last dimension."""

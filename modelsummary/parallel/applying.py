@@ -192,6 +192,13 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
     missing = [fqn for fqn in (*named, *(fqn for unit in plan.units for fqn in unit)) if fqn not in own]
     if missing:
         raise InputError(f"the plan of a {plan.model_class} names {missing[0]!r}, which this model does not have")
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    trained = next((name for name in plan.frozen if name in parameters and parameters[name].requires_grad), None)
+    if trained is not None:
+        raise InputError(
+            f"{trained} takes a gradient, and took none when the plan was made, which sums no gradients for it; make "
+            "the plan of the model as it is trained"
+        )
     wrong = next((each for each in plan.attributes if getattr(own[each.fqn], each.name, None) != each.whole), None)
     if wrong is not None:
         value = getattr(own[wrong.fqn], wrong.name, None)

@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from modelsummary.parallel.replaced_forward import replace_forward
+
 __all__ = ["AttentionParallel"]
 
 
@@ -39,11 +41,11 @@ class AttentionParallel(ParallelStyle):
             sharded = nn.Parameter(made, requires_grad=parameter.requires_grad)
             module.get_submodule(owner).register_parameter(own_name, sharded)
 
-        def local_parameters() -> dict[str, Any]:
-            found = {name: each.to_local() for name, each in module.named_parameters() if name != "out_proj.bias"}
-            if module.out_proj.bias is not None:  # a rank that adds it to a chunk has a part of its gradient
+        def local_parameters(own: Any) -> dict[str, Any]:
+            found = {name: each.to_local() for name, each in own.named_parameters() if name != "out_proj.bias"}
+            if own.out_proj.bias is not None:  # a rank that adds it to a chunk has a part of its gradient
                 parts = Replicate() if self.output_layouts.is_replicate() else Partial()
-                found["out_proj.bias"] = module.out_proj.bias.to_local(grad_placements=[parts])
+                found["out_proj.bias"] = own.out_proj.bias.to_local(grad_placements=[parts])
             return found
 
         def summed(tensor: Any, layout: Any) -> Any:  # the gradient of an input is summed over the ranks
@@ -54,19 +56,22 @@ class AttentionParallel(ParallelStyle):
             made = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
             return made.redistribute(placements=[layout]).to_local()
 
-        module.forward = self.forward_of(module, device_mesh.get_local_rank(), local_parameters, summed, leave)
+        replace_forward(module, self.forward_of(device_mesh.get_local_rank(), local_parameters, summed, leave))
         return module
 
-    def forward_of(self, module: Any, rank: int, parameters: Any, enter: Any, leave: Any) -> Any:
-        """Return the forward of one rank.
+    def forward_of(self, rank: int, parameters: Any, enter: Any, leave: Any) -> Any:
+        """Return the forward of one rank, as ``replace_forward`` takes it.
 
         Args:
-            parameters: returns the local parameters by name.
+            parameters: returns the local parameters of the module by name.
             enter: called with each input, once, and its layout.
             leave: called with the local part of a result, its placement, and the layout that it gets.
         """
 
         def forward(
+            module: Any,
+            _forward: Any,
+            /,
             query: Any,
             key: Any,
             value: Any,
@@ -76,7 +81,7 @@ class AttentionParallel(ParallelStyle):
             average_attn_weights: bool = True,
             is_causal: bool = False,
         ) -> Any:
-            own = parameters()
+            own = parameters(module)
             given = {id(each): each for each in (query, key, value)}
             layouts = {id(each): layout for each, layout in zip((query, key, value), self.input_layouts, strict=True)}
             entered = {number: enter(each, layouts[number]) for number, each in given.items()}

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["to_code"]
 
 
-# Styles of this package; a style comes after the styles that its source names.
+# Styles of this package, and the function that they share; each comes after those that its source names.
 _OWN_STYLES = """
-AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards ExpertParallel LinearParallel
+replace_forward AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards ExpertParallel
+LinearParallel
 ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "import math": ("math",),
     "from functools import wraps": ("wraps",),
+    "from types import MethodType": ("MethodType",),
     "from typing import Any": ("Any",),
     "import torch": ("torch",),
     "import torch.nn.functional as F": ("F",),
@@ -119,6 +121,10 @@ def _names_in(source: str) -> set[str]:
 
 
 def _body(plan: ParallelPlan) -> Iterator[str]:
+    if plan.frozen:
+        yield f"frozen = {plan.frozen!r}"
+        yield "if any(model.get_parameter(name).requires_grad for name in frozen):"
+        yield '    raise ValueError("a parameter takes a gradient that the plan does not sum; make another plan")'
     for attribute in plan.attributes:
         yield f"model.get_submodule({attribute.fqn!r}).{attribute.name} = {attribute.local!r}"
     if plan.tensor > 1:

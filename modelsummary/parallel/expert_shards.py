@@ -105,7 +105,7 @@ class ExpertShards(TorchFunctionMode):
         super().__init__()
         self.rank, self.ranks = rank, ranks
         self.device = shards[0].device
-        self.skips = False  # an expert of another rank was left out
+        self.skips = False  # an expert of another rank, or what the first rank adds, was left out
         self.sums: dict[int, Any] = {}  # id of memory into which sums were written -> the memory
         self.masks: dict[Any, Any] = {}
         self.sorted: set[int] = set()  # ids of the memory of masks of rows that are sorted by their expert
@@ -179,6 +179,7 @@ class ExpertShards(TorchFunctionMode):
         """Return the tensor that this rank adds to the sum over the ranks."""
         part = self._part(tensor)
         if part is None:
+            self.skips = self.skips or self.rank > 0
             return tensor if self.rank == 0 else torch.zeros_like(tensor)
         if part.kind == "shard":
             size, shape = tensor.shape[part.dim], list(tensor.shape)
@@ -199,6 +200,7 @@ class ExpertShards(TorchFunctionMode):
                 "results of experts are written into a part of another tensor; a tensor of its own works"
             )
         if self.rank:
+            self.skips = True
             base.zero_()
         self.sums[self._memory(target)] = target.untyped_storage()
 

@@ -139,6 +139,11 @@ def make_plan(
         gathered_with_root=units.with_root,
         conditional=() if calls is None else tuple(_conditional(calls, units.fqns)),
         averaged=tuple(name for name, parameter in model.named_parameters() if gathered and not parameter.dim()),
+        frozen=tuple(
+            name
+            for name, parameter in model.named_parameters()
+            if tensor * expert * pipeline > 1 and not parameter.requires_grad
+        ),
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,

@@ -100,6 +100,8 @@ class ParallelPlan(Printed):
         conditional: FQNs of units of which a rank may use other parameters than another one, because their forward
             reads values, as a loop over experts does. FSDP of torch 2.13 reduces zeros for parameters that a rank does
             not use; before, each rank must use all.
+        frozen: names of parameters that took no gradient when the plan was made, and whose gradients its collectives
+            therefore do not sum; empty without tensor parallelism, experts or stages.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
         offload: parameters, gradients and optimizer state live on the CPU.
@@ -136,6 +138,7 @@ class ParallelPlan(Printed):
     last_unit: tuple[str, ...] = ()
     averaged: tuple[str, ...] = ()
     conditional: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
     _split: Any = field(default=None, repr=False, compare=False)

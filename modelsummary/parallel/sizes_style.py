@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import math
-from functools import wraps
 from typing import Any
 
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.overrides import TorchFunctionMode
+
+from modelsummary.parallel.replaced_forward import replace_forward
 
 __all__ = ["LocalSizes", "SizesOfRank"]
 
@@ -111,12 +112,10 @@ class LocalSizes(ParallelStyle):
 
     def wrap(self, module: Any, n_ranks: int) -> Any:
         """Let the forward of a module run with the sizes of one rank."""
-        forward = module.forward
 
-        @wraps(forward)
-        def local_forward(*args: Any, **kwargs: Any) -> Any:
+        def local_forward(_module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
             with SizesOfRank(self.calls, n_ranks):
                 return forward(*args, **kwargs)
 
-        module.forward = local_forward
+        replace_forward(module, local_forward)
         return module

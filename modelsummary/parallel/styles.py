@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import wraps
+from types import MethodType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from modelsummary._torch import running_backward
 from modelsummary.parallel.attention_style import AttentionParallel
 from modelsummary.parallel.expert_shards import ExpertShards
+from modelsummary.parallel.replaced_forward import replace_forward
 from modelsummary.parallel.sizes_style import LocalSizes, SizesOfRank
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "ReduceGradient",
     "ReplicateParallel",
     "SizesOfRank",
+    "replace_forward",
 ]
 
 
@@ -63,20 +66,18 @@ class LocalParallel(ParallelStyle):
             placement = self.shards.get(name, Replicate())
             made = distribute_tensor(parameter, device_mesh, [placement], **source)
             self._put(module, {name: nn.Parameter(made, requires_grad=parameter.requires_grad)})
-        forward = module.forward
 
-        @wraps(forward)
-        def local_forward(*args: Any, **kwargs: Any) -> Any:
+        def local_forward(own: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
             args, kwargs = self._prepared(args, kwargs, device_mesh)
-            whole = {name: self._get(module, name) for name in self._names()}
-            self._put(module, self._local(whole, device_mesh))
+            whole = {name: self._get(own, name) for name in self._names()}
+            self._put(own, self._local(whole, device_mesh))
             try:
-                result = self._call(module, local_forward.__wrapped__, args, kwargs, device_mesh)
+                result = self._call(own, forward, args, kwargs, device_mesh)
             finally:
-                self._put(module, whole)
+                self._put(own, whole)
             return self._finished(result, whole, device_mesh)
 
-        module.forward = local_forward
+        replace_forward(module, local_forward)
         return module
 
     def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:  # noqa: ARG002
@@ -239,10 +240,10 @@ class ExpertParallel(LocalParallel):
         self.shared = tuple(name for name in self.shared if name not in split)
         if not split:
             return super()._apply(module, mesh)
-        outer = module.forward
-        module.forward = outer.__wrapped__
+        outer = module.forward.__func__
+        module.forward = MethodType(outer.__wrapped__, module)
         super()._apply(module, mesh)
-        outer.__wrapped__, module.forward = module.forward, outer
+        outer.__wrapped__, module.forward = module.forward.__func__, MethodType(outer, module)
         return module
 
     def _names(self) -> list[str]:

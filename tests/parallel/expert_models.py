@@ -108,6 +108,24 @@ class LoopStacked(nn.Module):
         return self.experts(flat, chosen, weight).view_as(x)
 
 
+class SharedStacked(LoopExperts):
+    """Router, stacked experts and two that take every token, in one module: one is written into, one is added."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.gate, self.written, self.added = nn.Linear(width, self.number), Expert(width), Expert(width)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        weight, chosen = self.gate(flat).softmax(-1).topk(2, dim=-1)
+        out = self.written(flat)
+        for number in range(self.number):
+            rows, place = torch.where(chosen == number)
+            y = F.relu(flat[rows] @ self.up[number]) @ self.down[number]
+            out.index_add_(0, rows, y * weight[rows, place, None])
+        return (out + self.added(flat)).view_as(x)
+
+
 class Residual(nn.Module):
     """A mixture between layers that its gradients reach."""
 
@@ -126,4 +144,5 @@ EXPERT_MODELS = {
     "switch_dict": SwitchDict,
     "dense_list": DenseList,
     "loop_stacked": LoopStacked,
+    "shared_stacked": SharedStacked,
 }

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from modelsummary import Statistics
@@ -33,6 +34,10 @@ def test_units_outside_of_the_blocks_train_like_one_process():
 
 def test_experts_are_clipped_by_the_norm_over_all_ranks():
     _check(2, [("list", {"expert": 2})])
+
+
+def test_all_ranks_have_gradients_of_experts_that_take_every_token():
+    _check(2, [("shared_stacked", {"expert": 2})])
 
 
 @pytest.mark.slow
@@ -403,3 +408,35 @@ def _result_with_objects(rank, _n):
 @needs_engine
 def test_schedules_of_torch_return_the_tensors_of_a_result():
     assert processes.run(_result_with_objects, 2) == [None, [(8, 5, 32)]]
+
+
+def _averaged(_rank, _n):
+    """Differences of averages of the weights, which a loop keeps in a copy, from those of one process."""
+    found = []
+    for name, sizes in (
+        ("gpt2", {"tensor": 2}),
+        ("fused", {"tensor": 2}),
+        ("vit", {"tensor": 2}),
+        ("mixture", {"expert": 2}),
+    ):
+        pair = []
+        for is_sharded in (False, True):
+            model, inputs = models.make(name)
+            if is_sharded:
+                plan = Statistics(model, inputs).parallel_plan(**sizes)
+                plan.apply(model, plan.device_mesh("cpu"))
+            average = AveragedModel(model, avg_fn=lambda old, new, _n: 0.5 * old + 0.5 * new)
+            optimizer = training.adamw(model.parameters())
+            for _ in range(3):  # the first update copies
+                processes.loss_of(model(*inputs)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                average.update_parameters(model)
+            with torch.no_grad():
+                pair.append(average(*inputs))
+        found.append(processes.difference(*map(processes.whole, pair)))
+    return max(found)
+
+
+def test_an_average_of_the_weights_in_a_copy_is_that_of_one_process():
+    assert max(processes.run(_averaged, 2)) <= 1e-9
