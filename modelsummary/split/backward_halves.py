@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from modelsummary.operators.tensor_bytes import is_distributed
+
 __all__ = ["Later", "backward_of_inputs", "backward_of_weights", "has_halves"]
 
 # Autograd nodes that compute the gradients of their parameters inside, or run once.
@@ -159,12 +161,14 @@ def backward_of_weights(later: Sequence[Later]) -> None:
 
 @torch.no_grad()
 def _add(weight: Any, gradient: Tensor | None) -> None:
-    """Add a gradient to that of a weight, with the strides of the weight, which fused optimizers take for granted."""
-    if gradient is None:
-        return
-    total = gradient if weight.grad is None else weight.grad + gradient
-    if weight.is_contiguous():
-        # nodes hand the same memory to several weights, or one element as many
-        weight.grad = total.clone(memory_format=torch.contiguous_format)
-    else:
-        weight.grad = torch.empty_like(weight, dtype=total.dtype).copy_(total)
+    if gradient is not None:
+        # Nodes hand the same memory to several weights, or one element as many.
+        total = gradient.clone() if weight.grad is None else weight.grad + gradient
+        weight.grad = _in_order_of(weight, total)
+
+
+def _in_order_of(weight: Any, gradient: Tensor) -> Tensor:
+    """Return a gradient that lies in memory as its parameter does, as fused optimizers read it."""
+    if is_distributed(type(gradient)):  # its placements may be others than those of the parameter
+        return gradient.clone(memory_format=torch.contiguous_format)
+    return gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)

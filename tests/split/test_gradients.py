@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from modelsummary import Statistics
 from modelsummary.split.backward_halves import backward_of_inputs, backward_of_weights
@@ -22,24 +24,21 @@ def test_weights_that_are_added_have_gradients_of_their_own():
     assert last.grad.tolist() == [[0.5] * 3] * 3
 
 
-def test_gradients_have_the_strides_of_their_weights():
-    """Torch's fused AdamW reads a gradient with the strides of the parameter, and is wrong without a word otherwise."""
-    whole, halves = nn.Conv2d(2, 3, 2).double(), nn.Conv2d(2, 3, 2).double()
-    halves.load_state_dict(whole.state_dict())
-    for model in (whole, halves):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-        for seed in range(2):
-            x = torch.rand(5, 4, 4, 2, generator=torch.manual_seed(seed), dtype=torch.double, requires_grad=True)
-            out = model(x.permute(0, 3, 1, 2)).square().sum()  # channels last, as the gradient of the weight then is
-            if model is whole:
-                out.backward()
-            else:
-                _, later = backward_of_inputs([out], None, [x], list(model.parameters()))
-                backward_of_weights(later)
-                assert model.weight.grad.stride() == model.weight.stride() == (8, 4, 2, 1)
-        optimizer.step()
-    for one, other in zip(whole.parameters(), halves.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+@pytest.mark.parametrize("is_added", [False, True])
+def test_gradients_of_weights_lie_as_the_weights_do(is_added):
+    # Fused optimizers of torch read a gradient in the order of its parameter, whatever its strides.
+    stack, filters = nn.Parameter(torch.randn(4, 3, 5)), nn.Parameter(torch.randn(2, 3, 3, 3))
+    filters.data = filters.data.contiguous(memory_format=torch.channels_last)
+    x, image = torch.randn(6, 3, requires_grad=True), torch.randn(1, 3, 5, 5, requires_grad=True)
+    result = torch.einsum("td,edh->teh", x, stack).square().sum() + F.conv2d(image, filters).square().sum()
+    expected = torch.autograd.grad(result, [stack, filters], retain_graph=True)
+    assert expected[0].stride() != stack.stride()  # or this shows nothing
+    for _ in range(1 + is_added):
+        _, later = backward_of_inputs([result], None, [x, image], [stack, filters])
+        backward_of_weights(later)
+    for weight, gradient in zip((stack, filters), expected, strict=True):
+        assert weight.grad.stride() == weight.stride()
+        torch.testing.assert_close(weight.grad, (1 + is_added) * gradient)
 
 
 def test_a_step_after_one_that_raised_scales_gradients_of_all_stages():
