@@ -17,7 +17,7 @@ from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
-from modelsummary.parallel.attention_heads import nested_encoders
+from modelsummary.parallel.attention_heads import attention_shards, nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, unit_bytes, used_parameters
@@ -88,6 +88,7 @@ def make_plan(
     if split is not None and pipeline > 1:  # a stage that begins with a block cuts nothing that is sharded
         cut = cache(partial(split, whole=frozenset(row.fqn for row in blocks_of(root))))
         stages = cut(pipeline)
+    boundaries = () if stages is None else tuple(_stage_begins(root, stages.calls))
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
@@ -95,9 +96,7 @@ def make_plan(
     if calls is not None and expert > 1:
         layers, reasons = expert_plans(live, calls, expert)
     if calls is not None and tensor > 1:
-        derivation = derive(calls)
-        if shard > 1:
-            _keep_strided_whole(derivation, expert)
+        derivation = _derived(calls, shard, expert, boundaries)
         found = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
         reasons, attributes = derivation.reasons | reasons, found
@@ -149,7 +148,7 @@ def make_plan(
         offload=offload,
         checkpoint=checkpointed,
         loss_parallel=loss_parallel,
-        boundaries=() if stages is None else tuple(_stage_begins(root, stages.calls)),
+        boundaries=boundaries,
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
         params=sum(each.numel() for each in model.parameters()),
         params_per_rank=_params_per_rank(model, layers, ranks, shard, stages),
@@ -310,6 +309,15 @@ def _calls(live: LiveModel) -> Calls:
         return Calls(live.model, record_of(live, RULES))
 
 
+def _derived(calls: Calls, shard: int, expert: int, boundaries: Sequence[str]) -> Derivation:
+    """Return what is split, apart from what FSDP could not gather, and what stages would send in parts."""
+    derivation = derive(calls)
+    if shard > 1:
+        _keep_strided_whole(derivation, expert)
+    _keep_crossing_whole(derivation, boundaries)
+    return derivation
+
+
 def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
     """Leave modules whole whose parameters FSDP cannot gather, because a rank's shard of them is several pieces.
 
@@ -317,10 +325,11 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
     refused by torch 2.14 if the first one is sharded over the ranks of ``expert``, too.
     """
     for fqn in derivation.attentions:
-        if derivation.calls.modules[fqn].in_proj_weight is not None:
+        shards = attention_shards(derivation.calls.modules[fqn])
+        name = next((name for name, (_, placement) in shards.items() if placement.startswith("_Strided")), "")
+        if name:
             derivation.drop(
-                fqn,
-                f"FSDP cannot gather {fqn}.in_proj_weight, of which each rank has several pieces; shard=1 works",
+                fqn, f"FSDP cannot gather {fqn}.{name}, of which each rank has several pieces; shard=1 works"
             )
     derivation.exchanges = True
     strided = {
@@ -331,6 +340,23 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
     }
     for name, fqn in strided.items():
         derivation.drop(fqn, f"FSDP cannot gather {name}, of which each rank has several pieces; shard=1 works")
+
+
+def _keep_crossing_whole(derivation: Derivation, boundaries: Sequence[str]) -> None:
+    """Leave activations whole of which a stage would send a part, such as a bias that the first block makes for all.
+
+    Args:
+        boundaries: FQNs of the modules with which the second and each later stage begin.
+    """
+    calls = derivation.calls
+    for begin in boundaries:
+        cut = next((place for place, event in enumerate(calls.events) if f"{event.fqn}.".startswith(f"{begin}.")), -1)
+        for region in list(derivation.regions):
+            makers = (calls.maker[value] for value in region.layouts if calls.last_use.get(value, -1) >= cut >= 0)
+            sent = next((event for event in makers if calls.position[event] < cut), None)
+            if sent is not None:
+                what = f"the result of {sent.name} in {sent.fqn or 'the model'}"
+                derivation.gather(region, f"{what} goes to the stage that begins with {begin}; pipeline=1 works")
 
 
 def _checked(

@@ -27,10 +27,10 @@ class Cross(nn.Module):
 class Latents(nn.Module):
     """A parameter as the query."""
 
-    def __init__(self):
+    def __init__(self, **options):
         super().__init__()
         self.query = nn.Parameter(torch.randn(3, 16))
-        self.attention = nn.MultiheadAttention(16, 4, kdim=8, vdim=8)
+        self.attention = nn.MultiheadAttention(16, 4, kdim=8, vdim=8, **options)
 
     def forward(self, x):
         return self.attention(self.query, x, x, need_weights=False)[0]
@@ -230,3 +230,13 @@ def test_chunks_of_the_sequence_are_the_model():
             assert max(differences.values()) <= 1e-10, name
             assert max(differences["output"], differences["grad"]) <= 1e-12, name
             assert ran == planned, name
+
+
+def test_an_attention_that_fsdp_could_not_gather_is_whole():
+    # With a width of its own for keys, the biases of queries, keys and values alone are one parameter.
+    for bias, reason in ((True, "FSDP cannot gather 3.attention.in_proj_bias, of which each rank has"), (False, None)):
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8), Latents(bias=bias))
+        plan = Statistics(model, torch.randn(5, 8)).parallel_plan(tensor=2, shard=2)
+        assert ("3.attention" in [layer.fqn for layer in plan.layers]) is not bias
+        assert plan.replicated.get("3.attention", "").startswith(reason or "")
+        assert bool(plan.replicated) is bias

@@ -898,3 +898,44 @@ def test_a_parameter_that_took_no_gradient_is_refused_where_it_takes_one():
             functions["parallelize"](make("decoder")[0], mesh)
         plan.apply(model, mesh)
     assert not model.embed.weight.requires_grad
+
+
+class FirstBias(nn.Module):
+    """An attention that takes the bias of the heads from the one before it, as in T5."""
+
+    def __init__(self, is_first):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.bias = nn.Embedding(16, 4) if is_first else None
+
+    def forward(self, x, bias):
+        q, k, v = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        if self.bias is not None:
+            place = torch.arange(x.shape[1])
+            bias = self.bias(place[:, None] - place + 8).permute(2, 0, 1).unsqueeze(0)
+        weights = (q @ k.transpose(-1, -2) + bias).softmax(-1)
+        return x + self.o((weights @ v).transpose(1, 2).flatten(2)), bias
+
+
+class FirstBiasStack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(FirstBias(place == 0) for place in range(4))
+
+    def forward(self, x):
+        bias = None
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return x
+
+
+def test_a_part_of_a_tensor_is_not_sent_between_stages():
+    stats = Statistics(FirstBiasStack(), torch.randn(2, 8, 8))
+    assert {layer.reason for layer in stats.parallel_plan(tensor=2).layers} == {""}
+    plan = stats.parallel_plan(tensor=2, pipeline=2)
+    reasons = {layer.reason for layer in plan.layers if layer.role in ("column", "row")}
+    assert reasons == {
+        "the result of unsqueeze in blocks.0 goes to the stage that begins with blocks.2; pipeline=1 works"
+    }
+    outputs = [layer.options.get("output_layouts") for layer in plan.layers if layer.role == "column"]
+    assert set(outputs) == {"Replicate()"}  # so that stages send whole tensors
