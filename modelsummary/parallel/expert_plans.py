@@ -20,6 +20,8 @@ from modelsummary.record.events import Value, values_in
 
 __all__ = ["absent_parameters", "check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
 
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
 
 def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], dict[str, str]]:
     """Return how experts are divided, and why other experts stay whole.
@@ -43,7 +45,19 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[Laye
     plans += [_list_plan(calls, each, n_ranks) for each in experts.lists]
     if not plans:
         raise no_experts(calls, experts, n_ranks)
+    for plan in plans:
+        _check_dropout(calls.modules[plan.fqn], plan.fqn)
     return plans, experts.reasons
+
+
+def _check_dropout(experts: nn.Module, fqn: str) -> None:
+    """Refuse experts that draw masks in training: ranks would draw other numbers of them, and all later ones differ."""
+    for name, module in experts.named_modules():
+        if isinstance(module, _DROPOUTS) and module.training and module.p:
+            raise InputError(
+                f"{fqn}.{name} draws a mask for the tokens of one rank's experts, after which the ranks draw different "
+                "masks where all hold the whole tensor; set its p to 0"
+            )
 
 
 def no_experts(calls: Calls, experts: Experts, n_ranks: int) -> InputError:

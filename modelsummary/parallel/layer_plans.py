@@ -69,7 +69,8 @@ def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> 
     plans += [_output_plan(each) for each in results]
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
-    plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in derivation.copied]
+    copied = [fqn for fqn in derivation.copied if fqn in derivation.layers]
+    plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in copied]
     plans += [LayerPlan(fqn, "LocalSizes", {"calls": own}, "sizes", {}, 0) for fqn, own in derivation.sizes.items()]
     # A hook of a norm runs before the one that gathers its result.
     plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]

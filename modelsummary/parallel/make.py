@@ -97,6 +97,7 @@ def make_plan(
         layers, reasons = expert_plans(live, calls, expert)
     if calls is not None and tensor > 1:
         derivation = _derived(calls, shard, expert, boundaries)
+        _keep_inside_experts_whole(derivation, layers)
         found = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
         reasons, attributes = derivation.reasons | reasons, found
@@ -340,6 +341,18 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
     }
     for name, fqn in strided.items():
         derivation.drop(fqn, f"FSDP cannot gather {name}, of which each rank has several pieces; shard=1 works")
+
+
+def _keep_inside_experts_whole(derivation: Derivation, experts: Sequence[LayerPlan]) -> None:
+    """Leave layers whole that stacked experts hold: all ranks of ``expert`` sum the gradients of these parameters.
+
+    Args:
+        experts: plans of experts that are divided by number.
+    """
+    for stack in (layer.fqn for layer in experts if layer.style == "ExpertParallel"):
+        for fqn in [fqn for fqn in derivation.layers if fqn.startswith(f"{stack}." if stack else "")]:
+            if fqn in derivation.layers and fqn != stack:
+                derivation.drop(fqn, f"{stack} holds it, whose experts are divided; a layer beside them can be split")
 
 
 def _keep_crossing_whole(derivation: Derivation, boundaries: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
 from tests.parallel import mixtures, processes
+from tests.parallel.expert_models import SharedStacked
 from tests.parallel.models import Experts, make
 
 
@@ -267,6 +268,24 @@ def test_a_list_of_experts_and_another_module_is_refused_with_that_module():
     model = mixtures.Listed()
     with pytest.raises(InputError, match=r"experts: experts.drop differs from the experts of experts; a list"):
         Statistics(model, torch.randn(15, mixtures.DIM)).parallel_plan(expert=2)
+
+
+def test_experts_that_draw_masks_in_training_are_refused():
+    model, inputs = make("mixtral_list")
+    model.mixture.experts[2].add_module("drop", nn.Dropout(0.1))
+    assert Statistics(model.eval(), inputs).parallel_plan(expert=2).layers
+    with pytest.raises(InputError, match=r"experts.2.drop draws a mask for the tokens of one .*; set its p to 0$"):
+        Statistics(model.train(), inputs).parallel_plan(expert=2)
+    model.mixture.experts[2].drop.p = 0.0
+    assert Statistics(model, inputs).parallel_plan(expert=2).layers
+
+
+def test_layers_that_stacked_experts_hold_are_whole():
+    model = nn.Sequential(SharedStacked(16), nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)))
+    plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2, tensor=2)
+    assert [(layer.fqn, layer.mesh) for layer in plan.layers] == [("0", "expert"), ("1.0", "tensor"), ("1.2", "tensor")]
+    reason = "0 holds it, whose experts are divided; a layer beside them can be split"
+    assert {plan.replicated[f"0.{name}.0"] for name in ("written", "added")} == {reason}
 
 
 def test_layers_of_a_stack_are_not_experts():

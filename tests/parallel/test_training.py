@@ -43,6 +43,7 @@ def test_all_ranks_have_gradients_of_experts_that_take_every_token():
 @pytest.mark.slow
 def test_experts_and_other_dimensions_are_clipped_by_the_norm_over_all_ranks():
     _check(4, [(name, {"expert": 2, key: 2}) for name in ("mixture", "list") for key in ("tensor", "shard", "data")])
+    _check(4, [("shared_stacked", {"expert": 2, "shard": 2})])
 
 
 @needs_engine
