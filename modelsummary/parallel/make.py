@@ -36,6 +36,7 @@ from modelsummary.record.runs import record_of
 
 __all__ = ["make_plan"]
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _MOST_STREAMS = 12  # each is checked by a run on shapes
 
 
@@ -72,7 +73,7 @@ def make_plan(
             "torch.distributed.tensor.experimental.context_parallel, cost it with simulate(Plan(context=...)), or pass "
             "context=1"
         )
-    _check_precision(precision)
+    _check_precision(precision, live.model)
     if sequence and tensor == 1:
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
     if sequence and pipeline > 1:
@@ -159,15 +160,6 @@ def make_plan(
     )
 
 
-def _check_precision(precision: Any) -> None:
-    is_dtype = isinstance(precision, torch.dtype) and precision.is_floating_point
-    if precision is not None and not (is_dtype and precision.itemsize > 1):
-        raise InputError(
-            f"precision={precision!r}; expected a floating point torch.dtype of 16 bits or more, or None"
-            + ("; for 8-bit products, convert layers with torchao.float8" if is_dtype else "")
-        )
-
-
 def _check_held(layers: Sequence[LayerPlan], checkpointed: Sequence[str], stages: Any, split: Any) -> None:
     """Refuse stages that hold no parameters, or that cut a module apart whose forward takes sizes or runs again.
 
@@ -227,6 +219,25 @@ def _check_sizes(**sizes: Any) -> None:
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
             raise InputError(f"{name}={size!r}; expected an integer >= 1")
+
+
+def _check_precision(precision: torch.dtype | None, model: nn.Module) -> None:
+    """Refuse what is no dtype, and batch norms, of which FSDP casts the weight and not the running statistics."""
+    if precision is None:
+        return
+    is_dtype = isinstance(precision, torch.dtype) and precision.is_floating_point
+    if not (is_dtype and precision.itemsize > 1):
+        raise InputError(
+            f"precision={precision!r}; expected a floating point torch.dtype of 16 bits or more, or None"
+            + ("; for 8-bit products, convert layers with torchao.float8" if is_dtype else "")
+        )
+    for fqn, module in model.named_modules():
+        statistics = module.running_mean if isinstance(module, _BATCH_NORMS) else None
+        if statistics is not None and statistics.dtype is not precision:
+            raise InputError(
+                f"precision={precision}: torch refuses {fqn} ({type(module).__name__}) with a weight of that dtype and "
+                f"running statistics of {statistics.dtype}; train in torch.autocast instead, or use a group norm"
+            )
 
 
 def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo, model: nn.Module) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def find_stream(
             walk.run()
         except Needs as needs:
             following = walk.cut(needs, cuts_inputs=cuts_inputs)
+            obstacle = walk.meets_whole(needs)
         except Blocked as blocked:
             obstacle = str(blocked)
             following = walk.gather()
@@ -120,9 +121,12 @@ def _no_sequence(shapes: Mapping[str, Sequence[tuple[int, ...]]], dims: Mapping[
                     f"{fqn} returns {list(shape)}, and {n_ranks} ranks do not divide its {shape[dim]} tokens, which "
                     f"torch gathers in equal chunks; multiples of {n_ranks} work (a class token is one, too)"
                 )
-    fqn, shape = next(((fqn, shape) for fqn, results in shapes.items() for shape in results), ("", ()))
-    if not fqn:
+    if not any(shapes.values()):
         return "no layer is row-parallel; layers whose activations are sharded work"
+    wholes = ((fqn, shape) for fqn, results in shapes.items() for shape in results if dims[fqn] is None)
+    fqn, shape = next(wholes, ("", ()))
+    if not fqn:
+        return "layers take chunks in some of their calls and whole tensors in others; one of the two works"
     return f"{fqn} returns {list(shape)}, in which no dimension holds tokens; [batch, tokens, features] works"
 
 
@@ -194,6 +198,15 @@ class _Walk:
                 f"an attribute or a hook keeps a chunk of the sequence, the result of {maker.name} in "
                 f"{maker.fqn or 'the model'}; return it instead"
             )
+
+    def meets_whole(self, needs: Needs) -> str:
+        """Return why the event at hand cannot go on: it takes chunks, and a tensor that nothing cuts."""
+        assert self._event is not None
+        shape = self._calls.shape_of(needs.value)
+        return (
+            f"{self._event.name} in {self._event.fqn or 'the model'} takes a chunk of the sequence and a whole tensor "
+            f"of the shape {list(shape or ())}; one that enters or leaves a module beside the chunk can be cut"
+        )
 
     def _sharded(self, event: Event) -> dict[Value, Sharded]:
         found = ((each, self._layout(each)) for each in values_in((event.args, event.kwargs)))

@@ -939,3 +939,17 @@ def test_a_part_of_a_tensor_is_not_sent_between_stages():
     }
     outputs = [layer.options.get("output_layouts") for layer in plan.layers if layer.role == "column"]
     assert set(outputs) == {"Replicate()"}  # so that stages send whole tensors
+
+
+def test_a_whole_tensor_that_meets_chunks_is_the_reason():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+        def forward(self, x):
+            return self.mlp(x) * (x.sum(-1, keepdim=True) > 0)
+
+    reason = "mul in the model takes a chunk of the sequence and a whole tensor of the shape [2, 4, 1]; one that enters"
+    with pytest.raises(InputError, match=re.escape(reason)):
+        Statistics(Masked(), torch.randn(2, 4, 8)).parallel_plan(tensor=2, sequence=True)

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe
@@ -111,3 +112,14 @@ def test_what_a_recipe_trains_otherwise_is_refused():
         assert not step.applicable
     step = stats.simulate(Plan(data=2), CLUSTER, 4, recipe=Recipe(dtype=None))
     assert step.parallel_plan() == stats.parallel_plan(data=2)  # the model's own float32
+
+
+def test_batch_norms_in_another_precision_are_refused():
+    # F.batch_norm of torch takes a weight and running statistics of one dtype.
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(2, 3, 8, 8)
+    norm = model[1]
+    with pytest.raises(RuntimeError):
+        F.batch_norm(torch.randn(2, 8, 6, 6).bfloat16(), norm.running_mean, norm.running_var, norm.weight.bfloat16())
+    with pytest.raises(InputError, match=r"torch refuses 1 \(BatchNorm2d\) with .* use a group norm$"):
+        Statistics(model, x).parallel_plan(shard=2, precision=torch.bfloat16)
+    assert Statistics(model, x).parallel_plan(shard=2, precision=torch.float32).precision == "float32"
