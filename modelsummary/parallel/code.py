@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["to_code"]
 
 
-# Styles of this package, and the function that they share; each comes after those that its source names.
+# Styles of this package, and the function that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
 replace_forward AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards ExpertParallel
 LinearParallel

@@ -222,7 +222,7 @@ def _check_sizes(**sizes: Any) -> None:
 
 
 def _check_precision(precision: torch.dtype | None, model: nn.Module) -> None:
-    """Refuse what is no dtype, and batch norms, of which FSDP casts the weight and not the running statistics."""
+    """Refuse anything but a dtype, and batch norms, of which FSDP casts the weight and not the running statistics."""
     if precision is None:
         return
     is_dtype = isinstance(precision, torch.dtype) and precision.is_floating_point

@@ -169,6 +169,6 @@ def _add(weight: Any, gradient: Tensor | None) -> None:
 
 def _in_order_of(weight: Any, gradient: Tensor) -> Tensor:
     """Return a gradient that lies in memory as its parameter does, as fused optimizers read it."""
-    if is_distributed(type(gradient)):  # its placements may be others than those of the parameter
+    if is_distributed(type(gradient)):  # its placements may differ from the parameter's
         return gradient.clone(memory_format=torch.contiguous_format)
     return gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
