@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.utils._pytree import tree_leaves
 
 from modelsummary._torch import running_backward
 from modelsummary.parallel.attention_style import AttentionParallel
@@ -366,7 +367,8 @@ class ReplicateParallel(ParallelStyle):
                 readers.setdefault(part, {})[name] = self._reader(name, running)
         whole_ones = {id(whole) for _, whole in made.values()}
         for part in list(module.modules()):
-            if not isinstance(part, torch.jit.ScriptModule) and not whole_ones.isdisjoint(map(id, part.parameters())):
+            holds_whole = part is module or not whole_ones.isdisjoint(map(id, part.parameters()))
+            if holds_whole and not isinstance(part, torch.jit.ScriptModule):
                 part.__class__ = self._class_of(part, readers.get(part, {}), running)
         return module
 
@@ -385,6 +387,21 @@ class ReplicateParallel(ParallelStyle):
 
         return property(read)
 
+    def _refuse_second_derivatives(self, result: Any) -> None:
+        """Let a backward with ``create_graph=True`` raise: the collectives of ``DTensor`` are constants to it."""
+
+        def check(gradient: Any) -> Any:
+            if torch.is_grad_enabled():
+                raise RuntimeError(
+                    "create_graph=True: the collectives of a plan have no second derivative; use gradients of first "
+                    "order, or train the model without a plan"
+                )
+            return gradient
+
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                tensor.register_hook(check)
+
     def _class_of(self, module: Any, readers: dict[str, Any], running: dict[str, int]) -> Any:
         """Return a subclass of the module's class that has these properties, and counts the calls that run."""
         kind = type(module)
@@ -394,9 +411,12 @@ class ReplicateParallel(ParallelStyle):
             def call(*args: Any, **kwargs: Any) -> Any:
                 running["calls"] += 1
                 try:
-                    return getattr(kind, method)(*args, **kwargs)
+                    result = getattr(kind, method)(*args, **kwargs)
                 finally:
                     running["calls"] -= 1
+                if not running["calls"] and running_backward() == -1 and not torch.compiler.is_compiling():
+                    self._refuse_second_derivatives(result)
+                return result
 
             return call
 

@@ -441,3 +441,20 @@ def _averaged(_rank, _n):
 
 def test_an_average_of_the_weights_in_a_copy_is_that_of_one_process():
     assert max(processes.run(_averaged, 2)) <= 1e-9
+
+
+def _penalised(_rank, _n):
+    """Whether a penalty on gradients of the input, of which collectives have no derivative, raises."""
+    models_of_plans = models.make("inline")[0], nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+    for model in models_of_plans:  # some parameters are whole on each rank, or none
+        x = models.make("inline")[1][0].clone().requires_grad_()
+        plan = Statistics(model, x).parallel_plan(tensor=2)
+        plan.apply(model, plan.device_mesh("cpu"))
+        torch.autograd.grad(model(x).square().sum(), x)
+        with pytest.raises(RuntimeError, match="collectives of a plan have no second derivative"):
+            torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    return True
+
+
+def test_second_derivatives_are_refused():
+    assert all(processes.run(_penalised, 2))
