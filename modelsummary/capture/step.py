@@ -123,9 +123,13 @@ class StepRun:
         for first, *_ in alike.values():
             first.grad = torch.zeros_like(first)  # a real step continues with these parameters
         optimizer.step()
+        own = [value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")]
+        shared = frozenset(map(id, tensors_of(own)))  # such as the tables of 8-bit optimizers
         for first, *others in alike.values():
             for each in others if first in optimizer.state else ():
-                optimizer.state[each] = map_tensors(torch.clone, optimizer.state[first])
+                optimizer.state[each] = map_tensors(
+                    lambda state: state if id(state) in shared else state.clone(), optimizer.state[first]
+                )
 
     def _mark_gradients(self) -> None:
         for parameter in self._trained:

@@ -71,6 +71,7 @@ class Part:
         flops: floating point operations of products in the forward.
         backward_flops: the same in the backward, as far as its trained layers, and those before it, need them; without
             scores of attention that are computed again.
+        recomputed_flops: the same of what checkpoints of the model itself compute again in the backward.
         uncounted: operators whose work is not known -> number of calls.
     """
 
@@ -85,6 +86,7 @@ class Part:
     weights: Mapping[int, Weight] = field(default_factory=dict)
     flops: int = 0
     backward_flops: int = 0
+    recomputed_flops: int = 0
     uncounted: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -173,12 +175,15 @@ def parts_of(
     )
     temporary = _temporary(observed.timeline, part_names)
     backward_flops: Counter[str] = Counter()
+    recomputed_flops: Counter[str] = Counter()
     uncounted: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for operator, part_name in zip(observed.operators, part_names, strict=True):
         call = operator.run.call
         if call.cost.uncounted is not None:
             uncounted[part_name][call.name] += 1
-        if operator.phase == "backward":
+        if operator.phase == "backward" and operator.run.with_grad:
+            recomputed_flops[part_name] += 2 * call.cost.macs
+        elif operator.phase == "backward":
             backward_flops[part_name] += 2 * (call.cost.macs - scores_again(call.rule, call.bound))
     parts = {}
     for name in (BEFORE, *blocks, AFTER):
@@ -196,6 +201,7 @@ def parts_of(
             weights=weights.get(name, {}),
             flops=sum(work.flops * times for work, times in works[name, "forward"].items()),
             backward_flops=backward_flops[name],
+            recomputed_flops=recomputed_flops[name],
             uncounted=uncounted[name],
         )
     return parts

@@ -279,13 +279,13 @@ class StepSimulator:
         everything = sum(count * (parts[name].flops + parts[name].backward_flops) for name, count in part_counts)
         passed = {kind: count for kind, count in model.counts.items() if parts[kind].has_backward}
         blocks = sum(count * parts[kind].flops for kind, count in passed.items())
-        repeated = 0.0
+        repeated = sum(count * parts[name].recomputed_flops for name, count in part_counts) if again else 0.0
         if again and plan.recompute == "full":
-            repeated = blocks
+            repeated += blocks
         elif again and plan.recompute == "selective":
-            repeated = sum(count * _core_flops(parts[kind]) for kind, count in passed.items())
+            repeated += sum(count * _core_flops(parts[kind]) for kind, count in passed.items())
         elif again and isinstance(plan.recompute, int):
-            repeated = blocks * min(1.0, plan.recompute * plan.stages / max(sum(passed.values()), 1))
+            repeated += blocks * min(1.0, plan.recompute * plan.stages / max(sum(passed.values()), 1))
         return (everything + repeated) * self.global_batch / plan.micro_batch
 
 

@@ -154,12 +154,15 @@ class OperatorRun(NamedTuple):
         call: the operator call.
         reads, makes: identities of the storages behind its arguments, and behind its results.
         nodes: autograd nodes that were made for it.
+        with_grad: whether gradients were enabled. A backward computes without; what runs with them there is the forward
+            of a checkpoint.
     """
 
     call: OperatorCall
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     nodes: int = 0
+    with_grad: bool = False
 
 
 DistinctCall: TypeAlias = "tuple[object, Sequence[Tensor]]"
@@ -210,7 +213,7 @@ class OperatorLog:
                 self._calls[key] = call
         results = (out,) if isinstance(out, Tensor) else tensors_in(out)
         makes = tuple([self._identify(tensor) for tensor in results if tensor.layout is torch.strided])
-        self.runs.append(OperatorRun(call, reads, makes, self._new_nodes()))
+        self.runs.append(OperatorRun(call, reads, makes, self._new_nodes(), torch.is_grad_enabled()))
 
     def note_cost(self, func: Any, rule: OpRule, cost: OpCost) -> None:
         """Note one run of an operator without its arguments: of a view, which runs no kernel, or if costs suffice."""

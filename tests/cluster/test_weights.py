@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from modelsummary import Statistics
+from modelsummary import Statistics, apply_checkpoint
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.weights import Weight, Weights
 from tests.cluster.models import LAYERS, LENGTH, gpt
@@ -127,7 +127,13 @@ def test_one_device_holds_what_memory_says(make):
     assert memory.peak <= rank.total < 1.05 * memory.peak
 
 
-@pytest.mark.parametrize("make", [dense, frozen, lora, half, quantised, scaled, borrowing])
+def checkpointed():
+    model = dense()
+    apply_checkpoint(model, [f"blocks.{number}" for number in range(LAYERS)])
+    return model
+
+
+@pytest.mark.parametrize("make", [dense, frozen, lora, half, quantised, scaled, borrowing, checkpointed])
 def test_model_flops_are_those_of_flops_per_token(make):
     stats = statistics_of(make())
     counted = stats.flops_per_token()
@@ -135,6 +141,14 @@ def test_model_flops_are_those_of_flops_per_token(make):
         step = stats.simulate(plan, Cluster("A100"), 4)
         assert step.model_flops == 4 * LENGTH * counted.training
         assert step.mfu == pytest.approx(step.tokens_per_second * counted.training / (devices * 312e12))
+
+
+def test_checkpoints_of_the_model_are_flops_of_the_hardware_alone():
+    step = statistics_of(checkpointed()).simulate(Plan(micro_batch=BATCH), Cluster("A100"), BATCH)
+    # per token and block: q, k, v, out, up and down have 3 + 1 + 4 + 4 weights of 32 x 32; scores and context multiply
+    # 32 features by 16 positions each; the mask of the last dropout is kept, so nothing of a block is left out
+    again = 12 * 32 * 32 + 2 * 16 * 32
+    assert step.hardware_flops - step.model_flops == 2 * BATCH * LENGTH * LAYERS * again
 
 
 def test_frozen_layers_take_no_gradients_and_no_states():

@@ -123,6 +123,27 @@ def test_foreach_optimizers_hold_the_square_roots_of_all_states():
         assert memory.peak == pytest.approx(5 * nbytes + 2 * 4 * 64 + 8 * 4, abs=64)
 
 
+def test_what_the_states_of_an_optimizer_share_counts_once():
+    class Tabled(torch.optim.Optimizer):
+        """Keeps an integer of 8 bits per element, and one table of their values, as bitsandbytes does."""
+
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+            self.tables = {"signed": torch.zeros(256)}
+
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["table"], state["eight"] = (
+                        self.tables["signed"],
+                        torch.zeros_like(parameter, dtype=torch.int8),
+                    )
+
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(3)))
+    assert Statistics(model, (1, 16)).memory(optimizer=Tabled).optimizer_state == 3 * 16 * 16 + 4 * 256
+
+
 def test_a_loss_that_is_not_a_function_and_a_misspelt_optimizer():
     stats = Statistics(mlp(), (2, 8))
     with pytest.raises(InputError, match=r"^loss must be a function from the model's result to a scalar, got 'mse'$"):
