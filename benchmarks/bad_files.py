@@ -3,7 +3,7 @@ nothing. Reading is linear: an error may take 2 us for each byte of the file mor
 
     python benchmarks/bad_files.py [--seeds FOLDER] [--only onnx]
 
-1,729 files (``bad_onnx.py``, ``bad_graphs.py``, ``bad_torch.py``, ``bad_programs.py``, ``bad_weights.py``): truncated,
+1,747 files (``bad_onnx.py``, ``bad_graphs.py``, ``bad_torch.py``, ``bad_programs.py``, ``bad_weights.py``): truncated,
 bombs, loops, lies, path traversal, formulas without end, calls that crash C++, code in TorchScript and in pickles.
 Each is read in a forked process that notes every file it opens (an audit hook) outside of the folder
 and of Python's own. ``--seeds`` cuts and zeroes the first bytes of the ONNX files in a folder, too.

@@ -18,7 +18,7 @@ from modelsummary.views.flow import Dataflow, FlowStep, FlowTensor
 __all__ = ["ROW_BYTES", "dataflow_of_program", "program_tree"]
 
 _NO_MODULE = nn.Module()
-_ROW_STEPS, ROW_BYTES = 20, 1500  # of a row with its facts
+_ROW_STEPS, ROW_BYTES = 60, 1500  # of a row with its facts, which is also printed
 _CROSSING_BYTES = 250  # of a tensor that enters or leaves a module
 
 

@@ -41,7 +41,7 @@ def test_the_rows_of_a_tree_are_counted() -> None:
     with pytest.raises(ModelFileError, match="bytes of memory"):
         program_tree(program, Budget(bytes=nbytes - 1))
     with pytest.raises(ModelFileError, match="more than 1,000 steps"):
-        program_tree(program, Budget(steps=1000))  # 20 for each row
+        program_tree(program, Budget(steps=1000))  # 60 for each row
 
 
 def test_depth_is_the_number_of_open_levels() -> None:
