@@ -25,6 +25,7 @@ ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "import math": ("math",),
+    "from functools import partial": ("partial",),
     "from functools import wraps": ("wraps",),
     "from types import MethodType": ("MethodType",),
     "from typing import Any": ("Any",),
@@ -80,7 +81,8 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         yield "import torch"
     yield from lines
     if plan.checkpoint:
-        yield "from functools import partial"
+        if "from functools import partial" not in lines:
+            yield "from functools import partial"
         yield "from torch.utils.checkpoint import checkpoint"
     yield "from torch.distributed.device_mesh import init_device_mesh"
     if "shard" in plan.mesh_shape:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any
 
@@ -24,6 +24,6 @@ def replace_forward(module: Any, around: Any) -> None:
 
     @wraps(whole.__func__ if getattr(whole, "__self__", None) is module else unbound)
     def forward(own: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return around(own, MethodType(forward.__wrapped__, own), *args, **kwargs)
+        return around(own, partial(forward.__wrapped__, own), *args, **kwargs)
 
     module.forward = MethodType(forward, module)

@@ -414,7 +414,7 @@ class ReplicateParallel(ParallelStyle):
                     result = getattr(kind, method)(*args, **kwargs)
                 finally:
                     running["calls"] -= 1
-                if not running["calls"] and running_backward() == -1 and not torch.compiler.is_compiling():
+                if not torch.compiler.is_compiling() and not running["calls"] and running_backward() == -1:
                     self._refuse_second_derivatives(result)
                 return result
 
