@@ -43,26 +43,26 @@ __all__ = [
 
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:
     """Return the target of a prediction. Raise ``InputError`` for an unknown device, or a dtype that it lacks."""
-    found = target_of(device, tf32=options.get("dtype") == "tf32")
+    prediction_target = target_of(device, tf32=options.get("dtype") == "tf32")
     for name, dtype in (("dtype", options.get("dtype")), ("autocast", options.get("autocast"))):
-        if dtype is not None and found.model is not None:
-            found.model.spec.peak(dtype, name)
-    return found
+        if dtype is not None and prediction_target.model is not None:
+            prediction_target.model.spec.peak(dtype, name)
+    return prediction_target
 
 
 def calibrate(
     live: LiveModel, device: torch.device | str | None, plan: StepPlan, *, grid: bool, again: bool
 ) -> Calibration:
     """Measure the operator calls of a step that this machine's table lacks, and with ``grid`` the standard grid."""
-    place = device_here(device)
+    local_device = device_here(device)
     if grid:
-        calibrate_grid(place, again=again)
+        calibrate_grid(local_device, again=again)
     calls = distinct_calls(live, plan)
-    table = table_of(place)
+    table = table_of(local_device)
     if not table.facts:
-        calibrate_calls([], place, cold=False)
-        table = table_of(place)
-    return calibrate_calls(calls, place, cold=weights_are_cold(live, table), again=again)
+        calibrate_calls([], local_device, cold=False)
+        table = table_of(local_device)
+    return calibrate_calls(calls, local_device, cold=weights_are_cold(live, table), again=again)
 
 
 def bound_of_data(stats: Any, device: Any, mode: str, backward: bool, optimizer: Any, options: TimeOptions) -> float:

@@ -26,22 +26,22 @@ def autograd_seconds() -> dict[str, float]:
         operators. Both per node.
     """
     seconds = timed_among_others()
-    found: list[list[float]] = []
+    rounds: list[list[float]] = []
     for _ in range(_ROUNDS):
         times = []
-        for each in (_Chain(len(_OPERATORS)), _Chain(1)):
+        for chain in (_Chain(len(_OPERATORS)), _Chain(1)):
             with torch.no_grad():
-                times += [seconds(each.forward)]
+                times += [seconds(chain.forward)]
             with torch.enable_grad():
-                times += [seconds(each.forward)]
-            times += [seconds(each.backward)]
+                times += [seconds(chain.forward)]
+            times += [seconds(chain.backward)]
             with torch.no_grad():
-                times += [seconds(each.operators_of_backward)]
-        found.append(times)
-    plain, recorded, backward, operators, _, _, short_backward, short_operators = lower_quartiles(found)
-    beside = (backward - operators) - (short_backward - short_operators)  # without the begin of a backward
+                times += [seconds(chain.operators_of_backward)]
+        rounds.append(times)
+    plain, recorded, backward, operators, _, _, short_backward, short_operators = lower_quartiles(rounds)
+    engine = (backward - operators) - (short_backward - short_operators)  # without the start of a backward
     n = len(_OPERATORS)
-    return {"node": max((recorded - plain) / n, 0.0), "engine": max(beside / (n - 1), 0.0)}
+    return {"node": max((recorded - plain) / n, 0.0), "engine": max(engine / (n - 1), 0.0)}
 
 
 _aten = torch.ops.aten
@@ -66,12 +66,12 @@ class _Chain:
         self.x = torch.rand(64, device="cpu", requires_grad=True)
         self.gradient = torch.ones(64, device="cpu")
         self.results = [self.x.detach()]
-        for run, _ in self.operators:
-            self.results.append(run(self.results[-1]))
+        for operator, _ in self.operators:
+            self.results.append(operator(self.results[-1]))
 
     def forward(self) -> None:
         """Run the operators; the graph lives until the backward has run."""
-        self.output = reduce(lambda x, each: each[0](x), self.operators, self.x)
+        self.output = reduce(lambda result, pair: pair[0](result), self.operators, self.x)
 
     def backward(self) -> None:
         """Run the backward of the forward that ran last."""
@@ -79,8 +79,8 @@ class _Chain:
 
     def operators_of_backward(self) -> Tensor:
         """Run the operators of the backward alone; return the gradient of the input."""
-        gradient, place = self.gradient, len(self.operators)
-        for _, run in reversed(self.operators):
-            place -= 1
-            gradient = run(gradient, self.results[place], self.results[place + 1])
+        gradient, index = self.gradient, len(self.operators)
+        for _, operator in reversed(self.operators):
+            index -= 1
+            gradient = operator(gradient, self.results[index], self.results[index + 1])
         return gradient

@@ -86,8 +86,8 @@ def calibrate_calls(
             table.add_facts(_facts(device))
         counts = _measure_missing(table, calls, device, cold=cold, again=again)
     path = table.save()
-    took = time.perf_counter() - begin
-    return Calibration(*counts, took, path, share)
+    seconds = time.perf_counter() - begin
+    return Calibration(*counts, seconds, path, share)
 
 
 def _measure_missing(
@@ -100,14 +100,14 @@ def _measure_missing(
     new = [call for call in missing if call.key not in spaces]
     spaces.update(zip([call.key for call in new], _workspaces(new, device), strict=True))
     usable = [call for call in missing if spaces[call.key] is not None]
-    few = len(missing) < len(wanted) / 2
+    crowded = len(missing) < len(wanted) / 2
     page = table.facts.get("page", 0.0)
-    warm = [call for call in usable if cold is not True or not _has_params(call)]
-    from_memory = [call for call in usable if cold is not False and _has_params(call)]
+    warm_calls = [call for call in usable if cold is not True or not _has_params(call)]
+    cold_calls = [call for call in usable if cold is not False and _has_params(call)]
     cold_bytes = 2 * int(table.facts["cache_bytes"])
-    options: dict[str, Any] = {"page": page, "crowded": few}
-    seconds = _by_key(warm, seconds_of(warm, device, **options))
-    cold_seconds = _by_key(from_memory, seconds_of(from_memory, device, cold_bytes=cold_bytes, **options))
+    options: dict[str, Any] = {"page": page, "crowded": crowded}
+    seconds = _by_key(warm_calls, seconds_of(warm_calls, device, **options))
+    cold_seconds = _by_key(cold_calls, seconds_of(cold_calls, device, cold_bytes=cold_bytes, **options))
     failed = 0
     for call in missing:
         entry = table.entries.get(call.key) or Entry.of(whole_call(call))
@@ -126,18 +126,20 @@ def _bytes_of(call: OperatorCall) -> int:
 
 def _workspaces(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
     """Return the workspace of each call; None for a call that does not run alone."""
-    found = iter(workspaces_of([call for call in calls if is_measurable(call)], device))
-    return [next(found) if is_measurable(call) else None for call in calls]
+    workspaces = iter(workspaces_of([call for call in calls if is_measurable(call)], device))
+    return [next(workspaces) if is_measurable(call) else None for call in calls]
 
 
 def _known_workspaces(table: KernelTable, calls: Iterable[OperatorCall]) -> dict[str, int | None]:
     """Return the workspaces of the calls that were measured before; unlike seconds, they do not vary."""
     entries = {call.key: table.entries.get(call.key) for call in calls}
-    return {key: each.workspace for key, each in entries.items() if each is not None and each.workspace is not None}
+    return {key: entry.workspace for key, entry in entries.items() if entry is not None and entry.workspace is not None}
 
 
 def _by_key(calls: Sequence[OperatorCall], seconds: Sequence[float | None]) -> dict[str, float]:
-    return {call.key: each for call, each in zip(calls, seconds, strict=True) if each is not None}
+    return {
+        call.key: call_seconds for call, call_seconds in zip(calls, seconds, strict=True) if call_seconds is not None
+    }
 
 
 def _has_params(call: OperatorCall) -> bool:

@@ -46,14 +46,14 @@ class LatencyEstimate(float):
         calls: Mapping[CallKey, tuple[float, float]] | None = None,
     ) -> LatencyEstimate:
         """Return the sum of the phases, in milliseconds."""
-        made = super().__new__(cls, sum(phases.values()))
-        made.forward_ms = phases.get("forward", 0.0)
-        made.backward_ms = phases.get("backward", 0.0)
-        made.optimizer_ms = phases.get("step", 0.0)
-        made.device, made.mode, made.source, made.typical_error = device, mode, source, typical_error
-        made.shares, made.limited_by = dict(shares or {"fit": 1.0}), limited_by
-        made.uncounted_ops, made.calls = dict(uncounted_ops or {}), dict(calls or {})
-        return made
+        estimate = super().__new__(cls, sum(phases.values()))
+        estimate.forward_ms = phases.get("forward", 0.0)
+        estimate.backward_ms = phases.get("backward", 0.0)
+        estimate.optimizer_ms = phases.get("step", 0.0)
+        estimate.device, estimate.mode, estimate.source, estimate.typical_error = device, mode, source, typical_error
+        estimate.shares, estimate.limited_by = dict(shares or {"fit": 1.0}), limited_by
+        estimate.uncounted_ops, estimate.calls = dict(uncounted_ops or {}), dict(calls or {})
+        return estimate
 
     forward_ms: float
     backward_ms: float
@@ -79,9 +79,9 @@ class LatencyEstimate(float):
 
     def __str__(self) -> str:
         parts = [self.source]
-        known = [(name, share) for name, share in self.shares.items() if share > 0]
-        if len(known) > 1:
-            parts.append(", ".join(f"{share:.0%} {name}" for name, share in known))
+        shares = [(name, share) for name, share in self.shares.items() if share > 0]
+        if len(shares) > 1:
+            parts.append(", ".join(f"{share:.0%} {name}" for name, share in shares))
         if self.limited_by == "host":
             parts.append("bound by the host")
         parts.append(f"typical error {100 * self.typical_error:.0f} %")

@@ -70,9 +70,9 @@ def standard_grid() -> list[OperatorCall]:
 
 
 def _weight(*shape: int) -> Tensor:
-    made = torch.empty(shape, device="meta")
-    made._is_weight = True  # type: ignore[attr-defined]
-    return made
+    weight = torch.empty(shape, device="meta")
+    weight._is_weight = True  # type: ignore[attr-defined]
+    return weight
 
 
 def _x(*shape: int) -> Tensor:
@@ -88,16 +88,16 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
             (_x(b, c, s, s), weight, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups),
         )
     for m, k, n in _LINEARS:
-        turned = _weight(n, k).t()
-        turned._is_weight = True  # type: ignore[attr-defined]
-        yield aten.addmm.default, (_weight(n), _x(m, k), turned)
+        transposed = _weight(n, k).t()
+        transposed._is_weight = True  # type: ignore[attr-defined]
+        yield aten.addmm.default, (_weight(n), _x(m, k), transposed)
         if m < 1000:
-            yield aten.mm.default, (_x(m, k), turned)
+            yield aten.mm.default, (_x(m, k), transposed)
     for b, m, n, k in _BATCHED:
         yield aten.bmm.default, (_x(b, m, k), _x(b, k, n))
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     for b, h, s, d in _ATTENTION:
-        yield attend, tuple(_x(b, h, s, d) for _ in range(3))
+        yield attention, tuple(_x(b, h, s, d) for _ in range(3))
     for shape in _IMAGES:
         x, weight, statistic = _x(*shape), _weight(shape[1]), _x(shape[1])
         yield aten.native_batch_norm.default, (x, weight, weight, statistic, statistic, False, 0.1, 1e-5)

@@ -65,8 +65,8 @@ def host_seconds() -> dict[str, float]:
         pairs = [pair for _ in range(2) for pair in _modules_and_operators(x)]
     seconds = timed_among_others()
     runs = [partial(module, x) for module, _ in pairs] + [operator for _, operator in pairs]
-    typical = lower_quartiles(list(map(seconds, runs)) for _ in range(_ROUNDS))
-    module = mean(typical[: len(pairs)]) - mean(typical[len(pairs) :])
+    quartiles = lower_quartiles(list(map(seconds, runs)) for _ in range(_ROUNDS))
+    module = mean(quartiles[: len(pairs)]) - mean(quartiles[len(pairs) :])
 
     def four_views() -> Tensor:
         return x.transpose(1, 2).transpose(1, 2).transpose(1, 2).transpose(1, 2)
@@ -76,7 +76,7 @@ def host_seconds() -> dict[str, float]:
 
 
 def lower_quartiles(rounds: Iterable[Sequence[float]]) -> list[float]:
-    """Return the lower quartile of each place over all rounds: a machine has slower moments.
+    """Return the lower quartile of each position over all rounds: a machine has slower moments.
 
     >>> lower_quartiles([[4.0, 10.0], [1.0, 30.0], [2.0, 20.0], [3.0, 40.0]])
     [2.0, 20.0]
@@ -111,8 +111,8 @@ def _modules_and_operators(x: Tensor) -> list[tuple[nn.Module, Callable[[], obje
     by_row = aten.native_layer_norm.default, (x, [4], layer_norm.weight, layer_norm.bias, 1e-5)
     relu, gelu = (aten.relu.default, (x,)), (aten.gelu.default, (x,))
     modules = {conv: convolve, norm: normalise, layer_norm: by_row, nn.ReLU(): relu, nn.GELU(): gelu}
-    made = [(module, partial(func, *args)) for module, (func, args) in modules.items()]
-    return [*made, (nn.Identity(), lambda: None)]
+    pairs = [(module, partial(func, *args)) for module, (func, args) in modules.items()]
+    return [*pairs, (nn.Identity(), lambda: None)]
 
 
 def other_operators() -> list[Callable[[], object]]:

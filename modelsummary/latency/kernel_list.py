@@ -20,7 +20,7 @@ class Kernels(Printed, tuple[Kernel, ...]):
     >>> from modelsummary import Statistics
     >>> from torch import nn
     >>> kernels = Statistics(nn.Linear(64, 32), (8, 64)).kernels("A100")
-    >>> [(each.op_class, each.sizes, each.flops) for each in kernels]
+    >>> [(kernel.op_class, kernel.sizes, kernel.flops) for kernel in kernels]
     [('gemm', (1, 8, 32, 64), 32768)]
     """
 
@@ -46,12 +46,12 @@ class Kernels(Printed, tuple[Kernel, ...]):
         return data_frame(self.to_records())
 
     def _report(self) -> Report:
-        alike: dict[tuple[Any, ...], list[Kernel]] = {}
+        groups: dict[tuple[Any, ...], list[Kernel]] = {}
         for kernel in self:
-            alike.setdefault((kernel.phase, *kernel.work), []).append(kernel)
+            groups.setdefault((kernel.phase, *kernel.work), []).append(kernel)
         rows = []
-        for each in alike.values():
-            first, seconds = each[0], sum(kernel.seconds or 0.0 for kernel in each)
+        for group in groups.values():
+            first, seconds = group[0], sum(kernel.seconds or 0.0 for kernel in group)
             sizes = " x ".join(map(str, first.sizes))
             dtype = str(first.dtype).removeprefix("torch.")
             facts = [
@@ -64,7 +64,7 @@ class Kernels(Printed, tuple[Kernel, ...]):
                 f"{first.moved_bytes:,}",
             ]
             share = f"{seconds / (self.seconds or 1):.1%}"
-            rows.append((seconds, [*facts, str(len(each)), f"{1e3 * seconds:,.3f}", share, first.source]))
+            rows.append((seconds, [*facts, str(len(group)), f"{1e3 * seconds:,.3f}", share, first.source]))
         rows.sort(key=lambda row: -row[0])
         headers = [
             "Phase",

@@ -21,7 +21,7 @@ _INDICES = {"embedding": (0, 1), "index_select": (0, 2), "gather": (0, 2), "embe
 
 def is_measurable(call: OperatorCall) -> bool:
     """Return True if the arguments of a call can be made from its specs."""
-    return not any(_is_opaque(each) for each in (call.args, tuple(call.kwargs.values())))
+    return not any(_is_opaque(arguments) for arguments in (call.args, tuple(call.kwargs.values())))
 
 
 def _is_opaque(value: Any) -> bool:
@@ -33,7 +33,7 @@ def _is_opaque(value: Any) -> bool:
 def arguments_of(call: OperatorCall, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
     """Return positional and keyword arguments with random values, and a list of the parameters among them."""
     base = call.name.partition(".")[2]
-    table, place = _INDICES.get(base, (None, -1))
+    table_position, indices_position = _INDICES.get(base, (None, -1))
     params: list[Tensor] = []
 
     def make(value: Any, limit: int = 1) -> Any:
@@ -43,16 +43,16 @@ def arguments_of(call: OperatorCall, device: torch.device) -> tuple[tuple[Any, .
                 params.append(tensor)
             return tensor
         if type(value) in (tuple, list):
-            return [make(each, limit) for each in value]
+            return [make(item, limit) for item in value]
         return device if isinstance(value, torch.device) else value
 
     args = []
-    for number, value in enumerate(call.args):
+    for position, value in enumerate(call.args):
         limit = 1
-        if number == place:
-            dim = call.args[1] if place == 2 else 0
-            limit = call.args[table].shape[dim] if table is not None else call.args[2]
-        if base == "index" and number == 1:
+        if position == indices_position:
+            dim = call.args[1] if indices_position == 2 else 0
+            limit = call.args[table_position].shape[dim] if table_position is not None else call.args[2]
+        if base == "index" and position == 1:
             limit = min((size for size in call.args[0].shape), default=1)
         args.append(make(value, limit))
     if "max_pool" in base and "backward" not in base:
@@ -66,12 +66,12 @@ def _random(spec: TensorSpec, device: torch.device, limit: int) -> Tensor:
     if not prod(spec.shape):
         return torch.empty(spec.shape, dtype=spec.dtype, device=device)
     if spec.dtype.is_floating_point or spec.dtype.is_complex:
-        whole = torch.rand(extent, device=device).add_(0.1).to(spec.dtype)
+        flat = torch.rand(extent, device=device).add_(0.1).to(spec.dtype)
     elif spec.dtype is torch.bool:
-        whole = torch.zeros(extent, dtype=torch.bool, device=device)
+        flat = torch.zeros(extent, dtype=torch.bool, device=device)
     else:
-        whole = torch.randint(0, max(limit, 1), (extent,), device=device).to(spec.dtype)
-    return whole.as_strided(spec.shape, spec.stride)
+        flat = torch.randint(0, max(limit, 1), (extent,), device=device).to(spec.dtype)
+    return flat.as_strided(spec.shape, spec.stride)
 
 
 def _look_like_features(images: Tensor) -> None:
@@ -79,22 +79,22 @@ def _look_like_features(images: Tensor) -> None:
 
     The CPU's max pooling has a branch per element: on random numbers it takes up to twice as long.
     """
-    whole = images if images._base is None else images._base
-    half = torch.randn(whole.numel() // 2 + 1, device=whole.device)
-    whole.copy_(half.repeat_interleave(2)[: whole.numel()].clamp(min=0).view_as(whole))
+    base = images if images._base is None else images._base
+    half = torch.randn(base.numel() // 2 + 1, device=base.device)
+    base.copy_(half.repeat_interleave(2)[: base.numel()].clamp(min=0).view_as(base))
 
 
 def workspaces_of(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
-    """Return the bytes that each call allocates beside its results while it runs; None if it does not run alone.
+    """Return the bytes that each call allocates, apart from its results, while it runs; None if it does not run alone.
 
     They are measured by events of torch's profiler on the CPU, by statistics of the allocator on CUDA.
     """
     if device.type == "cuda":
         return [_workspace_on_cuda(call, device) for call in calls]
-    found: list[int | None] = []
+    workspaces: list[int | None] = []
     for first in range(0, len(calls), _PER_PROFILE):
-        found += _workspaces_on_cpu(calls[first : first + _PER_PROFILE], device)
-    return found
+        workspaces += _workspaces_on_cpu(calls[first : first + _PER_PROFILE], device)
+    return workspaces
 
 
 _PER_PROFILE = 64
@@ -103,36 +103,36 @@ _MARK = "modelsummary: call "
 
 def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
     failed: set[int] = set()
-    results: dict[int, int] = {}
+    result_bytes: dict[int, int] = {}
     with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
-        for number, call in enumerate(calls):
+        for index, call in enumerate(calls):
             try:
                 args, kwargs, _ = arguments_of(call, device)
-                taken = {storage_of(tensor) for tensor in tensors_in((args, kwargs))}
-                with record_function(f"{_MARK}{number}"):
+                argument_storages = {storage_of(tensor) for tensor in tensors_in((args, kwargs))}
+                with record_function(f"{_MARK}{index}"):
                     out = call.func(*args, **kwargs)
             except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
-                failed.add(number)
+                failed.add(index)
                 continue
             allocated = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(out)}
-            results[number] = sum(size for key, size in allocated.items() if key not in taken)
+            result_bytes[index] = sum(size for storage, size in allocated.items() if storage not in argument_storages)
             del out, args, kwargs
     events = traced.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     spans = {event.name(): event for event in events if event.name().startswith(_MARK)}
-    found: list[int | None] = []
-    for number in range(len(calls)):
-        span = spans.get(f"{_MARK}{number}")
-        if number in failed or span is None:
-            found.append(None)
+    workspaces: list[int | None] = []
+    for index in range(len(calls)):
+        span = spans.get(f"{_MARK}{index}")
+        if index in failed or span is None:
+            workspaces.append(None)
             continue
         held = peak = 0
         for moment, change in changes:
             if span.start_ns() <= moment <= span.end_ns():
                 held += change
                 peak = max(peak, held)
-        found.append(max(peak - results[number], 0))
-    return found
+        workspaces.append(max(peak - result_bytes[index], 0))
+    return workspaces
 
 
 def _workspace_on_cuda(call: OperatorCall, device: torch.device) -> int | None:

@@ -70,7 +70,7 @@ def seconds_of(
     on_cuda = device.type == "cuda"
     guard: AbstractContextManager[object] = torch.cuda.device(device) if on_cuda else kept_memory()
     flush = torch.zeros(cold_bytes // 4, device=device)
-    found: list[float | None] = []
+    all_seconds: list[float | None] = []
     with torch.no_grad(), guard, counted("kernels", "round") as done:
         timed = _timer_by_events() if on_cuda else _timer_by_clock(page)  # events belong to the current device
 
@@ -80,11 +80,11 @@ def seconds_of(
 
         for part in _parts(calls, min(_HELD_BYTES, int(_HELD_SHARE * _free_bytes(device)))):
             ready = [_ready(call, device, cold=cold_bytes > 0) for call in part]
-            runs = [each for each in ready if each is not None]
-            seconds = iter(_in_turns(runs, one_round, done))
-            found += [None if each is None else next(seconds) for each in ready]
-            del ready, runs
-    return found
+            runnable = [call for call in ready if call is not None]
+            seconds = iter(_in_turns(runnable, one_round, done))
+            all_seconds += [None if call is None else next(seconds) for call in ready]
+            del ready, runnable
+    return all_seconds
 
 
 class _Ready(NamedTuple):
@@ -120,23 +120,23 @@ def _ready(call: OperatorCall, device: torch.device, *, cold: bool) -> _Ready | 
         call.func(*args, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
         return None
-    own = set(map(id, params))
-    given = [tensor for tensor in tensors_in((args, kwargs)) if id(tensor) not in own]
-    produced = _range_of(given[0]) if given else None
-    return _Ready(lambda: call.func(*args, **kwargs), produced, tuple(given[1:] + ([] if cold else params)))
+    param_ids = set(map(id, params))
+    tensors = [tensor for tensor in tensors_in((args, kwargs)) if id(tensor) not in param_ids]
+    produced = _range_of(tensors[0]) if tensors else None
+    return _Ready(lambda: call.func(*args, **kwargs), produced, tuple(tensors[1:] + ([] if cold else params)))
 
 
 def _range_of(tensor: Tensor) -> tuple[Tensor, float, float] | None:
     """Return the memory of a floating point tensor with its least and largest value; None if it cannot be clamped."""
-    whole = tensor if tensor._base is None else tensor._base
-    if not whole.is_floating_point() or not whole.numel():
+    base = tensor if tensor._base is None else tensor._base
+    if not base.is_floating_point() or not base.numel():
         return None
     try:
-        least, largest = map(float, whole.aminmax())
-        whole.clamp_(least, largest)
+        least, largest = map(float, base.aminmax())
+        base.clamp_(least, largest)
     except RuntimeError:  # a float of 8 bits
         return None
-    return (whole, least, largest) if least <= largest else None  # no range if an element is NaN
+    return (base, least, largest) if least <= largest else None  # no range if an element is NaN
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -145,12 +145,12 @@ def _free_bytes(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     info = Path("/proc/meminfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    found = (int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:"))
-    return next(found, _UNKNOWN_FREE)
+    sizes = (int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:"))
+    return next(sizes, _UNKNOWN_FREE)
 
 
 def _parts(calls: Sequence[OperatorCall], most_bytes: int) -> Iterator[list[OperatorCall]]:
-    """Yield successive calls whose arguments and results have at most so many bytes, or one call."""
+    """Yield successive calls whose arguments and results have at most ``most_bytes`` bytes, or one call."""
     part: list[OperatorCall] = []
     held = 0
     for call in calls:
@@ -171,29 +171,29 @@ def _in_turns(
     groups = [ready[first : first + _GROUP_CALLS] for first in range(0, len(ready), _GROUP_CALLS)]
     rounds: list[list[_Times]] = [[] for _ in groups]
     begin, limit = time.perf_counter(), _SECONDS_OF_ROUNDS * len(groups)
-    for number in range(_MOST_ROUNDS):
-        if number >= _LEAST_ROUNDS and time.perf_counter() - begin >= limit:
+    for n_rounds in range(_MOST_ROUNDS):
+        if n_rounds >= _LEAST_ROUNDS and time.perf_counter() - begin >= limit:
             break
-        for group, measured in zip(groups, rounds, strict=True):
-            measured.append(one_round(group))
+        for group, group_rounds in zip(groups, rounds, strict=True):
+            group_rounds.append(one_round(group))
         done()
-    return [seconds for measured in rounds for seconds in _typical(measured)]
+    return [seconds for group_rounds in rounds for seconds in _typical(group_rounds)]
 
 
 def _round(ready: Sequence[_Ready], timed: _Timed, others: Iterator[Callable[[], object]] | None) -> _Times:
     """Run each call once; return the seconds of each, and whether it ran undisturbed."""
-    found = []
-    for each in ready[:_AHEAD]:
-        each.use()
-    for number, each in enumerate(ready):
+    times = []
+    for call in ready[:_AHEAD]:
+        call.use()
+    for index, call in enumerate(ready):
         if others is not None:
             for _ in range(_OTHERS_PER_CALL):
                 next(others)()
-        if number + _AHEAD < len(ready):
-            ready[number + _AHEAD].use()
-        each.produce()
-        found.append(timed(each.run))
-    return found
+        if index + _AHEAD < len(ready):
+            ready[index + _AHEAD].use()
+        call.produce()
+        times.append(timed(call.run))
+    return times
 
 
 def _typical(rounds: Sequence[_Times]) -> Iterator[float]:
@@ -201,10 +201,15 @@ def _typical(rounds: Sequence[_Times]) -> Iterator[float]:
 
     Means add up to the mean of a model, unlike medians. No run counts for more than 1.5 times the median.
     """
-    usual = [median(seconds for seconds, _ in runs) for runs in zip(*rounds, strict=True)]
-    pace = [median([run[0] / max(own, 1e-9) for run, own in zip(each, usual, strict=True)] or [1.0]) for each in rounds]
-    fast = sorted(range(len(rounds)), key=pace.__getitem__)[: (len(rounds) + 1) // 2]
-    for runs in zip(*(rounds[number] for number in fast), strict=True):
+    medians = [median(seconds for seconds, _ in runs) for runs in zip(*rounds, strict=True)]
+    paces = [
+        median(
+            [run[0] / max(median_seconds, 1e-9) for run, median_seconds in zip(times, medians, strict=True)] or [1.0]
+        )
+        for times in rounds
+    ]
+    fastest = sorted(range(len(rounds)), key=paces.__getitem__)[: (len(rounds) + 1) // 2]
+    for runs in zip(*(rounds[index] for index in fastest), strict=True):
         undisturbed = [seconds for seconds, is_undisturbed in runs if is_undisturbed]
         chosen = undisturbed or [seconds for seconds, _ in runs]
         limit = _LONGEST * median(chosen)
@@ -218,19 +223,19 @@ def _timer_by_clock(page: float) -> _Timed:
     """Return a timer of functions on the CPU that leaves out page faults of ``page`` seconds."""
 
     def timed(run: Callable[[], object]) -> tuple[float, bool]:
-        lost, faults = preemptions(), minor_faults()
-        cpu, begin = time.thread_time(), time.perf_counter()
-        kept = run()  # freed after the end is read, as in a model
-        end, used = time.perf_counter(), time.thread_time() - cpu
+        n_preemptions, faults = preemptions(), minor_faults()
+        cpu_begin, begin = time.thread_time(), time.perf_counter()
+        output = run()  # freed after the end is read, as in a model
+        end, cpu_seconds = time.perf_counter(), time.thread_time() - cpu_begin
         paging = (minor_faults() - faults) * page
-        del kept
-        took = end - begin
-        share = (used + _CLOCK_SECONDS) / took
-        if torch.get_num_threads() > 1:  # the other threads wait for the one that lost its core
-            return max(took - paging, 0.0), share > _UNDISTURBED and preemptions() == lost
+        del output
+        duration = end - begin
+        share = (cpu_seconds + _CLOCK_SECONDS) / duration
+        if torch.get_num_threads() > 1:  # the other threads wait for the one that n_preemptions its core
+            return max(duration - paging, 0.0), share > _UNDISTURBED and preemptions() == n_preemptions
         if share < _UNDISTURBED:
-            took = used  # all work was done by this thread, and other processes ran in between
-        return max(took - paging, 0.0), True
+            duration = cpu_seconds  # all work was done by this thread, and other processes ran in between
+        return max(duration - paging, 0.0), True
 
     return timed
 
@@ -242,10 +247,10 @@ def _timer_by_events() -> _Timed:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(_SLEEP_CYCLES)  # the device is busy until both events and the kernels are queued
         start.record()
-        kept = run()
+        output = run()
         end.record()
         end.synchronize()
-        del kept
+        del output
         return float(start.elapsed_time(end)) * 1e-3
 
     events = min(elapsed(lambda: None) for _ in range(10))

@@ -120,26 +120,30 @@ def measure_latency(
     """
     if type(warmup) is not int or type(runs) is not int or warmup < 0 or runs < 1:
         raise InputError(f"warmup must be an integer >= 0 and runs an integer >= 1, got {warmup!r} and {runs!r}")
-    given = None if device is None else available_device(device)
+    requested = None if device is None else available_device(device)
     if not isinstance(backward, bool):
         raise InputError(f"backward must be True or False, got {backward!r}")
     call = live.call if x is None else call_like(live.call, live.model, x)
     model = live.model if live.compiled is None else live.compiled
-    own = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
-    place = given or call.device or own
-    _check_values(model, call, place)
-    if place != own:
-        model, call = copy.deepcopy(model).to(place), replace(call, device=place)
+    model_device = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
+    run_device = requested or call.device or model_device
+    _check_values(model, call, run_device)
+    if run_device != model_device:
+        model, call = copy.deepcopy(model).to(run_device), replace(call, device=run_device)
     try:
-        return _measured(model, call, root, place, warmup, runs, grad=backward, backward=backward)
+        return _measured(model, call, root, run_device, warmup, runs, grad=backward, backward=backward)
     except RuntimeError as error:
         if backward or not WANTS_GRADIENT.search(str(error)):
             raise
-    return _measured(model, call, root, place, warmup, runs, grad=True, backward=False)  # its forward needs gradients
+    return _measured(
+        model, call, root, run_device, warmup, runs, grad=True, backward=False
+    )  # its forward needs gradients
 
 
-def _check_values(model: nn.Module, call: CallArguments, place: torch.device) -> None:
-    if place.type == "meta" or any(each.is_meta for each in (*tensors_of_modules(modules_of(model)), *call.tensors())):
+def _check_values(model: nn.Module, call: CallArguments, device: torch.device) -> None:
+    if device.type == "meta" or any(
+        tensor.is_meta for tensor in (*tensors_of_modules(modules_of(model)), *call.tensors())
+    ):
         raise InputError(
             "measuring latency needs values, but a tensor is on meta; "
             "use estimate_latency('A100'), or a model and an input on a device"
@@ -164,8 +168,8 @@ def _measured(
                 measurement.run_once()  # not timed: it records the state to restore
             gc.collect()
             with no_collection(), counted("latency", "run", warmup + runs) as done:
-                for number in range(warmup + runs):
-                    measurement.pair(number, counts=number >= warmup)
+                for index in range(warmup + runs):
+                    measurement.pair(index, counts=index >= warmup)
                     done()
     return measurement.finish()
 
@@ -185,8 +189,8 @@ class _Measurement:
     ) -> None:
         self._model, self._args, self._kwargs, self._device = model, args, kwargs, device
         self._root, self._backward = root, backward
-        held = (*tensors_of_modules(modules_of(model)), *tensors_of((args, kwargs)))
-        self._leaves = [each for each in held if each.requires_grad and each.is_leaf]
+        tensors = (*tensors_of_modules(modules_of(model)), *tensors_of((args, kwargs)))
+        self._leaves = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf]
         self._clock: Clock = clock_for(device)
         self._timer = Timer(model, self._clock)
         self._cost = cost_of_timing() if type(self._clock) is CpuClock else (0.0, 0.0)
@@ -200,9 +204,9 @@ class _Measurement:
         """Run a forward, and a backward if backwards are timed."""
         self._timed_backward(self._model(*self._args, **self._kwargs))
 
-    def pair(self, number: int, *, counts: bool) -> None:
-        """Run the model with and without marks; even numbers start with marks."""
-        if number % 2:
+    def pair(self, index: int, *, counts: bool) -> None:
+        """Run the model with and without marks; pairs of even index start with marks."""
+        if index % 2:
             plain = self._plain_run()
             marked, run = self._marked_run()
         else:
@@ -260,8 +264,8 @@ class _Measurement:
         if self._timer.in_other_threads:
             self._root.note = self._root.note or IN_THREADS
         return LatencyOverhead(
-            forward=_compared([each[0] for each in self._plain], [each[0] for each in self._marked]),
-            backward=_compared([each[1] for each in self._plain], [each[1] for each in self._marked])
+            forward=_compared([times[0] for times in self._plain], [times[0] for times in self._marked]),
+            backward=_compared([times[1] for times in self._plain], [times[1] for times in self._marked])
             if self._backward
             else None,
             per_call_us=1e3 * sum(self._cost),
@@ -272,5 +276,5 @@ class _Measurement:
 
 
 def _compared(plain: Sequence[float], marked: Sequence[float]) -> MarkedRuns:
-    ratios = [after / before for before, after in zip(plain, marked, strict=True) if before]
+    ratios = [marked_ms / plain_ms for plain_ms, marked_ms in zip(plain, marked, strict=True) if plain_ms]
     return MarkedRuns(median(plain), median(marked), median(ratios) if ratios else 1.0)

@@ -60,15 +60,15 @@ def time_plan(
     """
     unknown = [name for name in options if name not in TimeOptions.__annotations__]
     if unknown:
-        known = TimeOptions.__annotations__
+        names = TimeOptions.__annotations__
         raise InputError(
-            f"unknown option of a step: {unknown[0]!r}; expected {', '.join(known)}{close_to(unknown[0], known)}"
+            f"unknown option of a step: {unknown[0]!r}; expected {', '.join(names)}{close_to(unknown[0], names)}"
         )
     if not isinstance(backward, bool):
         raise InputError(f"backward must be True or False, got {backward!r}")
     if optimizer is not None and not backward:
         raise InputError(f"optimizer={optimizer!r:.80} needs a backward; pass backward=True")
-    given: StepOptions = {
+    step_options: StepOptions = {
         "optimizer": optimizer,
         "autocast": options.get("autocast"),
         "loss": options.get("loss"),
@@ -77,5 +77,5 @@ def time_plan(
     }
     dtype = options.get("dtype")
     if dtype is not None and dtype != "tf32":
-        given["dtype"] = dtype  # type: ignore[typeddict-item]
-    return step_plan("train" if backward else "inference", given, root)
+        step_options["dtype"] = dtype  # type: ignore[typeddict-item]
+    return step_plan("train" if backward else "inference", step_options, root)

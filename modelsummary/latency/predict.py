@@ -77,13 +77,13 @@ def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = Fa
     if not is_here(device):
         spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
         return Target(spec.name, model=device_model(spec, tf32=tf32))
-    place = device_here(device)  # type: ignore[arg-type]
-    table = table_of(place)
+    local_device = device_here(device)  # type: ignore[arg-type]
+    table = table_of(local_device)
     if not table.entries:
         raise InputError(
-            f"this machine's {place} was never calibrated; call calibrate(), or name a device such as 'A100'"
+            f"this machine's {local_device} was never calibrated; call calibrate(), or name a device such as 'A100'"
         )
-    return Target(f"this machine's {place}", table=table)
+    return Target(f"this machine's {local_device}", table=table)
 
 
 def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) -> list[Kernel]:
@@ -98,7 +98,7 @@ def _operators(live: LiveModel, mode: str, plan: StepPlan) -> Sequence[StepOpera
 
 def distinct_calls(live: LiveModel, plan: StepPlan) -> list[OperatorCall]:
     """Return the distinct operator calls of a step."""
-    return list({id(each.run.call): each.run.call for each in _operators(live, "eager", plan)}.values())
+    return list({id(operator.run.call): operator.run.call for operator in _operators(live, "eager", plan)}.values())
 
 
 def _timed_kernels(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
@@ -112,12 +112,12 @@ def _timed_kernels(live: LiveModel, operators: Sequence[StepOperator], target: T
 
 
 def _timing_on_device(model: DeviceModel) -> Timing:
-    known: dict[Work, float] = {}
+    seconds: dict[Work, float] = {}
 
     def timing(work: Work, _: OperatorCall | None) -> tuple[float, str]:
-        if work not in known:
-            known[work] = model.seconds(work)
-        return known[work], "fit"
+        if work not in seconds:
+            seconds[work] = model.seconds(work)
+        return seconds[work], "fit"
 
     return timing
 
@@ -125,14 +125,14 @@ def _timing_on_device(model: DeviceModel) -> Timing:
 def _timing_here(live: LiveModel, table: KernelTable | None) -> Timing:
     assert table is not None
     cold = weights_are_cold(live, table)
-    known: dict[int, tuple[float, str]] = {}
+    results: dict[int, tuple[float, str]] = {}
 
     def timing(work: Work, call: OperatorCall | None) -> tuple[float, str]:
         if call is None:
             return table.seconds(None, work, cold=cold)
-        if id(call) not in known:
-            known[id(call)] = table.seconds(call.key, work, cold=cold)
-        return known[id(call)]
+        if id(call) not in results:
+            results[id(call)] = table.seconds(call.key, work, cold=cold)
+        return results[id(call)]
 
     return timing
 
@@ -145,8 +145,8 @@ def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: T
 
 def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
     """Return True if the parameters exceed half of the last level of the cache; activations take the rest."""
-    held = sum(nbytes_of(each) for each in tensors_of_modules(modules_of(live.model)))
-    return held > table.facts.get("cache_bytes", 0) / 2
+    nbytes = sum(nbytes_of(tensor) for tensor in tensors_of_modules(modules_of(live.model)))
+    return nbytes > table.facts.get("cache_bytes", 0) / 2
 
 
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
@@ -154,20 +154,22 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
     with no_collection():
         operators = _operators(live, mode, plan)
         kernels = _timed_kernels(live, operators, target, mode)
-        own, by_phase, limited_by = _own_seconds(kernels, operators, root, target, mode)
-    calls = _fill(root, own)
+        row_seconds, phase_seconds, limited_by = _own_seconds(kernels, operators, root, target, mode)
+    calls = _fill(root, row_seconds)
     seconds = sum(kernel.seconds or 0.0 for kernel in kernels) or 1.0
-    by_source: Counter[str] = Counter()
+    source_seconds: Counter[str] = Counter()
     for kernel in kernels:
-        by_source[kernel.source] += kernel.seconds or 0.0  # type: ignore[assignment]
+        source_seconds[kernel.source] += kernel.seconds or 0.0  # type: ignore[assignment]
     shares = {
-        source: by_source[source] / seconds for source in ("measured", "interpolated", "fit") if by_source[source]
+        source: source_seconds[source] / seconds
+        for source in ("measured", "interpolated", "fit")
+        if source_seconds[source]
     }
     if target.model is not None:
         source, error = f"fit: {target.model.fit}", target.model.typical_error
     else:
         source, error = f"kernel table of {target.name}", TABLE_ERROR
-    phases = {phase: 1e3 * by_phase[phase] for phase in _PHASES}
+    phases = {phase: 1e3 * phase_seconds[phase] for phase in _PHASES}
     unknown = _uncounted(kernels, operators)
     return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by, unknown, calls)
 
@@ -175,16 +177,16 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
 def _uncounted(kernels: Sequence[Kernel], operators: Sequence[StepOperator]) -> Counter[str]:
     """Return the runs of operators whose time is not known: not measured, of unknown work, or the network's."""
     counts = Counter(kernel.name for kernel in kernels if kernel.op_class == "other" and kernel.source != "measured")
-    counts.update(each.run.call.name for each in operators if each.run.call.rule.is_collective)
+    counts.update(operator.run.call.name for operator in operators if operator.run.call.rule.is_collective)
     return counts
 
 
-Own = dict[tuple[str, CallKey], float]  # phase and row -> seconds
+RowSeconds = dict[tuple[str, CallKey], float]  # phase and row -> seconds
 
 
 def _own_seconds(
     kernels: Sequence[Kernel], operators: Sequence[StepOperator], root: LayerInfo, target: Target, mode: str
-) -> tuple[Own, dict[str, float], str]:
+) -> tuple[RowSeconds, dict[str, float], str]:
     """Return the own seconds of each row, the seconds of each phase, and the limit: device or host."""
     device: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     host: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
@@ -195,27 +197,31 @@ def _own_seconds(
         host[key] += kernel.n_operators * dispatch
     if target.table is not None:
         _add_host_work(device if target.is_cpu else host, operators, root, target.table)
-    by_phase, own, host_bound = {}, {}, 0
+    phase_seconds, row_seconds, n_host_bound = {}, {}, 0
     for phase in _PHASES:
-        on_device = sum(value for key, value in device.items() if key[0] == phase)
-        on_host = sum(value for key, value in host.items() if key[0] == phase)
-        host_bound += on_host > on_device
-        by_phase[phase] = max(on_device, on_host)
-        own.update(_with_waiting(device, host, phase))
-    return own, by_phase, "host" if host_bound and sum(host.values()) > sum(device.values()) else "device"
+        on_device = sum(seconds for key, seconds in device.items() if key[0] == phase)
+        on_host = sum(seconds for key, seconds in host.items() if key[0] == phase)
+        n_host_bound += on_host > on_device
+        phase_seconds[phase] = max(on_device, on_host)
+        row_seconds.update(_with_waiting(device, host, phase))
+    return (
+        row_seconds,
+        phase_seconds,
+        "host" if n_host_bound and sum(host.values()) > sum(device.values()) else "device",
+    )
 
 
-def _with_waiting(device: Own, host: Own, phase: str) -> Own:
+def _with_waiting(device: RowSeconds, host: RowSeconds, phase: str) -> RowSeconds:
     """Return the seconds of the rows of a phase: on the device, and of waiting for the host if the host limits it.
 
     The device waits in rows whose dispatch takes longer than their kernels. No row takes less time than its kernels,
     and the rows add up to the time of the host.
     """
     rows = [key for key in {**device, **host} if key[0] == phase]
-    late = {key: host.get(key, 0.0) - device.get(key, 0.0) for key in rows}
-    waiting = max(0.0, sum(late.values()))
-    part = waiting / sum(value for value in late.values() if value > 0) if waiting else 0.0
-    return {key: device.get(key, 0.0) + part * max(0.0, late[key]) for key in rows}
+    delays = {key: host.get(key, 0.0) - device.get(key, 0.0) for key in rows}
+    waiting = max(0.0, sum(delays.values()))
+    fraction = waiting / sum(delay for delay in delays.values() if delay > 0) if waiting else 0.0
+    return {key: device.get(key, 0.0) + fraction * max(0.0, delays[key]) for key in rows}
 
 
 def _dispatch_seconds(target: Target) -> float:
@@ -235,12 +241,12 @@ def _add_host_work(
     facts = table.facts
     node, engine = facts.get("node", 0.0), facts.get("engine", 0.0)
     for operator, view in zip(operators, view_seconds(operators, table), strict=True):
-        place = operator.row or _OUTSIDE
+        call_key = operator.row or _OUTSIDE
         if operator.phase != "step":
-            seconds[operator.phase, place] += view
+            seconds[operator.phase, call_key] += view
         if operator.run.nodes:  # each runs once in the backward
-            seconds[operator.phase, place] += operator.run.nodes * node
-            seconds["backward", place] += operator.run.nodes * engine
+            seconds[operator.phase, call_key] += operator.run.nodes * node
+            seconds["backward", call_key] += operator.run.nodes * engine
     has_backward = any(operator.phase == "backward" for operator in operators)
     accumulated: set[int] = set()  # parameters, each with a node that adds up its gradient
     for row in root.walk():
@@ -249,9 +255,11 @@ def _add_host_work(
         key = row.key
         seconds["forward", key] += facts.get("module", 1e-6)
         if has_backward and row.module is not None:
-            own = {id(each) for each in row.module.parameters(recurse=False) if each.requires_grad} - accumulated
-            seconds["backward", key] += len(own) * engine
-            accumulated |= own
+            parameter_ids = {
+                id(parameter) for parameter in row.module.parameters(recurse=False) if parameter.requires_grad
+            } - accumulated
+            seconds["backward", key] += len(parameter_ids) * engine
+            accumulated |= parameter_ids
 
 
 def view_seconds(operators: Sequence[StepOperator], table: KernelTable) -> Iterator[float]:
@@ -265,13 +273,13 @@ def view_seconds(operators: Sequence[StepOperator], table: KernelTable) -> Itera
         after_view = is_view
 
 
-def _fill(root: LayerInfo, own: Own) -> dict[CallKey, tuple[float, float]]:
+def _fill(root: LayerInfo, row_seconds: RowSeconds) -> dict[CallKey, tuple[float, float]]:
     """Write the milliseconds of each call into the rows, and return them: of its forward, and of its backward."""
     rows = list(root.walk())
     for row in rows:
         key = row.key
-        forward = own.get(("forward", key), 0.0) if row.executed else 0.0
-        backward = own.get(("backward", key), 0.0) if row.executed else 0.0
+        forward = row_seconds.get(("forward", key), 0.0) if row.executed else 0.0
+        backward = row_seconds.get(("backward", key), 0.0) if row.executed else 0.0
         row.estimated_latency_ms = row.self_estimated_latency_ms = 1e3 * forward
         row.estimated_backward_latency_ms = row.self_estimated_backward_latency_ms = 1e3 * backward
     for row in reversed(rows):

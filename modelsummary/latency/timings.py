@@ -71,10 +71,10 @@ class Timings:
             forward[key] += max(0.0, call.milliseconds - inner - within - outside * len(call.children))
         run = TimedRun(dict(forward), sum(forward.values()))
         if backward is not None and backward.ran:
-            own: defaultdict[CallKey, float] = defaultdict(float, dict.fromkeys(forward, 0.0))
+            own_ms: defaultdict[CallKey, float] = defaultdict(float, dict.fromkeys(forward, 0.0))
             for call, milliseconds in backward.milliseconds().items():
-                own[keys[call]] += milliseconds
-            run.backward, run.backward_ms = dict(own), sum(own.values())
+                own_ms[keys[call]] += milliseconds
+            run.backward, run.backward_ms = dict(own_ms), sum(own_ms.values())
             run.unknown = frozenset(keys[call] for call in backward.unknown)
             run.unreached = frozenset(keys[call] for call in backward.unreached) - {("", 0)}
         return run
@@ -98,8 +98,8 @@ def fill(root: LayerInfo, runs: Sequence[TimedRun]) -> None:
     _fill(rows, "", [run.forward for run in runs], [run.forward_ms for run in runs], use_means=differ)
     backwards = [run for run in runs if run.backward is not None]
     if backwards:
-        own = [run.backward or {} for run in backwards]
-        _fill(rows, "backward_", own, [run.backward_ms for run in backwards], use_means=differ)
+        own_ms = [run.backward or {} for run in backwards]
+        _fill(rows, "backward_", own_ms, [run.backward_ms for run in backwards], use_means=differ)
         _note(rows, set().union(*(run.unreached for run in backwards)), _UNREACHED)
         unknown = set().union(*(run.unknown for run in backwards))
         _note(rows, unknown, _REENTRANT)
@@ -124,29 +124,31 @@ def _fill(
     use_means: bool,
 ) -> None:
     middle: Callable[[Sequence[float]], float] = mean if use_means else median
-    own: dict[LayerInfo, list[float]] = {}
+    own_ms: dict[LayerInfo, list[float]] = {}
     for row in rows:
         key = row.key
         if row.executed and any(key in run for run in runs):
-            own[row] = [run.get(key, 0.0) for run in runs]
+            own_ms[row] = [run.get(key, 0.0) for run in runs]
     whole = middle(totals)
-    middles = {row: middle(times) for row, times in own.items()}
+    middles = {row: middle(times) for row, times in own_ms.items()}
     added = sum(middles.values())
     scale = whole / added if added else 0.0
-    sums = {row: middles[row] * scale for row in own}
-    spreads = dict(own)
+    sums = {row: middles[row] * scale for row in own_ms}
+    total_ms = dict(own_ms)
     for row in reversed(rows):
         parent = row.parent_info
         if row in sums and parent is not None:
             sums[parent] = sums.get(parent, 0.0) + sums[row]
-            around = spreads.get(parent)
-            spreads[parent] = [a + b for a, b in zip(around, spreads[row], strict=True)] if around else spreads[row]
+            parent_ms = total_ms.get(parent)
+            total_ms[parent] = (
+                [a + b for a, b in zip(parent_ms, total_ms[row], strict=True)] if parent_ms else total_ms[row]
+            )
     for row in rows:
         is_known = row in sums
         setattr(row, f"{prefix}latency_ms", sums.get(row))
-        setattr(row, f"{prefix}self_latency_ms", middles[row] * scale if row in own else (0.0 if is_known else None))
+        setattr(row, f"{prefix}self_latency_ms", middles[row] * scale if row in own_ms else (0.0 if is_known else None))
         setattr(row, f"{prefix}latency_share", (sums[row] / whole if whole else 0.0) if is_known else None)
-        setattr(row, f"{prefix}latency_iqr_ms", _quartile_distance(spreads[row]) if is_known else None)
+        setattr(row, f"{prefix}latency_iqr_ms", _quartile_distance(total_ms[row]) if is_known else None)
 
 
 def _quartile_distance(times: Sequence[float]) -> float:
