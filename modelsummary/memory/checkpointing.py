@@ -73,7 +73,7 @@ class CheckpointPlan(Printed):
 
 
 def least_recomputation(blocks: Sequence[Block], needed: Sequence[int]) -> list[int] | None:
-    """Return the numbers of the blocks whose recomputation frees enough with the fewest MACs; None if none do.
+    """Return the indices of the blocks whose recomputation frees enough with the fewest MACs; None if none do.
 
     Blocks are in the order of the forward. While block j runs, forward or backward, the activations of the blocks
     before it are alive, and none of the blocks after it. So the savings of the blocks before j must reach
@@ -87,9 +87,11 @@ def least_recomputation(blocks: Sequence[Block], needed: Sequence[int]) -> list[
     """
     limit = max(needed)
     front: list[_Choice] = [(0, 0, ())]
-    for number, block in enumerate(blocks):
-        front = [choice for choice in front if -choice[1] >= needed[number]]
-        taken = [(macs + block.macs, max(saved - block.saving, -limit), (*own, number)) for macs, saved, own in front]
+    for index, block in enumerate(blocks):
+        front = [choice for choice in front if -choice[1] >= needed[index]]
+        taken = [
+            (macs + block.macs, max(saved - block.saving, -limit), (*indices, index)) for macs, saved, indices in front
+        ]
         front = _undominated(sorted([*front, *taken]))
     enough = [choice for choice in front if -choice[1] >= needed[-1]]
     return list(enough[0][2]) if enough else None
@@ -113,18 +115,18 @@ def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> list[int]:
     Operators before the forward or after the backward of the first block, and in the optimizer's step, count for the
     first block.
     """
-    most = [0] * (len(fqns) + 1)
-    place, phase = 0, "forward"
+    peaks = [0] * (len(fqns) + 1)
+    position, phase = 0, "forward"
     for point in estimate.timeline:
         if point.phase != phase:
-            phase, place = point.phase, len(fqns) if point.phase == "backward" else 0
-        inside = [number for number, fqn in enumerate(fqns) if f"{point.fqn}.".startswith(f"{fqn}.")]
+            phase, position = point.phase, len(fqns) if point.phase == "backward" else 0
+        inside = [index for index, fqn in enumerate(fqns) if f"{point.fqn}.".startswith(f"{fqn}.")]
         if point.fqn is not None and inside:
-            place = inside[0]
-        elif phase == "forward" and place < len(fqns) and point.fqn is not None and place == len(fqns) - 1:
-            place = len(fqns)  # after the last block
-        most[place] = max(most[place], point.total)
-    return most
+            position = inside[0]
+        elif phase == "forward" and position < len(fqns) and point.fqn is not None and position == len(fqns) - 1:
+            position = len(fqns)  # after the last block
+        peaks[position] = max(peaks[position], point.total)
+    return peaks
 
 
 def blocks_of(root: LayerInfo) -> list[LayerInfo]:
@@ -162,18 +164,18 @@ def square_root(blocks: Sequence[LayerInfo]) -> list[str]:
     """
     names: list[str] = []
     for parent, group in groupby(blocks, key=lambda row: row.parent_info):
-        own = list(group)
+        rows = list(group)
         container = parent.module if parent is not None else None
         if parent is None or container is None or type(container).forward is not nn.Sequential.forward:
-            names += [row.fqn for row in own]
+            names += [row.fqn for row in rows]
             continue
-        places = {id(child): number for number, child in enumerate(container.children())}
-        numbers = [places[row.layer_id] for row in own]
-        for run in _runs(numbers):
+        indices_by_id = {id(child): index for index, child in enumerate(container.children())}
+        indices = [indices_by_id[row.layer_id] for row in rows]
+        for run in _runs(indices):
             count = max(round(math.sqrt(len(run))), 1)
             edges = [run.start + len(run) * part // count for part in range(count + 1)]
             names += [
-                f"{parent.fqn}[{first}:{end}]" if end - first > 1 else own[numbers.index(first)].fqn
+                f"{parent.fqn}[{first}:{end}]" if end - first > 1 else rows[indices.index(first)].fqn
                 for first, end in pairwise(edges)
             ]
     return names
@@ -182,10 +184,10 @@ def square_root(blocks: Sequence[LayerInfo]) -> list[str]:
 def _runs(numbers: Sequence[int]) -> Iterator[range]:
     """Yield ascending numbers as ranges without gaps."""
     first = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            yield range(numbers[first], numbers[place - 1] + 1)
-            first = place
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield range(numbers[first], numbers[index - 1] + 1)
+            first = index
 
 
 def recomputed_macs(root: LayerInfo, fqns: Iterable[str]) -> int:

@@ -103,7 +103,7 @@ class MemoryEstimate(Printed):
             raise MissingExtraError("matplotlib", "plot") from error
         axes = pyplot.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
         prefix = auto_prefix(self.peak)
-        series = [[point.held[place] / PREFIXES[prefix] for point in self.timeline] for place in range(len(CATEGORIES))]
+        series = [[point.held[index] / PREFIXES[prefix] for point in self.timeline] for index in range(len(CATEGORIES))]
         shown = [(name, held) for name, held in zip(CATEGORIES, series, strict=True) if any(held)]
         names = [name.replace("_", " ") for name, _ in shown]
         axes.stackplot(range(len(self.timeline)), [held for _, held in shown], labels=names, step="post")
@@ -155,8 +155,8 @@ class MemoryMeasurement(Printed):
 
     def _report(self) -> Report:
         rows = [
-            (name, grouped(real), grouped(guess), decimals(guess / real if real else None, 4))
-            for name, real, guess in (
+            (name, grouped(measured), grouped(predicted), decimals(predicted / measured if measured else None, 4))
+            for name, measured, predicted in (
                 ("Held after the forward", self.held_after_forward, self.predicted.held_after_forward),
                 ("Peak", self.peak, self.predicted.peak),
             )

@@ -55,20 +55,20 @@ def suggest_checkpoint(
             return estimate
 
         plain = recomputing([])
-        alike: dict[Any, Block] = {}
+        distinct_blocks: dict[Any, Block] = {}
         for row in rows:
             key = _looks(row)
-            if key not in alike:
-                alike[key] = Block(plain.activations - recomputing([row.fqn]).activations, _work_of(row, by))
-        blocks = [alike[_looks(row)] for row in rows]
+            if key not in distinct_blocks:
+                distinct_blocks[key] = Block(plain.activations - recomputing([row.fqn]).activations, _work_of(row, by))
+        blocks = [distinct_blocks[_looks(row)] for row in rows]
         needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
         while True:
-            numbers = least_recomputation(blocks, needed)
-            chosen = fqns if numbers is None else [fqns[number] for number in numbers]
+            indices = least_recomputation(blocks, needed)
+            chosen = fqns if indices is None else [fqns[index] for index in indices]
             peak = recomputing(chosen).peak
             if peak <= budget_bytes:
                 return CheckpointPlan(tuple(chosen), peak, plain.peak, recomputed_macs(root, chosen))
-            if numbers is None:
+            if indices is None:
                 raise InputError(
                     f"budget_bytes={budget_bytes:,} is too little: with all {len(rows)} blocks recomputed a step takes "
                     f"{peak:,} bytes; pass a larger budget or a smaller batch"
@@ -89,15 +89,15 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
     dim = live.batch_dim or 0
     args, kwargs = live.call.on_meta(lambda tensor: tensor.detach().to("meta").requires_grad_(tensor.requires_grad))
     call = replace(live.call, args=args, kwargs=kwargs)  # larger batches must not be allocated
-    recorded = call.size_along(dim)
-    if not recorded:
+    recorded_batch = call.size_along(dim)
+    if not recorded_batch:
         raise InputError(f"no input has elements along dimension {dim}, the batch: sizes {call.shapes()}")
 
     with counted("max batch size", "estimate") as done:
 
         def peak(batch: int) -> int:
             try:
-                estimate, _ = simulate_step(live.model, call.with_batch(dim, recorded, batch), plan)
+                estimate, _ = simulate_step(live.model, call.with_batch(dim, recorded_batch, batch), plan)
             except NeedsValuesError as error:
                 raise InputError(
                     f"max_batch_size runs steps of other batch sizes on shapes, but {error.reason}; compare memory() "
@@ -124,8 +124,8 @@ def _work_of(row: LayerInfo, by: str) -> int:
 
 def _looks(row: LayerInfo) -> tuple[Any, ...]:
     """Return the properties of a block that decide its saving."""
-    inside = tuple((each.class_name, str(each.input_size), each.macs) for each in row.walk())
-    return row.num_params, inside
+    figures = tuple((inner.class_name, str(inner.input_size), inner.macs) for inner in row.walk())
+    return row.num_params, figures
 
 
 def largest(peak: Callable[[int], int], limit: int) -> int:
@@ -134,22 +134,22 @@ def largest(peak: Callable[[int], int], limit: int) -> int:
     >>> largest(lambda n: 100 + 7 * n, limit=1000)
     128
     """
-    known: dict[int, int] = {}
+    peaks: dict[int, int] = {}
 
-    def fits(number: int) -> bool:
-        if number not in known:
-            known[number] = peak(number)
-        return known[number] <= limit
+    def fits(n: int) -> bool:
+        if n not in peaks:
+            peaks[n] = peak(n)
+        return peaks[n] <= limit
 
     if not fits(1):
         return 0
     low, high = 1, 2
     while fits(high):  # extrapolate the line through the last two, at least doubling
-        slope = max((known[high] - known[low]) / (high - low), 1)
-        low, high = high, min(max(2 * high, int(high + (limit - known[high]) / slope) + 1), 64 * high)
+        slope = max((peaks[high] - peaks[low]) / (high - low), 1)
+        low, high = high, min(max(2 * high, int(high + (limit - peaks[high]) / slope) + 1), 64 * high)
     while high - low > 1:
-        slope = max((known[high] - known[low]) / (high - low), 1)
-        guess = int(low + (limit - known[low]) / slope)
+        slope = max((peaks[high] - peaks[low]) / (high - low), 1)
+        guess = int(low + (limit - peaks[low]) / slope)
         middle = min(max(guess, low + 1), high - 1)
         if fits(middle):
             low = middle

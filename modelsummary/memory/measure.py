@@ -75,7 +75,7 @@ class _RealStep:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, device: torch.device
     ) -> None:
         self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
-        trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
         make = plan.make_optimizer
         self._optimizer = make(trained) if make is not None and trained else None
         self._trained = trained
@@ -111,13 +111,13 @@ class _RealStep:
 
     def storages(self) -> dict[int, Any]:
         """Return the storages alive before a step, by address."""
-        state = self._optimizer.state.values() if self._optimizer is not None else ()
-        own = tensors_of([list(each.values()) for each in state])
-        grads = [each.grad for each in self._trained if each.grad is not None]
+        states = self._optimizer.state.values() if self._optimizer is not None else ()
+        optimizer_tensors = tensors_of([list(state.values()) for state in states])
+        grads = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         modules, inputs = modules_of(self._model), tensors_of((self._args, self._kwargs))
-        held = (*tensors_of_modules(modules), *tensors_in_attributes(modules), *inputs, *own, *grads)
-        storages = [inner.untyped_storage() for each in held for inner in stored_tensors(each)]
-        return {each.data_ptr(): each for each in storages}
+        tensors = (*tensors_of_modules(modules), *tensors_in_attributes(modules), *inputs, *optimizer_tensors, *grads)
+        storages = [inner.untyped_storage() for tensor in tensors for inner in stored_tensors(tensor)]
+        return {storage.data_ptr(): storage for storage in storages}
 
 
 def _on_cpu(step: _RealStep) -> tuple[int, int]:

@@ -31,10 +31,10 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
     estimate, memory = simulate(live, root, plan)
     rows = list(root.walk()) if plan.train else []
     for row in rows:
-        of_row = memory.get(row.key) if row.executed else None
-        row.self_activation_bytes = of_row.activation_bytes if of_row is not None else 0
+        row_memory = memory.get(row.key) if row.executed else None
+        row.self_activation_bytes = row_memory.activation_bytes if row_memory is not None else 0
         row.activation_bytes = row.self_activation_bytes
-        row.peak_bytes = of_row.peak_bytes if of_row is not None else None
+        row.peak_bytes = row_memory.peak_bytes if row_memory is not None else None
     for row in reversed(rows):
         if row.parent_info is not None:
             row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
@@ -45,8 +45,8 @@ def simulate(live: LiveModel, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEs
     """Predict the memory of a step without writing into the rows; see ``simulate_step``."""
     trace = observed(live, plan, storages=True)
     workspaces = _workspaces(trace, plan)
-    again = recomputed_macs(root, plan.checkpoint) if plan.train else 0
-    return replace(estimate_of(trace, workspaces), recomputed_macs=again), by_call(trace, workspaces)
+    recomputed = recomputed_macs(root, plan.checkpoint) if plan.train else 0
+    return replace(estimate_of(trace, workspaces), recomputed_macs=recomputed), by_call(trace, workspaces)
 
 
 def simulate_step(

@@ -30,7 +30,7 @@ def add(one: Held, other: Held) -> Held:
 
 
 def _less(one: Held, other: Held) -> Held:
-    return tuple(each - before for each, before in zip(one, other, strict=True))
+    return tuple(nbytes - before for nbytes, before in zip(one, other, strict=True))
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ def actions_of(trace: Trace, share: StageShare, workspaces: Workspaces) -> Stage
     """Return the memory of each kind of action of a stage."""
     assert isinstance(trace, StageTrace)
     timeline = timeline_of(trace, workspaces)
-    states = [_state_at(trace, number) for _, number in trace.marks]
+    states = [_state_at(trace, operator_index) for _, operator_index in trace.marks]
     actions: dict[str, list[ActionMemory]] = {}
-    for place, (kind, end) in enumerate(trace.marks[1:]):
-        begin, before = trace.marks[place][1], states[place]
+    for index, (kind, end) in enumerate(trace.marks[1:]):
+        begin, before = trace.marks[index][1], states[index]
         points = (point._replace(held=_less(point.held, before)) for point in timeline[begin:end])
-        actions.setdefault(kind, []).append(ActionMemory(tuple(points), _less(states[place + 1], before)))
-    whole = estimate_of(trace, workspaces)
+        actions.setdefault(kind, []).append(ActionMemory(tuple(points), _less(states[index + 1], before)))
+    estimate = estimate_of(trace, workspaces)
     return StageActions(
-        totals=replace(whole, inputs=whole.inputs + trace.unfollowed),
-        before=add(states[0], tuple(trace.unfollowed * (place == _INPUTS) for place in range(len(CATEGORIES)))),
+        totals=replace(estimate, inputs=estimate.inputs + trace.unfollowed),
+        before=add(states[0], tuple(trace.unfollowed * (index == _INPUTS) for index in range(len(CATEGORIES)))),
         actions={kind: tuple(memories) for kind, memories in actions.items()},
         result=trace.result,
         sent=trace.sent,
@@ -90,11 +90,11 @@ def actions_of(trace: Trace, share: StageShare, workspaces: Workspaces) -> Stage
     )
 
 
-def _state_at(trace: Trace, number: int) -> Held:
+def _state_at(trace: Trace, operator_index: int) -> Held:
     """Return the bytes that live between an operator and the one before it."""
     held = [0] * len(CATEGORIES)
     for storage in trace.storages:
-        was_made = storage.born < number or (not number and storage.kind in _BEFORE)
-        if was_made and (storage.died is None or storage.died > number):
+        was_born = storage.born < operator_index or (not operator_index and storage.kind in _BEFORE)
+        if was_born and (storage.died is None or storage.died > operator_index):
             held[CATEGORIES.index(storage.kind)] += storage.nbytes
     return tuple(held)

@@ -118,14 +118,14 @@ def _target(device: torch.device | str) -> torch.device:
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    known = StepOptions.__annotations__
+    names = StepOptions.__annotations__
     for name in options:
-        if name not in known:
-            raise InputError(f"unknown option {name!r} of a step; known: {', '.join(known)}{close_to(name, known)}")
+        if name not in names:
+            raise InputError(f"unknown option {name!r} of a step; known: {', '.join(names)}{close_to(name, names)}")
     for name in ("dtype", "autocast"):
-        kind = options.get(name)
-        if kind is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-            raise InputError(f"{name} must be a floating point torch.dtype, got {kind!r}")
+        dtype = options.get(name)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(f"{name} must be a floating point torch.dtype, got {dtype!r}")
     cast_to = options.get("autocast")
     if cast_to is not None and cast_to not in _CASTS_TO:
         raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {cast_to}")
@@ -140,9 +140,9 @@ def _check(options: Mapping[str, Any]) -> None:
 def _accepted(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of an optimizer that its class takes; 8-bit optimizers add others of their own."""
     parameters = inspect.signature(kind).parameters.values()
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return dict(settings)
-    return {each.name: settings[each.name] for each in parameters if each.name in settings}
+    return {parameter.name: settings[parameter.name] for parameter in parameters if parameter.name in settings}
 
 
 def _is_optimizer(value: Any) -> bool:

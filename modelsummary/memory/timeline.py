@@ -46,10 +46,10 @@ class RowMemory:
 def timeline_of(trace: Trace, workspaces: Workspaces) -> list[TimelinePoint]:
     """Return the bytes alive while each operator of a trace runs."""
     n_operators = len(trace.operators)
-    of_kind: dict[str, list[Storage]] = {kind: [] for kind in CATEGORIES[:-1]}
+    storages_by_kind: dict[str, list[Storage]] = {kind: [] for kind in CATEGORIES[:-1]}
     for storage in trace.storages:
-        of_kind[storage.kind].append(storage)
-    alive = [bytes_alive(storages, n_operators) for storages in of_kind.values()]
+        storages_by_kind[storage.kind].append(storage)
+    alive = [bytes_alive(storages, n_operators) for storages in storages_by_kind.values()]
     held = zip(*alive, _workspace_of_each(trace, workspaces), strict=True)
     return [
         TimelinePoint(str(run.call.func), None if row is None else row[0], phase, nbytes)
@@ -62,13 +62,13 @@ def _workspace_of_each(trace: Trace, workspaces: Workspaces) -> list[int]:
     spaces = [0] * len(trace.operators)
     if workspaces is None:
         return spaces
-    for number, nbytes in trace.clones.items():
-        spaces[number] = nbytes
-    known: dict[int, int] = {}
-    for number, (run, _, _) in enumerate(trace.operators):
-        if id(run.call) not in known:
-            known[id(run.call)] = workspaces(run.call)
-        spaces[number] = max(known[id(run.call)], spaces[number])
+    for index, nbytes in trace.clones.items():
+        spaces[index] = nbytes
+    workspaces_by_id: dict[int, int] = {}
+    for index, (run, _, _) in enumerate(trace.operators):
+        if id(run.call) not in workspaces_by_id:
+            workspaces_by_id[id(run.call)] = workspaces(run.call)
+        spaces[index] = max(workspaces_by_id[id(run.call)], spaces[index])
     return spaces
 
 
