@@ -108,18 +108,18 @@ def _in_float32(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _to_float32(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that casts by itself, with a result in float32 unless a dtype is given."""
-    place = [each.name for each in operator._schema.arguments].index("dtype")
-    is_given = kwargs.get("dtype") is not None or any(each is not None for each in args[place : place + 1])
+    position = [argument.name for argument in operator._schema.arguments].index("dtype")
+    is_given = kwargs.get("dtype") is not None or any(dtype is not None for dtype in args[position : position + 1])
     if is_given or not _is_eligible(args[0]):
         return operator(*args, **kwargs)
     if operator in _SOFTMAX and type(args[0]) is ShapeTensor and args[0].dtype is torch.float16:
         # the kernel on CUDA reads float16
         return _SOFTMAX[operator](args[0], args[1], True)
-    return operator(*args[:place], **{**kwargs, "dtype": torch.float32})
+    return operator(*args[:position], **{**kwargs, "dtype": torch.float32})
 
 
 def _in_widest(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    is_mixed = len({each.dtype for each in tensors_of((args, kwargs)) if _is_eligible(each)}) > 1
+    is_mixed = len({tensor.dtype for tensor in tensors_of((args, kwargs)) if _is_eligible(tensor)}) > 1
     return (_in_float32 if is_mixed else _unchanged)(operator, args, kwargs)
 
 

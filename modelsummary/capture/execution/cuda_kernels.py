@@ -88,7 +88,7 @@ def _attend(
     if is_fused and attn_mask is None and _takes_flash(*tensors, is_causal=is_causal):
         size = query.shape[-1]
         scale = size**-0.5 if scale is None else scale
-        padded = (F.pad(each, (0, -size % _ALIGNED_HEAD)) if size % _ALIGNED_HEAD else each for each in tensors)
+        padded = (F.pad(tensor, (0, -size % _ALIGNED_HEAD)) if size % _ALIGNED_HEAD else tensor for tensor in tensors)
         attend = aten._scaled_dot_product_flash_attention
         out: Tensor = attend(*padded, dropout_p, is_causal, scale=scale)[0]
         return out[..., :size] if size % _ALIGNED_HEAD else out
@@ -98,7 +98,7 @@ def _attend(
         bias = torch.where(attn_mask, 0.0, excluded)
     if is_fused and _takes_efficient(*tensors, grouped=enable_gqa):
         bias = None if bias is None else _aligned(bias, query, key)
-        keeps_sums = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+        keeps_sums = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         attend = aten._scaled_dot_product_efficient_attention
         return attend(*tensors, bias, keeps_sums, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
     attend = aten._scaled_dot_product_attention_math
@@ -108,13 +108,13 @@ def _attend(
 def _may_fuse(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> bool:
     """Return True for tensors that both fused kernels take."""
     tensors = (query, key, value)
-    if any(each.dim() != 4 or each.is_nested or each.layout is not torch.strided for each in tensors):
+    if any(tensor.dim() != 4 or tensor.is_nested or tensor.layout is not torch.strided for tensor in tensors):
         return False
-    heads, of_keys, of_values = (each.shape[1] for each in tensors)
+    query_heads, key_heads, value_heads = (tensor.shape[1] for tensor in tensors)
     if grouped:
-        fits = of_keys == of_values > 0 and heads % of_keys == 0
+        fits = key_heads == value_heads > 0 and query_heads % key_heads == 0
     else:
-        fits = heads == of_keys == of_values or (_GROUPS_IN_ALL and of_keys == of_values == 1)
+        fits = query_heads == key_heads == value_heads or (_GROUPS_IN_ALL and key_heads == value_heads == 1)
     same = key.shape[0] == value.shape[0] == query.shape[0] and key.dtype is value.dtype is query.dtype
     return fits and same and query.shape[-1] == key.shape[-1] and 0 not in (query.shape[-2], key.shape[-2])
 
@@ -125,7 +125,7 @@ def _takes_flash(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) 
         and query.dtype in _HALF
         and query.shape[-1] == value.shape[-1] <= _LARGEST_HEAD
         and (not is_causal or query.shape[-2] == key.shape[-2])
-        and all(each.stride(-1) == 1 or each.shape[-1] == 1 for each in (query, key, value))
+        and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in (query, key, value))
     )
 
 
@@ -137,8 +137,8 @@ def _takes_efficient(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool
         bool(_torch.is_mem_efficient_sdp_enabled())
         and query.dtype in (*_HALF, torch.float32)
         and (not grouped or _GROUPS_IN_ALL)
-        and all(each.shape[-1] > 0 and each.shape[-1] % width == 0 for each in (query, value))
-        and all(each.stride(-1) == 1 and each.storage_offset() % width == 0 for each in tensors)
+        and all(tensor.shape[-1] > 0 and tensor.shape[-1] % width == 0 for tensor in (query, value))
+        and all(tensor.stride(-1) == 1 and tensor.storage_offset() % width == 0 for tensor in tensors)
     )
 
 

@@ -117,18 +117,18 @@ class KnownValues:
             self._by_storage[storage].add(key)
 
     def _forget(self, key: int) -> None:
-        known = self._known.pop(key, None)
-        if known is not None:
-            others = self._by_storage[known.storage]
+        entry = self._known.pop(key, None)
+        if entry is not None:
+            others = self._by_storage[entry.storage]
             others.discard(key)
             if not others:
-                del self._by_storage[known.storage]
+                del self._by_storage[entry.storage]
 
     def cover(self, tensors: Iterable[Tensor]) -> bool:
         """Return True if the values of all ``tensors`` are known."""
         for tensor in tensors:
-            known = self._known.get(id(tensor))
-            if known is None or known.storage != tensor.untyped_storage()._cdata:  # ``.data = ...`` replaces it
+            entry = self._known.get(id(tensor))
+            if entry is None or entry.storage != tensor.untyped_storage()._cdata:  # ``.data = ...`` replaces it
                 return False
         return True
 
@@ -147,17 +147,17 @@ class KnownValues:
     def value(self, tensor: Tensor) -> Tensor | None:
         """Return a copy of the values of ``tensor``; None if they are not known."""
         self._compute_deferred()
-        known = self._known.get(id(tensor))
-        value = None if known is None else _own(known.value)
+        entry = self._known.get(id(tensor))
+        value = None if entry is None else _own(entry.value)
         return None if value is None else value.clone()
 
     def _compute_deferred(self) -> None:
         """Run the deferred operators whose results may still be read, in their order."""
         deferred, self._deferred = self._deferred, []
         for reference in deferred:
-            each = reference()
-            if each is not None:
-                _compute(each)
+            operator = reference()
+            if operator is not None:
+                _compute(operator)
 
     def follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], out: Any) -> bool:
         """Follow an operator with known arguments that ran on shapes; return True if its results are known, too."""
@@ -174,8 +174,8 @@ class KnownValues:
             return True
         on_values = self.filled_in(args, kwargs)
         computed = _run(func, *on_values) if on_values is not None else None
-        for tensor, values_of_it in zip(outputs, computed or (), strict=False):
-            self.set(tensor, values_of_it)
+        for tensor, result in zip(outputs, computed or (), strict=False):
+            self.set(tensor, result)
         return computed is not None  # an operator that returns nothing wrote into the values
 
     def before_write(self, tensor: Tensor) -> None:

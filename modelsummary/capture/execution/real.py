@@ -37,15 +37,21 @@ class RealExecution:
         self.ran: Callable[[], object] = lambda: None
         self.distinct: DistinctCall | None = None
         tensors = list(tensors)
-        own = list(_in_memory(tensors))
+        stored = list(_in_memory(tensors))
         # An alias keeps the memory, shape and strides of a tensor whose data is replaced or resized.
-        self._aliases = [(tensor, tensor.detach()) for tensor in own]
-        self._untouched = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._aliases = [(tensor, tensor.detach()) for tensor in stored]
+        self._untouched = {tensor.untyped_storage().data_ptr() for tensor in stored}
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._inputs: dict[int, Tensor] = {}
-        small = [each for each in own if not isinstance(each, nn.Parameter) and (all_buffers or each.numel() <= _SMALL)]
+        small = [
+            tensor
+            for tensor in stored
+            if not isinstance(tensor, nn.Parameter) and (all_buffers or tensor.numel() <= _SMALL)
+        ]
         self._save(small)
-        self._sparse = [(each, each.detach().clone()) for each in tensors if not is_lazy(each) and _is_sparse(each)]
+        self._sparse = [
+            (tensor, tensor.detach().clone()) for tensor in tensors if not is_lazy(tensor) and _is_sparse(tensor)
+        ]
 
     def input(self, tensor: Tensor) -> Tensor:
         """Return a copy of an input tensor, which a forward may write to; the same copy each time."""

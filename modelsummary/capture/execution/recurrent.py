@@ -47,9 +47,11 @@ def _is_fused(x: Tensor, states: Sequence[Tensor], weights: Any) -> bool:
     """Return ``use_mkldnn`` of RNN.cpp: False for projections and packed sequences, which run step by step."""
     if not isinstance(weights, (list, tuple)) or not _torch.is_onednn_enabled() or not x.numel():
         return False
-    known = x.dtype is torch.float32 or (x.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    is_supported = x.dtype is torch.float32 or (
+        x.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
     on_cpu = all(tensor.device.type == "cpu" for tensor in (x, *states, *weights))
-    return known and on_cpu and states[0].size(2) == states[1].size(2)
+    return is_supported and on_cpu and states[0].size(2) == states[1].size(2)
 
 
 def _layers(
@@ -65,19 +67,19 @@ def _layers(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output, hidden and cell state as ``mkldnn_rnn`` computes them around its kernel."""
     x = (x.transpose(0, 1) if batch_first else x).contiguous()
-    each = 4 if has_biases else 2
+    n_weights = 4 if has_biases else 2
     directions = 2 if bidirectional else 1
     last: list[tuple[Tensor, Tensor]] = []
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
-            number = layer * directions + direction
-            own = list(weights[number * each : (number + 1) * each])
-            own += [torch.zeros_like(weight) for weight in own] if not has_biases else []
-            before = [state[number].contiguous() for state in states]
+            index = layer * directions + direction
+            own_weights = list(weights[index * n_weights : (index + 1) * n_weights])
+            own_weights += [torch.zeros_like(weight) for weight in own_weights] if not has_biases else []
+            initial_states = [state[index].contiguous() for state in states]
             output, hidden, cell, _ = _KERNEL(
-                x, *own, *before, direction == 1, [], _LSTM, states[0].size(2), num_layers, has_biases, bidirectional,
-                batch_first, train,
+                x, *own_weights, *initial_states, direction == 1, [], _LSTM, states[0].size(2), num_layers, has_biases,
+                bidirectional, batch_first, train,
             )  # fmt: skip
             outputs.append(output)
             last.append((hidden, cell))

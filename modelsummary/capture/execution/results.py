@@ -31,38 +31,40 @@ def remake_of(func: Any, is_view: bool, args: Sequence[Any], tensors: Sequence[T
         tensors: the tensors among the arguments.
     """
     outputs = out if isinstance(out, (list, tuple)) else (out,)
-    if not outputs or any(type(each) is not ShapeTensor for each in outputs):
+    if not outputs or any(type(output) is not ShapeTensor for output in outputs):
         return None
     kind = None if outputs[0] is out else type(out)
     if is_view:
         return _views(func, args, outputs, kind)
-    own = {tensor.untyped_storage()._cdata for tensor in tensors if type(tensor) is ShapeTensor}
-    if any(each.untyped_storage()._cdata in own for each in outputs):  # not declared by operators of FSDP
+    storages = {tensor.untyped_storage()._cdata for tensor in tensors if type(tensor) is ShapeTensor}
+    if any(output.untyped_storage()._cdata in storages for output in outputs):  # not declared by operators of FSDP
         return None
     return _new_tensors(outputs, kind)
 
 
 def _new_tensors(outputs: Sequence[Tensor], kind: type | None) -> Remake:
-    specs = [spec_of(each) for each in outputs]
+    specs = [spec_of(output) for output in outputs]
     if kind is None:
         return lambda _, device: new_tensor(specs[0], device)
     return lambda _, device: kind(new_tensor(spec, device) for spec in specs)
 
 
 def _views(func: Any, args: Sequence[Any], outputs: Sequence[Tensor], kind: type | None) -> Remake | None:
-    """Return None unless the results are views of the first argument whose places in it follow from its strides."""
+    """Return None unless the results are views of the first argument whose layouts follow from its strides."""
     base = args[0] if args else None
     if type(base) is not ShapeTensor or func is _AS_STRIDED:
         return None
-    if any(each is base or not _is_strided_view(each, base) for each in outputs):
+    if any(output is base or not _is_strided_view(output, base) for output in outputs):
         return None
-    places = [(each.shape, each.stride(), int(each.storage_offset() - base.storage_offset())) for each in outputs]
+    layouts = [
+        (output.shape, output.stride(), int(output.storage_offset() - base.storage_offset())) for output in outputs
+    ]
 
     def remake(args: Sequence[Any], _: torch.device) -> Any:
         base = args[0]
         if type(base) is not ShapeTensor:
             return None
-        return view_of(base, *places[0]) if kind is None else kind(view_of(base, *place) for place in places)
+        return view_of(base, *layouts[0]) if kind is None else kind(view_of(base, *layout) for layout in layouts)
 
     return remake
 

@@ -147,9 +147,9 @@ class ShapeOnly:
             kwargs.update((name, value) for name, value in _WITHOUT_DATA if kwargs.get(name))
         if rule.facts.depends_on_views:
             key.append(is_outer_product(*args[:2]))
-        known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
-        if known or written or rule.needs_values or rule.name in _SPECIAL:
-            out, cost = self._run_with_values(func, rule, args, kwargs, tensors, key, written, known=known)
+        are_known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
+        if are_known or written or rule.needs_values or rule.name in _SPECIAL:
+            out, cost = self._run_with_values(func, rule, args, kwargs, tensors, key, written, are_known=are_known)
         else:
             try:
                 out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, key)
@@ -187,36 +187,36 @@ class ShapeOnly:
         key: list[Any],
         written: Sequence[Tensor],
         *,
-        known: bool,
+        are_known: bool,
     ) -> tuple[Any, OpCost]:
         """Run an operator that reads or writes values that are known, or that needs them."""
         by_mask = selects_by_mask(rule, args)
-        if by_mask and not known:
+        if by_mask and not are_known:
             tensors = []
-            by_place = tuple(self._to_twins((args[0], self._places(args[1])), key, tensors))
-            out, _ = self._run_on_shapes(func, rule, by_place, kwargs, tensors, key)
+            by_position = tuple(self._to_twins((args[0], self._places(args[1])), key, tensors))
+            out, _ = self._run_on_shapes(func, rule, by_position, kwargs, tensors, key)
             self.distinct = None
             return out, op_cost(rule, args, kwargs, out)
         if by_mask or rule.needs_values:
-            return self._run_on_values(func, rule, args, kwargs, known), NO_COST
+            return self._run_on_values(func, rule, args, kwargs, are_known), NO_COST
         for tensor in written:
             self._known.before_write(tensor)
         try:
             out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, key)
         except Exception:
-            if not known or not self.computes(func, rule, args):
+            if not are_known or not self.computes(func, rule, args):
                 self._note_obstacle(rule.name)
                 raise
-            return self._run_on_values(func, rule, args, kwargs, known), NO_COST
-        known = known and isinstance(func, OpOverload) and self.computes(func, rule, args, cost, out)
+            return self._run_on_values(func, rule, args, kwargs, are_known), NO_COST
+        are_known = are_known and isinstance(func, OpOverload) and self.computes(func, rule, args, cost, out)
         # Keep the known values valid: follow the results, or forget the overwritten tensors.
-        if not (known and self._known.follow(func, rule, args, kwargs, out)):
+        if not (are_known and self._known.follow(func, rule, args, kwargs, out)):
             for tensor in written:
                 self._known.overwritten(tensor)
         if rule.name in BLOCK_MASKED:
             cost, self.distinct = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of)), None
         # A copy to the CPU has its values, as .cpu().numpy() needs them.
-        if func is _TO_COPY and known and kwargs.get("device") == _CPU and self.device.type != "cpu":
+        if func is _TO_COPY and are_known and kwargs.get("device") == _CPU and self.device.type != "cpu":
             value = self._known.value(out)
             return (out if value is None else value), cost
         return out, cost
@@ -265,7 +265,7 @@ class ShapeOnly:
         if device is None:
             if not self._several_devices:
                 return self.device
-            return next((each.device for each in tensors if each.dim()), tensors[0].device if tensors else _CPU)
+            return next((tensor.device for tensor in tensors if tensor.dim()), tensors[0].device if tensors else _CPU)
         if self.device.type in (device.type, "meta"):
             return self.device
         self._several_devices = True
@@ -301,16 +301,16 @@ class ShapeOnly:
 
     def _places(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return ``indices`` with integers for masks. The values of a mask must be known to count its elements."""
-        places: list[Tensor | None] = []
+        positions: list[Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in _MASKS:
-                places.append(index)
+                positions.append(index)
                 continue
             values = self._value_of(index)
             if values is None:
                 raise self._needing_values("aten.index")
-            places += map(self._know, values.nonzero(as_tuple=True))
-        return places
+            positions += map(self._know, values.nonzero(as_tuple=True))
+        return positions
 
     # --------------------------------------------------------------------------------------- twins
 
@@ -348,8 +348,8 @@ class ShapeOnly:
 
     # ---------------------------------------------------------------------------------- known values
 
-    def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
-        computes = known and (not rule.needs_values or self.computes(func, rule, args))
+    def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], are_known: bool) -> Any:
+        computes = are_known and (not rule.needs_values or self.computes(func, rule, args))
         values = self._known.filled_in(args, kwargs) if computes else None
         if values is None:
             raise self._needing_values(rule.name)
@@ -388,8 +388,8 @@ def _identity(value: Any) -> Any:
     """Return a key that identifies a constant; functions that a forward defines anew each time have equal keys."""
     if not isinstance(value, FunctionType):
         return value
-    cells = (cell.cell_contents for cell in value.__closure__ or ())
-    kept = (spec_of(each) if isinstance(each, Tensor) else _identity(each) for each in cells)
+    contents = (cell.cell_contents for cell in value.__closure__ or ())
+    kept = (spec_of(content) if isinstance(content, Tensor) else _identity(content) for content in contents)
     return value.__code__, value.__defaults__, *kept
 
 

@@ -74,7 +74,7 @@ class ShapeTensor(Tensor):
         from modelsummary.capture.execution.shape_only import ShapeOnly
         from modelsummary.operators.operator_facts import op_rule
 
-        device = next((each.device for each in args if isinstance(each, Tensor)), _META)
+        device = next((argument.device for argument in args if isinstance(argument, Tensor)), _META)
         return ShapeOnly(device).run(func, op_rule(func), args, kwargs or {})[0]
 
     def tolist(self) -> Any:
@@ -135,8 +135,8 @@ def _values(tensor: Tensor, asker: str) -> Tensor:
 def new_tensor(spec: Spec, device: torch.device) -> Tensor:
     """Return a tensor of this spec on ``device``, with a storage of its own."""
     shape, stride, dtype = spec
-    made: Tensor = Tensor._make_wrapper_subclass(ShapeTensor, shape, stride, dtype=dtype, device=device)
-    return made
+    shape_tensor: Tensor = Tensor._make_wrapper_subclass(ShapeTensor, shape, stride, dtype=dtype, device=device)
+    return shape_tensor
 
 
 def view_of(base: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
@@ -183,8 +183,8 @@ def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _as_shape_tensor(tensor: Tensor) -> Tensor:
     if type(tensor) is ShapeTensor:  # an in-place operator returns its argument
         return tensor
-    made: Tensor = Tensor._make_subclass(ShapeTensor, tensor, False)
-    return made
+    shape_tensor: Tensor = Tensor._make_subclass(ShapeTensor, tensor, False)
+    return shape_tensor
 
 
 def without_history(tensor: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class OnMeta:
         if kind in (list, tuple) or isinstance(value, tuple):
             return type(value)(map(self.leave, value)) if kind in (list, tuple) else tuple(map(self.leave, value))
         if kind is dict:
-            return {name: self.leave(each) for name, each in value.items()}
+            return {name: self.leave(inner) for name, inner in value.items()}
         return value
 
     def _twin(self, tensor: Tensor) -> Tensor:

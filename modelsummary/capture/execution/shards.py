@@ -36,20 +36,20 @@ def replace_shards(group: Any, twin_of: Callable[[Tensor], Tensor], dtype: torch
         twin_of: returns the twin of a tensor; twins share memory where the tensors do.
         dtype: dtype of the twins if it is not the tensors' own.
     """
-    for each in group.fsdp_params:
-        shares = _storage(each._sharded_param_data) == _storage(each.sharded_param)
-        data = twin_of(each._sharded_param_data) if shares else None
-        each.sharded_param = twin_of(each.sharded_param)
-        each._sharded_param_data = each.sharded_param._local_tensor if data is None else data
-        each._setattr_on_modules(each.sharded_param)
-        each.sharded_state = type(each.sharded_state).SHARDED
-        each.all_gather_outputs = []
-        if "unsharded_accumulated_grad" in vars(each):  # torch < 2.15
-            each.unsharded_accumulated_grad = None
-        vars(each).pop("_unsharded_param", None)
+    for fsdp_param in group.fsdp_params:
+        shares = _storage(fsdp_param._sharded_param_data) == _storage(fsdp_param.sharded_param)
+        data = twin_of(fsdp_param._sharded_param_data) if shares else None
+        fsdp_param.sharded_param = twin_of(fsdp_param.sharded_param)
+        fsdp_param._sharded_param_data = fsdp_param.sharded_param._local_tensor if data is None else data
+        fsdp_param._setattr_on_modules(fsdp_param.sharded_param)
+        fsdp_param.sharded_state = type(fsdp_param.sharded_state).SHARDED
+        fsdp_param.all_gather_outputs = []
+        if "unsharded_accumulated_grad" in vars(fsdp_param):  # torch < 2.15
+            fsdp_param.unsharded_accumulated_grad = None
+        vars(fsdp_param).pop("_unsharded_param", None)
         if not shares:
-            each.reset_sharded_param()
-        each._init_extensions()
+            fsdp_param.reset_sharded_param()
+        fsdp_param._init_extensions()
     group._sharded_state = type(group._sharded_state).SHARDED
     group._all_gather_result = None
     group._reset_sharded_params = True

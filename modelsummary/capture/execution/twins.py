@@ -35,7 +35,7 @@ class Twins:
     Args:
         device: device of the twins, except for twins of tensors found on meta.
         dtype: dtype of the twins of floating point tensors; None: the dtype of each tensor.
-        known: receives the values of integers and of small tensors.
+        known_values: receives the values of integers and of small tensors.
         note_obstacle: called with the description of a tensor that cannot have a twin.
     """
 
@@ -43,10 +43,10 @@ class Twins:
         self,
         device: torch.device,
         dtype: torch.dtype | None,
-        known: KnownValues,
+        known_values: KnownValues,
         note_obstacle: Callable[[str], None],
     ) -> None:
-        self._device, self._dtype, self._known, self._note_obstacle = device, dtype, known, note_obstacle
+        self._device, self._dtype, self._known, self._note_obstacle = device, dtype, known_values, note_obstacle
         self._twins: dict[int, tuple[Any, Tensor]] = {}  # id(tensor) -> tensor, or a reference to a stray one; twin
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}  # of tensors that have twins -> the whole of it
 
@@ -117,7 +117,7 @@ class Twins:
         """Return a wrapper, such as a distributed or a quantised tensor, around the twins of its inner tensors."""
         names, context = tensor.__tensor_flatten__()
         inner = {name: getattr(tensor, name) for name in names}
-        inner = {name: self._of_own(each) if isinstance(each, Tensor) else each for name, each in inner.items()}
+        inner = {name: self._of_own(value) if isinstance(value, Tensor) else value for name, value in inner.items()}
         twin: Tensor = tensor.__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
         return nn.Parameter(twin, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
 

@@ -130,12 +130,12 @@ class Held:
             with suppress(ValueError):  # an empty cell
                 carried.append(cell.cell_contents)
         for name in _names_in(value.__code__):
-            known = value.__globals__.get(name)
-            if type(known) in _BASES:
-                self._save_container(known)
-            elif isinstance(known, FunctionType) and not _is_library(known):
-                carried.append(known)
-            self._save_memory(known)
+            global_value = value.__globals__.get(name)
+            if type(global_value) in _BASES:
+                self._save_container(global_value)
+            elif isinstance(global_value, FunctionType) and not _is_library(global_value):
+                carried.append(global_value)
+            self._save_memory(global_value)
         return carried
 
     def _is_followed(self, value: Any) -> bool:
@@ -241,7 +241,7 @@ class Held:
             or any(getattr(owner, name, _MISSING) is not value for owner, name, value in self._slots)
             or any(values.get(name, _MISSING) is not value for values, name, value in self._globals)
             or any(_content(cell) is not value for cell, value in self._cells)
-            or any(_changed_in_class(*each) for each in self._classes)
+            or any(_changed_in_class(*entry) for entry in self._classes)
         )
 
     def put_back(self) -> None:
@@ -278,18 +278,18 @@ def _is_library(value: Any) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> tuple[str, ...]:
     """Return the global names and attributes that a function and the functions inside it use."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names_in(each))]))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return tuple(dict.fromkeys([*code.co_names, *(name for inner_code in inner for name in _names_in(inner_code))]))
 
 
 @functools.lru_cache(maxsize=4096)
 def _globals_set_in(code: CodeType) -> tuple[str, ...]:
     """Return the global names that a function and the functions inside it assign."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    names = [name for each in inner for name in _globals_set_in(each)]
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    names = [name for inner_code in inner for name in _globals_set_in(inner_code)]
     if _STORE_GLOBAL in code.co_code[::2]:  # decoding the instructions takes longer, and is rarely needed
         instructions = dis.get_instructions(code)
-        names += [each.argval for each in instructions if each.opcode == _STORE_GLOBAL]
+        names += [instruction.argval for instruction in instructions if instruction.opcode == _STORE_GLOBAL]
     return tuple(dict.fromkeys(names))
 
 
@@ -322,7 +322,7 @@ def _same_contents(container: Any, contents: Any) -> bool:
     if isinstance(container, dict):
         return all(map(is_, container, contents)) and all(map(is_, container.values(), contents.values()))
     if isinstance(container, set):
-        return {id(each) for each in container} == {id(each) for each in contents}
+        return {id(item) for item in container} == {id(item) for item in contents}
     return all(map(is_, container, contents))
 
 

@@ -64,8 +64,8 @@ def _run_all(steps: Sequence[Undo]) -> None:
 
 def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
     """Return the steps that restore ``requires_grad`` and ``grad``. Lazy tensors are replaced during the run."""
-    leaves = (each for each in tensors if not is_lazy(each) and each.is_leaf and not each.is_inference())
-    saved = [(each, each.requires_grad, each.grad) for each in leaves]
+    leaves = (tensor for tensor in tensors if not is_lazy(tensor) and tensor.is_leaf and not tensor.is_inference())
+    saved = [(tensor, tensor.requires_grad, tensor.grad) for tensor in leaves]
 
     def put_back() -> None:
         for tensor, requires_grad, grad in saved:
@@ -82,8 +82,8 @@ def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
 def _replace_uninitialized(modules: Sequence[nn.Module], device: torch.device | None) -> None:
     """Give lazy modules copies of their parameters to initialise, as initialised ones cannot be made lazy again."""
     for module in modules:
-        own: tuple[Any, Any] = (module._parameters, module._buffers)
-        for tensors in own:
+        registries: tuple[Any, Any] = (module._parameters, module._buffers)
+        for tensors in registries:
             for name, tensor in tensors.items():
                 if is_lazy(tensor):
                     tensors[name] = _uninitialized_like(tensor, device or tensor.device)
