@@ -65,39 +65,39 @@ def available_device(device: torch.device | str) -> torch.device:
     >>> available_device("cpu")
     device(type='cpu')
     """
-    place = named_device(device)
-    if not is_there(place):
+    requested = named_device(device)
+    if not is_there(requested):
         raise InputError(
-            f"device={str(place)!r} is not available on this machine; leave device out: the model's own is used"
+            f"device={str(requested)!r} is not available on this machine; leave device out: the model's own is used"
         )
-    return place
+    return requested
 
 
-def requested_device(own: Collection[str], device: torch.device | str | None) -> torch.device | None:
+def requested_device(device_types: Collection[str], device: torch.device | str | None) -> torch.device | None:
     """Return the device that the inputs must be on; None if none was requested.
 
     Args:
-        own: types of the devices that the model is on.
+        device_types: types of the devices that the model is on.
 
     Raises:
         InputError: the device does not exist, or the model is on another one.
     """
     if device is None:
         return None
-    place = available_device(device)
-    if len(own) == 1 and "meta" not in (*own, place.type) and place.type not in own:
+    requested = available_device(device)
+    if len(device_types) == 1 and "meta" not in (*device_types, requested.type) and requested.type not in device_types:
         raise InputError(
-            f"device mismatch: device={str(place)!r}, but the model is on {next(iter(own))}; "
-            f"call model.to({str(place)!r}) first, or leave device out"
+            f"device mismatch: device={str(requested)!r}, but the model is on {next(iter(device_types))}; "
+            f"call model.to({str(requested)!r}) first, or leave device out"
         )
-    return place
+    return requested
 
 
-def check_together(own: Collection[str], tensors: Iterable[Tensor]) -> None:
+def check_together(device_types: Collection[str], tensors: Iterable[Tensor]) -> None:
     """Raise ``InputError`` if the model is on one device and an input is on another one."""
-    if len(own) != 1 or "meta" in own:
+    if len(device_types) != 1 or "meta" in device_types:
         return
-    expected = next(iter(own))
+    expected = next(iter(device_types))
     for tensor in tensors:
         if tensor.device.type not in (expected, "meta"):
             raise InputError(

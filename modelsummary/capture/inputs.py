@@ -35,13 +35,13 @@ class InputTensor(NamedTuple):
 
     Attributes:
         argument: position or keyword of its argument.
-        number: its number among the tensors of the argument.
+        tensor_index: its index among the tensors of the argument.
         shape: its shape.
         is_floating: whether its elements are floating point or complex numbers.
     """
 
     argument: int | str
-    number: int
+    tensor_index: int
     shape: tuple[int, ...]
     is_floating: bool
 
@@ -82,15 +82,15 @@ class CallArguments:
         self, copy: Callable[[Tensor], Tensor], default: torch.device, *, raw_arrays: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with copies for tensors and random tensors for sizes (zeros for integers)."""
-        place = self.device
+        device = self.device
 
         def convert(leaf: Any) -> Any:
             if isinstance(leaf, InputSize):
-                return leaf.random(place or default)
+                return leaf.random(device or default)
             if raw_arrays and isinstance(leaf, _Array):
                 return leaf.value.copy()
             tensor = _tensor_of(leaf)
-            return leaf if tensor is None else copy(tensor if place is None else tensor.to(place))
+            return leaf if tensor is None else copy(tensor if device is None else tensor.to(device))
 
         return self._with(convert)
 
@@ -119,24 +119,24 @@ class CallArguments:
     def size_dtypes(self) -> list[torch.dtype]:
         """Dtypes of the inputs given by size."""
         leaves = tree_leaves((self.args, self.kwargs))
-        return [each.dtype for each in leaves if isinstance(each, InputSize)]
+        return [leaf.dtype for leaf in leaves if isinstance(leaf, InputSize)]
 
     def size_along(self, dim: int) -> int | None:
         """Return the size of the first input that has dimension ``dim``; None if no input has it."""
-        found: list[int] = []
+        sizes: list[int] = []
 
-        def note(given: InputTensor) -> tuple[int, ...]:
-            found.extend(given.shape[dim : dim + 1])
-            return given.shape
+        def note(tensor: InputTensor) -> tuple[int, ...]:
+            sizes.extend(tensor.shape[dim : dim + 1])
+            return tensor.shape
 
         self.with_shapes(note)
-        return found[0] if found else None
+        return sizes[0] if sizes else None
 
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
         """Return the arguments with rows repeated to ``new_size`` in each input whose dimension ``dim`` is ``size``."""
 
-        def larger(given: InputTensor) -> tuple[int, ...]:
-            shape = given.shape
+        def larger(tensor: InputTensor) -> tuple[int, ...]:
+            shape = tensor.shape
             fits = len(shape) > dim and shape[dim] == size
             return (*shape[:dim], new_size, *shape[dim + 1 :]) if fits else shape
 
@@ -195,8 +195,8 @@ def call_arguments(
     """
     if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
         raise InputError(f"batch_dim must be an integer >= 0 or None, got {batch_dim!r}")
-    own_devices = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
-    place = requested_device(own_devices, device)
+    device_types = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
+    input_device = requested_device(device_types, device)
     signature = _signature(model)
     input_data, kwargs = _as_input_data(signature, input_data, args, kwargs)
     if dtypes is not None and input_data is None:
@@ -209,14 +209,14 @@ def call_arguments(
         raise InputError(
             f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword; pass each once"
         )
-    call = CallArguments((*first, *args), {**named, **kwargs}, place)
+    call = CallArguments((*first, *args), {**named, **kwargs}, input_device)
     tensors = call.tensors()
     if not (tensors or call.size_dtypes or call.has_arrays):
         call = replace(call, nothing_found=_nothing_in(input_data, args))
-        if not any(_holds_something(each) for each in (*call.args, *call.kwargs.values())):
+        if not any(_holds_something(argument) for argument in (*call.args, *call.kwargs.values())):
             raise InputError(call.nothing_found)
-    if place is None:
-        check_together(own_devices, tensors)
+    if input_device is None:
+        check_together(device_types, tensors)
     _check_signature(model, signature, call)
     return call
 
@@ -225,12 +225,12 @@ def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> Cal
     """Return arguments for another call of the same sizes. Raises ``InputError`` if sizes or dtypes differ."""
     call = call_arguments(model, input_data, (), {}, batch_dim=None, device=recorded.device, dtypes=None)
     if call is None or call.shapes() != recorded.shapes():
-        given = "nothing" if call is None else list(map(list, call.shapes()))
+        passed = "nothing" if call is None else list(map(list, call.shapes()))
         raise InputError(
-            f"the input must have the sizes {list(map(list, recorded.shapes()))} of these statistics, got {given}; "
+            f"the input must have the sizes {list(map(list, recorded.shapes()))} of these statistics, got {passed}; "
             "pass an input of these sizes, or make Statistics with the other input"
         )
-    dtypes, expected = ([each.dtype for each in which.tensors()] for which in (call, recorded))
+    dtypes, expected = ([tensor.dtype for tensor in arguments.tensors()] for arguments in (call, recorded))
     if dtypes != expected and expected:
         raise InputError(
             f"the input must have the dtypes {expected} of these statistics, got {dtypes}; convert the input, "
@@ -294,8 +294,8 @@ def _split(
             )
         named = named_sizes(input_data, signature)
         if named:
-            made = inputs_of(list(named.values()), list(named), model, batch_dim, dtypes)
-            return (), {**input_data, **dict(zip(named, made, strict=True))}
+            inputs = inputs_of(list(named.values()), list(named), model, batch_dim, dtypes)
+            return (), {**input_data, **dict(zip(named, inputs, strict=True))}
     if dtypes is not None:
         raise InputError(
             f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have a dtype; leave dtypes out"
@@ -303,10 +303,10 @@ def _split(
     if isinstance(input_data, Mapping):
         return (), {name: _mark_arrays(value) for name, value in input_data.items()}
     if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
-        holds_tensors = all(isinstance(each, Tensor) or is_array(each) for each in input_data)
+        holds_tensors = all(isinstance(value, Tensor) or is_array(value) for value in input_data)
         if type(input_data) is list and holds_tensors and takes_sequence(signature):
             return (_mark_arrays(input_data),), {}
-        return tuple(_mark_arrays(each) for each in input_data), {}
+        return tuple(_mark_arrays(value) for value in input_data), {}
     return (_mark_arrays(input_data),), {}
 
 
@@ -326,9 +326,9 @@ def _mark_arrays(value: Any) -> Any:
             raise InputError(f"input_data holds a numpy array that torch cannot convert: {error}") from None
         return _Array(value)
     if type(value) in (list, tuple):
-        return type(value)(_mark_arrays(each) for each in value)
+        return type(value)(_mark_arrays(inner) for inner in value)
     if type(value) is dict:
-        return {key: _mark_arrays(each) for key, each in value.items()}
+        return {key: _mark_arrays(inner) for key, inner in value.items()}
     return value
 
 
@@ -384,8 +384,8 @@ def _check_signature(model: nn.Module, signature: inspect.Signature | None, call
         unknown = sorted(call.kwargs.keys() - signature.parameters.keys())
         remedy = "pass a list or dict of tensors, or of sizes"
         if unknown:
-            known = [*OPTIONS, *(name for name in signature.parameters if name not in call.kwargs)]
-            remedy = f"remove {unknown[0]!r}{close_to(unknown[0], known)}"
+            names = [*OPTIONS, *(name for name in signature.parameters if name not in call.kwargs)]
+            remedy = f"remove {unknown[0]!r}{close_to(unknown[0], names)}"
         if unknown and unknown[0] in _OF_TORCHINFO:
             remedy += ", or call modelsummary.summary, which takes torchinfo's arguments"
         raise InputError(

@@ -54,7 +54,7 @@ class LiveModel:
             hash(question)
         except TypeError:  # a loss that cannot be compared
             return {}
-        now = surroundings(), [(id(each), type(each), _facts(vars(each))) for each in modules_of(self.model)]
+        now = surroundings(), [(id(module), type(module), _facts(vars(module))) for module in modules_of(self.model)]
         arguments = _facts((self.call.args, self.call.kwargs))
         if self.traces.get(_STATE, {}).get("now") != (now, arguments):
             self.traces.clear()

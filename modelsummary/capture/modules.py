@@ -97,7 +97,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the items of ``model.named_modules()``, in a tenth of the time on deep models."""
-    found: list[tuple[str, nn.Module]] = []
+    items: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
     pending = [("", model)]
     while pending:
@@ -105,11 +105,11 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        found.append((fqn, module))
+        items.append((fqn, module))
         prefix = f"{fqn}." if fqn else ""
         children = [(prefix + name, child) for name, child in module._modules.items() if child is not None]
         pending.extend(reversed(children))
-    return found
+    return items
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -160,12 +160,12 @@ def own_tensors(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
     >>> [name for _, name, _ in own_tensors(nn.Linear(4, 2))]
     ['weight', 'bias']
     """
-    places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
+    holders: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
     return [
-        (held, name, value)
-        for held in places
-        if isinstance(held, dict)  # a ScriptModule keeps them elsewhere
-        for name, value in held.items()
+        (holder, name, value)
+        for holder in holders
+        if isinstance(holder, dict)  # a ScriptModule keeps them elsewhere
+        for name, value in holder.items()
         if type(value) not in _NO_TENSORS and isinstance(value, Tensor)
     ]
 
@@ -182,7 +182,7 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
     """Return the facts of every module of ``model`` by ``id(module)``, in the order of ``named_modules()``.
 
     >>> facts = module_facts(nn.Sequential(nn.Linear(4, 2)))
-    >>> [(each.fqn, len(each.all_parameters)) for each in facts.values()]
+    >>> [(entry.fqn, len(entry.all_parameters)) for entry in facts.values()]
     [('', 2), ('0', 2)]
     """
     facts: dict[int, ModuleFacts] = {}
@@ -195,8 +195,10 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
             fqn=fqn,
             module=module,
             children=children,
-            parameters=[_owned(name, each) for name, each in module._parameters.items() if each is not None],
-            buffers=[_owned(name, each) for name, each in module._buffers.items() if each is not None]
+            parameters=[
+                _owned(name, parameter) for name, parameter in module._parameters.items() if parameter is not None
+            ],
+            buffers=[_owned(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
             + _packed_weights(module),
         )
     _collect(facts)
@@ -212,10 +214,10 @@ def _collect(facts: dict[int, ModuleFacts]) -> None:
     done: set[int] = set()
     pending = [next(iter(facts))]
     while pending:
-        own = facts[pending[-1]]
+        parent = facts[pending[-1]]
         if pending[-1] not in begun:
             begun.add(pending[-1])
-            missing = [child for child in own.children if child not in begun]
+            missing = [child for child in parent.children if child not in begun]
             if missing:
                 pending.extend(reversed(missing))
                 continue
@@ -223,15 +225,15 @@ def _collect(facts: dict[int, ModuleFacts]) -> None:
         if key in done:
             continue
         done.add(key)
-        if own.parameters:
-            own.all_parameters = {each.key: each for each in own.parameters}
-        if own.buffers:
-            own.all_buffers = {each.key: each for each in own.buffers}
-        own.has_uninitialized = any(each.shape is None for each in (*own.parameters, *own.buffers))
-        for child in map(facts.__getitem__, own.children):
-            own.all_parameters.update(child.all_parameters)
-            own.all_buffers.update(child.all_buffers)
-            own.has_uninitialized |= child.has_uninitialized
+        if parent.parameters:
+            parent.all_parameters = {parameter.key: parameter for parameter in parent.parameters}
+        if parent.buffers:
+            parent.all_buffers = {buffer.key: buffer for buffer in parent.buffers}
+        parent.has_uninitialized = any(entry.shape is None for entry in (*parent.parameters, *parent.buffers))
+        for child in map(facts.__getitem__, parent.children):
+            parent.all_parameters.update(child.all_parameters)
+            parent.all_buffers.update(child.all_buffers)
+            parent.has_uninitialized |= child.has_uninitialized
 
 
 def _owned(name: str, tensor: Tensor) -> Owned:
@@ -272,7 +274,7 @@ def kernel_size_of(module: nn.Module) -> list[int]:
         size = size.tolist()
     if type(size) is int:
         return [size]
-    if isinstance(size, (tuple, list)) and all(type(each) is int for each in size):
+    if isinstance(size, (tuple, list)) and all(type(length) is int for length in size):
         return list(size)
     return []
 
@@ -287,9 +289,9 @@ def totals(owned: Collection[Owned]) -> Totals:
     if not owned:  # true of most modules
         return _NOTHING
     numel = trainable = nbytes = 0
-    for each in owned:
-        numel += each.numel
-        nbytes += each.nbytes
-        if each.trainable:
-            trainable += each.numel
+    for entry in owned:
+        numel += entry.numel
+        nbytes += entry.nbytes
+        if entry.trainable:
+            trainable += entry.numel
     return Totals(numel, trainable, nbytes)

@@ -58,10 +58,10 @@ def listed_sizes(input_data: Any) -> list[Sequence[Any]] | None:
         return None
     if is_size(input_data):
         return [input_data]
-    are_sizes = [isinstance(each, (list, tuple)) and (not each or is_size(each)) for each in input_data]
+    are_sizes = [isinstance(entry, (list, tuple)) and (not entry or is_size(entry)) for entry in input_data]
     if all(are_sizes) and any(input_data):  # () among others is the size of a scalar
         return list(input_data)
-    if any(are_sizes) and any(isinstance(each, Tensor) for each in input_data):
+    if any(are_sizes) and any(isinstance(entry, Tensor) for entry in input_data):
         raise InputError(f"input_data={short(input_data)} mixes sizes and tensors; pass only tensors or only sizes")
     return None
 
@@ -116,13 +116,13 @@ def inputs_of(
         sizes: the sizes.
         names: names of forward's arguments that they are for; None: they are given by position.
         model: its first floating point parameter has the default dtype.
-        batch_dim: place at which a batch of one is inserted; None: none is.
+        batch_dim: position at which a batch of one is inserted; None: none is.
         dtypes: one dtype for all, one per size, or a dict by argument name; text such as ``"long"`` is a dtype, too.
 
     Raises:
         InputError: a size or dtype is unusable.
     """
-    floats = (each.dtype for each in model.parameters() if each.dtype.is_floating_point)
+    floats = (parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point)
     usual = next(floats, torch.get_default_dtype())
     shapes = [_with_batch(_checked_size(size), batch_dim) for size in sizes]
     return tuple(map(InputSize, shapes, _dtypes(dtypes, sizes, names, usual)))
@@ -136,32 +136,32 @@ def _dtypes(
     if isinstance(dtypes, Mapping):
         unknown = sorted(map(str, dtypes.keys() - set(names or ())))
         if unknown:
-            known = f"the sizes are for {', '.join(names)}{close_to(unknown[0], names)}" if names else "no size has one"
-            raise InputError(f"dtypes names the argument {unknown[0]!r}, but {known}")
+            hint = f"the sizes are for {', '.join(names)}{close_to(unknown[0], names)}" if names else "no size has one"
+            raise InputError(f"dtypes names the argument {unknown[0]!r}, but {hint}")
         return [_dtype(dtypes[name]) if name in dtypes else usual for name in names or ()]
-    each_dtype = list(dtypes) if isinstance(dtypes, (list, tuple)) else [dtypes] * len(sizes)
-    if len(each_dtype) != len(sizes):
+    entries = list(dtypes) if isinstance(dtypes, (list, tuple)) else [dtypes] * len(sizes)
+    if len(entries) != len(sizes):
         raise InputError(
-            f"dtypes has {len(each_dtype)} entries for {len(sizes)} size(s): {short(sizes)}; pass one per size"
+            f"dtypes has {len(entries)} entries for {len(sizes)} size(s): {short(sizes)}; pass one per size"
         )
-    return [_dtype(each) for each in each_dtype]
+    return [_dtype(entry) for entry in entries]
 
 
-def _dtype(given: Any) -> torch.dtype:
+def _dtype(entry: Any) -> torch.dtype:
     """Return the dtype that is given as itself, by its name, or as torchinfo also accepts it: ``torch.LongTensor``."""
-    name = given.removeprefix("torch.") if isinstance(given, str) else None
-    dtype = getattr(given, "dtype", given) if name is None else getattr(torch, name, None)
+    name = entry.removeprefix("torch.") if isinstance(entry, str) else None
+    dtype = getattr(entry, "dtype", entry) if name is None else getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         hint = "" if name is None else close_to(name, _NAMES)
-        raise InputError(f"dtypes holds {given!r}; expected a torch.dtype such as torch.long, or its name{hint}")
+        raise InputError(f"dtypes holds {entry!r}; expected a torch.dtype such as torch.long, or its name{hint}")
     return dtype
 
 
 def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
-    for number in size:
-        if isinstance(number, (bool, float)) or operator.index(number) < 0:
-            raise InputError(f"input size {tuple(size)} holds {number!r}; sizes are integers >= 0")
-    return tuple(operator.index(number) for number in size)
+    for length in size:
+        if isinstance(length, (bool, float)) or operator.index(length) < 0:
+            raise InputError(f"input size {tuple(size)} holds {length!r}; sizes are integers >= 0")
+    return tuple(operator.index(length) for length in size)
 
 
 def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...]:

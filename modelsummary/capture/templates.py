@@ -89,9 +89,9 @@ class ObjectState(NamedTuple):
 
 def make_object(kind: type, attributes: dict[str, Any]) -> Any:
     """Return an object of a class with these attributes, made without ``__init__`` as by ``copy.copy``."""
-    made: Any = object.__new__(kind)
-    vars(made).update(attributes)
-    return made
+    instance: Any = object.__new__(kind)
+    vars(instance).update(attributes)
+    return instance
 
 
 def taken_apart(value: Any, *, around: frozenset[int] = frozenset()) -> Any:
@@ -111,7 +111,7 @@ def taken_apart(value: Any, *, around: frozenset[int] = frozenset()) -> Any:
         if not attributes or makes is not object.__new__:
             return leaf
         inner = taken_apart(dict(attributes), around=around | {id(leaf)})
-        holds = any(isinstance(each, torch.Tensor) for each in leaves_of(inner))
+        holds = any(isinstance(inner_leaf, torch.Tensor) for inner_leaf in leaves_of(inner))
         return ObjectState(type(leaf), inner) if holds else leaf
 
     return map_template(apart, value)
@@ -164,7 +164,7 @@ def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects
         return tree_map(inside, template, is_leaf=lambda inner: inner is not template)
     if _is_dataclass(template):
         return dataclasses.replace(
-            template, **{each.name: inside(getattr(template, each.name)) for each in _fields(template)}
+            template, **{field.name: inside(getattr(template, field.name)) for field in _fields(template)}
         )
     return function(template)
 
@@ -179,7 +179,7 @@ def _is_dataclass(value: Any) -> bool:
 
 
 def _fields(value: Any) -> Iterator[Any]:
-    return (each for each in dataclasses.fields(value) if each.init)
+    return (field for field in dataclasses.fields(value) if field.init)
 
 
 def leaves_of(template: Any) -> list[Any]:

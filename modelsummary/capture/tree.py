@@ -38,11 +38,11 @@ def static_tree(facts: Facts) -> LayerInfo:
     pending = [(tree.root_facts, tree.root)]
     expanded: set[int] = set()
     while pending:
-        own, row = pending.pop()
-        if id(own.module) in expanded:
+        module_facts, row = pending.pop()
+        if id(module_facts.module) in expanded:
             continue
-        expanded.add(id(own.module))
-        added = [(facts[child], tree.add_row(facts[child], row, name)) for child, name in own.children.items()]
+        expanded.add(id(module_facts.module))
+        added = [(facts[child], tree.add_row(facts[child], row, name)) for child, name in module_facts.children.items()]
         pending.extend(reversed(added))
     return finish_tree(tree.root, facts)
 
@@ -53,36 +53,36 @@ class _Tree:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.root_facts = next(iter(facts.values()))
-        self._by_fqn = {each.fqn: each for each in facts.values()}
+        self._by_fqn = {module_facts.fqn: module_facts for module_facts in facts.values()}
         self._first_row: dict[int, LayerInfo] = {}  # by id of the module
         self._row_of_call: dict[CallKey, LayerInfo] = {}
         self._containers: dict[tuple[int, str], LayerInfo] = {}
         self.root = self.add_row(self.root_facts, None, "")
 
-    def add_row(self, own: ModuleFacts, parent: LayerInfo | None, name: str) -> LayerInfo:
+    def add_row(self, module_facts: ModuleFacts, parent: LayerInfo | None, name: str) -> LayerInfo:
         row = LayerInfo(
-            fqn=own.fqn,
+            fqn=module_facts.fqn,
             name=name,
-            class_name=_class_name(own.module),
-            layer_id=id(own.module),
-            module=own.module,
-            training=getattr(own.module, "training", False),
+            class_name=_class_name(module_facts.module),
+            layer_id=id(module_facts.module),
+            module=module_facts.module,
+            training=getattr(module_facts.module, "training", False),
             parent_info=parent,
-            inner_layers={each.name: each.shape for each in own.parameters},
-            kernel_size=kernel_size_of(own.module),
-            groups=groups_of(own.module),
+            inner_layers={parameter.name: parameter.shape for parameter in module_facts.parameters},
+            kernel_size=kernel_size_of(module_facts.module),
+            groups=groups_of(module_facts.module),
         )
         if parent is not None:
             parent.children.append(row)
-        self._first_row.setdefault(id(own.module), row)
+        self._first_row.setdefault(id(module_facts.module), row)
         return row
 
     def add_call(self, call: TracedCall) -> None:
         if call.parent is None:
             row = self.root
         else:
-            module = self._by_fqn[call.key[0]]
-            row = self.add_row(module, *self._place(module, self._row_of_call[call.parent]))
+            module_facts = self._by_fqn[call.key[0]]
+            row = self.add_row(module_facts, *self._place(module_facts, self._row_of_call[call.parent]))
         _fill(row, call)
         row.call_order = len(self._row_of_call)
         self._row_of_call[call.key] = row
@@ -105,15 +105,15 @@ class _Tree:
         if trace.n_in_other_threads:
             self.root.uncounted_ops[_OTHER_THREAD] = trace.n_in_other_threads
 
-    def _place(self, own: ModuleFacts, around: LayerInfo) -> tuple[LayerInfo, str]:
+    def _place(self, module_facts: ModuleFacts, around: LayerInfo) -> tuple[LayerInfo, str]:
         """Return the parent row and the name for a call from ``around``, adding rows for containers without a call."""
         caller = self.facts[around.layer_id]
-        if (name := caller.children.get(id(own.module))) is not None:
+        if (name := caller.children.get(id(module_facts.module))) is not None:
             return around, name
         prefix = f"{caller.fqn}." if caller.fqn else ""
-        if not own.fqn.startswith(prefix) or own is caller:
-            return around, own.fqn.rpartition(".")[2]  # shared with another part of the model
-        *containers, name = own.fqn[len(prefix) :].split(".")
+        if not module_facts.fqn.startswith(prefix) or module_facts is caller:
+            return around, module_facts.fqn.rpartition(".")[2]  # shared with another part of the model
+        *containers, name = module_facts.fqn[len(prefix) :].split(".")
         for container in containers:
             fqn = prefix + container
             prefix = f"{fqn}."
@@ -125,11 +125,11 @@ class _Tree:
 
     def add_uncalled(self) -> None:
         """Add rows for modules without one, in the order of registration, below the first row of their parent."""
-        for own in self.facts.values():
-            if id(own.module) not in self._first_row:
-                parent_fqn, _, name = own.fqn.rpartition(".")
+        for module_facts in self.facts.values():
+            if id(module_facts.module) not in self._first_row:
+                parent_fqn, _, name = module_facts.fqn.rpartition(".")
                 parent = self._first_row[id(self._by_fqn[parent_fqn].module)]
-                row = self.add_row(own, parent, name)
+                row = self.add_row(module_facts, parent, name)
                 if isinstance(parent.module, torch.jit.ScriptModule):
                     row.note = "runs inside TorchScript, where calls cannot be seen"
 
@@ -157,8 +157,8 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
     def first_seen(owned: list[Owned]) -> list[Owned]:
         if not owned:
             return owned
-        new = [each for each in owned if each.key not in seen]
-        seen.update(each.key for each in new)
+        new = [entry for entry in owned if entry.key not in seen]
+        seen.update(entry.key for entry in new)
         return new
 
     for row in root.walk():
@@ -167,14 +167,14 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
             row.depth = row.parent_info.depth + 1
         at_depth[row.depth] += 1
         row.depth_index = at_depth[row.depth]
-        own = facts[row.layer_id]
-        row.num_params, row.trainable_params, row.params_bytes = totals(own.all_parameters.values())
-        row.num_buffers, _, row.buffer_bytes = totals(own.all_buffers.values())
-        row.has_uninitialized = own.has_uninitialized
-        new = first_seen(own.parameters)
+        module_facts = facts[row.layer_id]
+        row.num_params, row.trainable_params, row.params_bytes = totals(module_facts.all_parameters.values())
+        row.num_buffers, _, row.buffer_bytes = totals(module_facts.all_buffers.values())
+        row.has_uninitialized = module_facts.has_uninitialized
+        new = first_seen(module_facts.parameters)
         row.self_params, row.self_trainable_params, row.self_params_bytes = totals(new)
-        row.self_buffers, _, row.self_buffer_bytes = totals(first_seen(own.buffers))
-        row.is_recursive = row.layer_id in seen_modules or (bool(own.parameters) and not new)
+        row.self_buffers, _, row.self_buffer_bytes = totals(first_seen(module_facts.buffers))
+        row.is_recursive = row.layer_id in seen_modules or (bool(module_facts.parameters) and not new)
         seen_modules.add(row.layer_id)
         row.macs, row.elementwise_ops = row.self_macs, row.self_elementwise_ops
         row.bytes_read, row.bytes_written = row.self_bytes_read, row.self_bytes_written

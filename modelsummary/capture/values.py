@@ -42,20 +42,20 @@ _SEQUENCES = (list, tuple, set, frozenset, deque)
 def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | None:
     """Return the parts of a container or an object that may hold tensors; None for anything else."""
     if isinstance(value, Mapping):
-        return {_key(key, number): inner for number, (key, inner) in enumerate(value.items())}
+        return {_key(key, position): inner for position, (key, inner) in enumerate(value.items())}
     if isinstance(value, _SEQUENCES):
         return tuple(value)
     if objects_left <= 0:
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, nn.Module)):
-        return {each.name: _field(value, each.name) for each in dataclasses.fields(value)}
+        return {field.name: _field(value, field.name) for field in dataclasses.fields(value)}
     return _attributes(value)
 
 
-def _key(key: Any, number: int) -> str:
+def _key(key: Any, position: int) -> str:
     """Return a key as text. The text of a tensor has its values, which a run on shapes lacks."""
     parts = key if isinstance(key, tuple) else (key,)
-    return str(key) if all(isinstance(part, _KEYS) for part in parts) else f"{type(key).__name__} {number}"
+    return str(key) if all(isinstance(part, _KEYS) for part in parts) else f"{type(key).__name__} {position}"
 
 
 def _field(value: Any, name: str) -> Any:
@@ -155,7 +155,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     sizes_of(value, seen)
     packed = (leaf for leaf in tree_leaves(value, is_leaf=_is_packed) if _is_packed(leaf))
     structure = {id(part) for sequence in packed for part in sequence[1:]}
-    yield from (each for each in seen.values() if isinstance(each, Tensor) and id(each) not in structure)
+    yield from (tensor for tensor in seen.values() if isinstance(tensor, Tensor) and id(tensor) not in structure)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -174,9 +174,9 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """
     kind = type(value)
     if kind is tuple or kind is list:  # nearly every container; torch's ``tree_map`` takes ten times as long
-        return kind(map_leaves(function, each) for each in value)
+        return kind(map_leaves(function, inner) for inner in value)
     if kind is dict:
-        return {key: map_leaves(function, each) for key, each in value.items()}
+        return {key: map_leaves(function, inner) for key, inner in value.items()}
     if kind in _LEAVES:
         return function(value)
 

@@ -127,7 +127,7 @@ def _wanted(sizes: Mapping[Dimension, int]) -> dict[Place, int]:
 
 
 def _shape(tensor: InputTensor, sizes: Mapping[Place, int]) -> tuple[int, ...]:
-    places = (Place(tensor.argument, tensor.number, dim) for dim in range(len(tensor.shape)))
+    places = (Place(tensor.argument, tensor.tensor_index, dim) for dim in range(len(tensor.shape)))
     return tuple(sizes.get(position, size) for position, size in zip(places, tensor.shape, strict=True))
 
 
@@ -143,7 +143,7 @@ def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:
         name = tensor.argument
         if isinstance(name, int):
             name = parameters[name] if name < len(parameters) else str(name)
-        tensors[f"{name}[{tensor.number}]" if tensor.number else name] = tensor
+        tensors[f"{name}[{tensor.tensor_index}]" if tensor.tensor_index else name] = tensor
         return tensor.shape
 
     call.with_shapes(note)
@@ -169,7 +169,7 @@ def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[
                     f"dimensions[{name!r}] must map positions 0 to {len(tensor.shape) - 1} to identifiers, "
                     f"got {{{dim!r}: {symbol!r}}}"
                 )
-            position, size = Place(tensor.argument, tensor.number, dim), tensor.shape[dim]
+            position, size = Place(tensor.argument, tensor.tensor_index, dim), tensor.shape[dim]
             dimension = dimensions.get(symbol, Dimension(symbol, size, ()))
             if dimension.size != size:
                 raise InputError(f"dimension {symbol!r} has the sizes {dimension.size} and {size}; give them two names")
@@ -210,7 +210,7 @@ def _by_kind(inputs: Mapping[str, InputTensor], batch_dim: int) -> Iterator[list
 
 
 def _place(tensor: InputTensor, dim: int) -> Place:
-    return Place(tensor.argument, tensor.number, dim)
+    return Place(tensor.argument, tensor.tensor_index, dim)
 
 
 def _is_picture(tensor: InputTensor) -> bool:
@@ -240,7 +240,9 @@ def _unused(dimension: Dimension, others: Sequence[Dimension], inputs: Mapping[s
     if dimension.name not in taken:
         return dimension.name
     argument, index, _ = dimension.places[0]
-    source = next(name for name, tensor in inputs.items() if (tensor.argument, tensor.number) == (argument, index))
+    source = next(
+        name for name, tensor in inputs.items() if (tensor.argument, tensor.tensor_index) == (argument, index)
+    )
     stem = re.sub(r"\W+", "_", _SUFFIX.sub("", source) or source).strip("_")
     name = f"{stem}_{dimension.name}"
     return name if name not in taken else f"{name}_{dimension.places[0].dim}"
