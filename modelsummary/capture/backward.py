@@ -56,33 +56,34 @@ class BackwardNodes:
         self._handles: list[Any] = []
         self.ran = False
         self.unknown: set[Any] = set()
-        numbers, calls = _ranges(root)
+        starts, calls = _ranges(root)
         seen_numbers: set[int] = set()
         reentrant: list[tuple[Any, int]] = []
         pending = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         seen: set[Any] = set()
         while pending:
             node = pending.pop()
-            number = node._sequence_nr()
-            call = calls[place] if (place := bisect_right(numbers, number) - 1) >= 0 else None
-            if node in seen or number >= _LEAF or call is None:
+            node_number = node._sequence_nr()
+            call = calls[index] if (index := bisect_right(starts, node_number) - 1) >= 0 else None
+            if node in seen or node_number >= _LEAF or call is None:
                 continue
             seen.add(node)
-            seen_numbers.add(number)
+            seen_numbers.add(node_number)
             if on_node is not None:
                 on_node(node)
             if node.name() == _REENTRANT:
-                reentrant.append((call, number))
-            inner = [each for each, _ in node.next_functions if each is not None]
+                reentrant.append((call, node_number))
+            next_nodes = [next_node for next_node, _ in node.next_functions if next_node is not None]
             self._handles.append(node.register_prehook(self._mark(call)))
-            if any(each._sequence_nr() < numbers[0] for each in inner):  # next come nodes that made the model's input
+            # next come nodes that made the model's input
+            if any(next_node._sequence_nr() < starts[0] for next_node in next_nodes):
                 self._handles.append(node.register_hook(self._mark(None)))
-            pending.extend(inner)
-        for call, number in reentrant:  # the nodes that it made are freed by now
-            inside = [child for child in call.children if child.nodes[0] == number + 1]
+            pending.extend(next_nodes)
+        for call, node_number in reentrant:  # the nodes that it made are freed by now
+            inside = [child for child in call.children if child.nodes[0] == node_number + 1]
             inside = [child for child in inside if seen_numbers.isdisjoint(range(*child.nodes))]
-            self.unknown.update(each for child in inside for each in child.walk())
-        unreached = {call for call, own in _own_numbers(root) if own and own.isdisjoint(seen_numbers)}
+            self.unknown.update(inner_call for child in inside for inner_call in child.walk())
+        unreached = {call for call, numbers in _own_numbers(root) if numbers and numbers.isdisjoint(seen_numbers)}
         self.unreached = unreached - self.unknown
 
     def _mark(self, call: ModuleCall | None) -> Callable[..., None]:
@@ -101,12 +102,14 @@ class BackwardNodes:
 
     def intervals(self) -> list[tuple[Any, Any, Any]]:
         """Return each call with the marks before and after one of its nodes, in backwards that have ended."""
-        found = []
+        intervals = []
         for (backward, _), log in self._logs.items():
             if self._ends[backward] is not None:
                 marks = [*log[1::2], self._ends[backward]]
-                found += [(call, *marks[place : place + 2]) for place, call in enumerate(log[::2]) if call is not None]
-        return found
+                intervals += [
+                    (call, *marks[index : index + 2]) for index, call in enumerate(log[::2]) if call is not None
+                ]
+        return intervals
 
     def detach(self) -> None:
         """Remove the marks from the graph."""
@@ -140,10 +143,10 @@ class BackwardTimer(BackwardNodes):
 def _own_numbers(root: ModuleCall) -> Iterator[tuple[Any, set[int]]]:
     """Yield each call with the numbers of the nodes that it made itself."""
     for call in root.walk():
-        own = set(range(*call.nodes))
+        numbers = set(range(*call.nodes))
         for child in call.children:
-            own.difference_update(range(*child.nodes))
-        yield call, own
+            numbers.difference_update(range(*child.nodes))
+        yield call, numbers
 
 
 def _ranges(root: ModuleCall) -> tuple[list[int], list[Any]]:

@@ -76,16 +76,16 @@ def segment_of(fqn: str) -> tuple[str, range | None]:
     >>> segment_of("features.3"), segment_of("features[4:8]")
     (('features.3', None), ('features', range(4, 8)))
     """
-    found = _SEGMENT.fullmatch(fqn)
-    return (found["container"], range(int(found["first"]), int(found["end"]))) if found else (fqn, None)
+    match = _SEGMENT.fullmatch(fqn)
+    return (match["container"], range(int(match["first"]), int(match["end"]))) if match else (fqn, None)
 
 
 def _check_segment(fqn: str, container: nn.Module, segment: range, others: Iterable[range]) -> None:
     if type(container).forward is not nn.Sequential.forward:
         raise InputError(f"checkpoint names {fqn!r}, but a {type(container).__name__} is not an nn.Sequential")
-    number = len(container._modules)
-    if not segment or segment.stop > number:
-        raise InputError(f"checkpoint names {fqn!r}, but the container has children 0 to {number - 1}")
+    n_children = len(container._modules)
+    if not segment or segment.stop > n_children:
+        raise InputError(f"checkpoint names {fqn!r}, but the container has children 0 to {n_children - 1}")
     if any(set(segment) & set(other) for other in others):
         raise InputError(f"checkpoint names {fqn!r}, which overlaps another segment")
 
@@ -94,15 +94,15 @@ def _in_segments(container: nn.Module, segments: Sequence[range], x: Any) -> Any
     """Run the children of an ``nn.Sequential``, with its segments checkpointed."""
     children = list(container.children())
     segment_at = {segment.start: segment for segment in segments}
-    place = 0
-    while place < len(children):
-        segment = segment_at.get(place)
+    position = 0
+    while position < len(children):
+        segment = segment_at.get(position)
         if segment is None:
-            x = children[place](x)
-            place += 1
+            x = children[position](x)
+            position += 1
         else:
             x = checkpoint(_run, children[segment.start : segment.stop], x, use_reentrant=False)
-            place = segment.stop
+            position = segment.stop
     return x
 
 

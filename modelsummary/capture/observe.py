@@ -63,9 +63,9 @@ def keep(live: LiveModel, trace: Trace) -> None:
 
 def _key_of(plan: StepPlan, model: nn.Module) -> StepPlan:
     """Return the plan under which a trace is kept; which workspaces count is asked when it is read."""
-    own = _own_device(model)
-    is_own = plan.device is None or plan.device.type == own.type
-    return replace(plan, workspaces=True, device=own if is_own else plan.device)
+    model_device = _own_device(model)
+    is_own = plan.device is None or plan.device.type == model_device.type
+    return replace(plan, workspaces=True, device=model_device if is_own else plan.device)
 
 
 def _is_absent(device: torch.device) -> bool:
@@ -83,8 +83,8 @@ def check_initialized(live: LiveModel) -> None:
 
 
 def _own_device(model: nn.Module) -> torch.device:
-    own = device_of(tensors_of_modules(modules_of(model)))
-    return own if own.type != "meta" else _CPU
+    device = device_of(tensors_of_modules(modules_of(model)))
+    return device if device.type != "meta" else _CPU
 
 
 def observe(
@@ -109,7 +109,7 @@ def observe(
         StepError: the step raised.
     """
     modules = modules_of(model)
-    own = device_of(tensors_of_modules(modules))
+    model_device = device_of(tensors_of_modules(modules))
     wanted = plan.device or _own_device(model)
     notes, device = [], wanted
     if _is_absent(wanted):
@@ -122,7 +122,7 @@ def observe(
         notes.append(EVEN_ROUTES)
     is_absent = wanted != device
     has_values = not any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors()))
-    can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == own or not storages)
+    can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == model_device or not storages)
     forward_only = "mode='inference'" if storages else "backward=False"
     remedies = remedies_for(train=plan.train, forward_only=forward_only, converted=plan.dtype is not None)
     block = plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1)
@@ -148,13 +148,13 @@ def observe(
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
                 return observe(model, call, plan, storages=storages, note=note, routes_evenly=True)
-        raise NeedsValuesError(reason, own, run.doing)
+        raise NeedsValuesError(reason, model_device, run.doing)
     # Optimizers compile their steps; a dispatch mode cannot be compiled.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     real = running(modules, call, on_shapes=False, grad=plan.train, as_is=True)
     with eager, real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
-        run = StepRun(model, args, kwargs, plan, own, block, level="storages")
+        run = StepRun(model, args, kwargs, plan, model_device, block, level="storages")
         operators = Operators(run.observer.around(execution))
         with as_step_error(lambda: run.doing, remedies), operators, run.observer.following():
             apply_checkpoint(model, plan.checkpoint)

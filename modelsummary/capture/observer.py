@@ -182,12 +182,12 @@ class Observer:
             map(_is_awaited, tensors_in((args, kwargs)))
         ):
             args, kwargs = tree_map(_unwrapped, (args, kwargs))
-        number = len(self.inside)
+        operator_number = len(self.inside)
         if func is _ADD or func is _INDEX_PUT:
-            self._note_reuse(func, args, number)
+            self._note_reuse(func, args, operator_number)
         elif func in _MATRICES:
-            self._note_clones(args[_MATRICES[func]], number)
-        self._meet((args, kwargs), number)  # torch makes a tensor of a Python number before it gets here
+            self._note_clones(args[_MATRICES[func]], operator_number)
+        self._meet((args, kwargs), operator_number)  # torch makes a tensor of a Python number before it gets here
         if rule.name in _SAME_MEMORY:
             out, cost = self._execution.run(_ALIAS, op_rule(_ALIAS), args, kwargs)
         else:
@@ -195,7 +195,7 @@ class Observer:
         if len(sys.modules) != self._imported:
             self._forget_importers()
         self.inside.append(self._running())
-        self._meet(out, number)
+        self._meet(out, operator_number)
         self.log.note(func, args, kwargs, out, rule, cost, self._execution.distinct)
         self._execution.distinct = None  # it would keep the tensors alive
         return out, cost
@@ -203,8 +203,8 @@ class Observer:
     def identity(self, tensor: Tensor) -> int:
         """Return a number that identifies the storage behind a tensor; -1 if it is not followed."""
         if self._follows:
-            found = self.of(tensor)
-            return id(found) if found is not None else -1
+            allocation = self.of(tensor)
+            return id(allocation) if allocation is not None else -1
         if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
             (tensor,) = inner_tensors(tensor)
         storage = tensor.untyped_storage()
@@ -272,17 +272,17 @@ class Observer:
         gc.collect()
         self._imported = len(sys.modules)
 
-    def _note_clones(self, matrices: Sequence[Tensor], number: int) -> None:
+    def _note_clones(self, matrices: Sequence[Tensor], operator_number: int) -> None:
         """Note matrices that torch copies because BLAS cannot read their strides, such as an expanded gradient.
 
         See ``addmm_impl_cpu_`` in aten/src/ATen/native/LinearAlgebra.cpp.
         """
-        for each in matrices if all(matrix.layout is torch.strided for matrix in matrices) else ():
-            (rows, columns), (down, right) = each.shape, each.stride()
+        for matrix in matrices if all(matrix.layout is torch.strided for matrix in matrices) else ():
+            (rows, columns), (down, right) = matrix.shape, matrix.stride()
             if not ((right == 1 and down >= columns) or (down == 1 and right >= rows)):
-                self.clones[number] = self.clones.get(number, 0) + each.nbytes
+                self.clones[operator_number] = self.clones.get(operator_number, 0) + matrix.nbytes
 
-    def _note_reuse(self, func: Any, args: Any, number: int) -> None:
+    def _note_reuse(self, func: Any, args: Any, operator_number: int) -> None:
         """Note that torch would write into its argument here, which it does not while a dispatch mode is on.
 
         Without a mode, autograd works in place if nothing else holds a gradient: when it adds up gradients between two
@@ -291,7 +291,7 @@ class Observer:
         product (``linear`` in aten/src/ATen/native/Linear.cpp).
         """
         node = None if torch.is_grad_enabled() else _torch.current_node()
-        if (node is None and not self._in_layer) or not all(isinstance(each, Tensor) for each in args[:1]):
+        if (node is None and not self._in_layer) or not all(isinstance(argument, Tensor) for argument in args[:1]):
             return
         is_sum = func is _ADD and _is_dense(args[0]) and not args[0]._is_view()
         is_gradient = is_sum and node is not None and node._sequence_nr() == self._ended
@@ -300,7 +300,7 @@ class Observer:
         if is_gradient or is_biased or is_index:
             allocation = self.of(args[0])
             if allocation is not None:
-                allocation.reused_by = number
+                allocation.reused_by = operator_number
 
     def save(self, tensor: Tensor) -> SavedTensor:
         """Note that a tensor is kept for the backward, for ``saved_tensors_hooks``."""
@@ -314,10 +314,10 @@ class Observer:
         """Follow a node of the backward: its end, and a Python number that it keeps."""
         if not self._follows:
             return
-        number = node._sequence_nr()
+        node_number = node._sequence_nr()
 
         def ended(*_: object) -> None:
-            self._ended = number
+            self._ended = node_number
 
         node.register_hook(ended)
         self._hold_number_of(node)
@@ -330,18 +330,18 @@ class Observer:
         saved = getattr(node, "_raw_saved_other", None) if node.name() in _KEEP_NUMBERS else None
         if saved is not None:
             with _disable_current_modes(), suppress(RuntimeError):
-                saved.register_hooks(self._hold_number, lambda number: number)
+                saved.register_hooks(self._hold_number, lambda factor: factor)
 
-    def _hold_number(self, number: Tensor) -> Tensor:
-        if self.of(number) is None:
-            self._follow(number, Allocation(self._rounded(number), len(self.inside) - 1, "activations"))
-        return number
+    def _hold_number(self, factor: Tensor) -> Tensor:
+        if self.of(factor) is None:
+            self._follow(factor, Allocation(self._rounded(factor), len(self.inside) - 1, "activations"))
+        return factor
 
-    def _meet(self, value: Any, number: int) -> None:
+    def _meet(self, value: Any, operator_number: int) -> None:
         for tensor in tensors_in(value):
             for inner in (tensor,) if type(tensor) is ShapeTensor else stored_tensors(tensor):
                 if inner.layout is torch.strided and self._has_bytes(inner) and self.of(inner) is None:
-                    self._follow(inner, Allocation(self._rounded(inner), number, made_in=self._running()))
+                    self._follow(inner, Allocation(self._rounded(inner), operator_number, made_in=self._running()))
 
     def _has_bytes(self, tensor: Tensor) -> bool:
         """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run."""
@@ -363,7 +363,7 @@ class Observer:
         def followed(original: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 # tensors of other classes do not add in place
-                is_plain = all(type(each) in _PLAIN for each in tensors_in((args, kwargs)))
+                is_plain = all(type(tensor) in _PLAIN for tensor in tensors_in((args, kwargs)))
                 self._in_layer += is_plain
                 try:
                     return original(*args, **kwargs)
@@ -381,12 +381,12 @@ class Observer:
     def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Follow a storage that is resized: its old bytes are freed, and as many as it has now are allocated."""
         entry = self._live.pop(storage._cdata, None)
-        number = len(self.inside)
+        operator_number = len(self.inside)
         kind = ""
         if entry is not None:
-            entry[1].died, kind = number, entry[1].kind
+            entry[1].died, kind = operator_number, entry[1].kind
         if nbytes:
-            self._follow_storage(storage, Allocation(-(-nbytes // self._block) * self._block, number, kind))
+            self._follow_storage(storage, Allocation(-(-nbytes // self._block) * self._block, operator_number, kind))
 
     def leave_out(self, unused: Iterable[Tensor], used: Iterable[Tensor]) -> int:
         """Count the storages of unused gradients and optimizer states as if they had never existed.
@@ -396,11 +396,15 @@ class Observer:
         Returns:
             The bytes that were counted for them.
         """
-        found = [self.of(each) for each in unused]
-        gone = {id(each): each for each in found if each is not None and each.kind in ("grads", "optimizer_state")}
-        for each in used if gone else ():
-            gone.pop(id(self.of(each)), None)
-        nbytes = sum(each.nbytes for each in gone.values())
+        allocations = [self.of(tensor) for tensor in unused]
+        gone = {
+            id(allocation): allocation
+            for allocation in allocations
+            if allocation is not None and allocation.kind in ("grads", "optimizer_state")
+        }
+        for tensor in used if gone else ():
+            gone.pop(id(self.of(tensor)), None)
+        nbytes = sum(allocation.nbytes for allocation in gone.values())
         for allocation in gone.values():
             allocation.nbytes = 0
         return nbytes
@@ -416,17 +420,17 @@ class Observer:
         Some are kept by closures instead of autograd nodes: a checkpoint keeps the arguments of the function that it
         runs again.
         """
-        for each in self.every:
-            if each.died is not None:
-                each.is_saved, each.saved_in = False, None
-        own = {id(self.of(tensor)) for tensor in results if tensor.layout is torch.strided}
+        for allocation in self.every:
+            if allocation.died is not None:
+                allocation.is_saved, allocation.saved_in = False, None
+        result_ids = {id(self.of(tensor)) for tensor in results if tensor.layout is torch.strided}
         for _, allocation in self._live.values():
-            if not allocation.kind and id(allocation) not in own:
+            if not allocation.kind and id(allocation) not in result_ids:
                 allocation.save(allocation.made_in)
 
     def held(self) -> int:
         """Return the number of bytes alive now."""
-        return sum(each.nbytes for _, each in self._live.values())
+        return sum(allocation.nbytes for _, allocation in self._live.values())
 
 
 def _is_awaited(value: Any) -> bool:

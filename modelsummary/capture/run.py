@@ -279,8 +279,8 @@ def _autocast_of_cuda() -> Iterator[None]:
 
 
 def _device_of(modules: Sequence[nn.Module], call: CallArguments) -> torch.device:
-    own = device_of((*tensors_of_modules(modules), *(each for each in call.tensors() if not each.is_meta)))
-    return (mesh_device(modules) or own) if own.type == "meta" else own  # FSDP2 refuses parameters on meta
+    device = device_of((*tensors_of_modules(modules), *(tensor for tensor in call.tensors() if not tensor.is_meta)))
+    return (mesh_device(modules) or device) if device.type == "meta" else device  # FSDP2 refuses parameters on meta
 
 
 @contextmanager
@@ -308,24 +308,26 @@ def running(
         The execution, and the positional and keyword arguments to call the model with.
     """
     _check_whole(modules)
-    own = _device_of(modules, call)
-    if own.type == "meta" and on_shapes:  # meta has neither fused attention nor autocast
-        own = _CPU
+    model_device = _device_of(modules, call)
+    if model_device.type == "meta" and on_shapes:  # meta has neither fused attention nor autocast
+        model_device = _CPU
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
     recording = torch.inference_mode(False) if grad and torch.is_inference_mode_enabled() else nullcontext()
     with recording, pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
-        execution = ShapeOnly(device or own, dtype) if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
+        execution = (
+            ShapeOnly(device or model_device, dtype) if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
+        )
         try:
             if isinstance(execution, ShapeOnly):
                 args, kwargs = call.on_meta(execution.input)
                 replace_in_objects(execution.input, (args, kwargs))
                 execution.replace_tensors_of(held.modules)
             else:
-                args, kwargs = call.on_device(execution.input, own, raw_arrays=raw_arrays)
+                args, kwargs = call.on_device(execution.input, model_device, raw_arrays=raw_arrays)
             hidden = nullcontext() if as_is else nothing_hidden()
             asked = execution.running() if isinstance(execution, ShapeOnly) else nullcontext()
-            records = grad and (not on_shapes or takes_gradients(device or own))
+            records = grad and (not on_shapes or takes_gradients(device or model_device))
             # distributions check their arguments by values
             checked = _torch.swapped(Distribution, "_validate_args", Distribution._validate_args and not on_shapes)
             sys.setrecursionlimit(2 * sys.getrecursionlimit())  # wrappers of calls take frames that a deep model needs

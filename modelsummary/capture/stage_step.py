@@ -29,8 +29,8 @@ def trial_of(actions: str) -> str:
     >>> trial_of("FFFFBFBFBBBB"), trial_of("FFIFIWFIWIWW"), trial_of("FFFIWBBB")
     ('FFBFBB', 'FFIWFIWIW', 'FFIWFBIW')
     """
-    kinds = list(dict.fromkeys(each for each in actions if each in "BI"))
-    first, other = ({"B": "B", "I": "IW"}[each] for each in (kinds[0], kinds[-1]))
+    kinds = list(dict.fromkeys(action for action in actions if action in "BI"))
+    first, other = ({"B": "B", "I": "IW"}[kind] for kind in (kinds[0], kinds[-1]))
     return f"FF{first}F{other}{first}"
 
 
@@ -85,18 +85,18 @@ class StageRun(StepRun):
         calls = [(self._args, self._kwargs), *(self._like_first() for _ in range(order.count("F") - 1))]
         arguments = iter(calls)  # the buffers live as long as the stage
         self._hold_state(tensors_of(calls))
-        inputs = sum(each.nbytes for each in tensors_of(calls[0]))
+        inputs = sum(tensor.nbytes for tensor in tensors_of(calls[0]))
         self._unfollowed = stage.microbatches * inputs - self._held("inputs")
         with self.observer:
             self._prepare()
             self._mark("")
-            for place, kind in enumerate(order):
+            for position, kind in enumerate(order):
                 if kind == "F":
                     self._run_forward(*next(arguments))
                 else:
                     self._run_backward(kind)
                 self._mark(kind)
-                if place == 1:
+                if position == 1:
                     self._note_fullest()
             self._reduce_gradients()
             self._mark(_REDUCE)
@@ -113,11 +113,15 @@ class StageRun(StepRun):
         def buffer(tensor: Tensor) -> Tensor:
             return torch.empty_like(tensor).requires_grad_() if tensor.requires_grad else tensor
 
-        made: tuple[Any, Any] = map_tensors(buffer, (self._args, self._kwargs))
-        return made
+        arguments: tuple[Any, Any] = map_tensors(buffer, (self._args, self._kwargs))
+        return arguments
 
     def _held(self, category: str) -> int:
-        return sum(each.nbytes for each in self.observer.every if each.died is None and each.category == category)
+        return sum(
+            allocation.nbytes
+            for allocation in self.observer.every
+            if allocation.died is None and allocation.category == category
+        )
 
     # --------------------------------------------------------------------------------------- micro-batches
 
@@ -131,24 +135,26 @@ class StageRun(StepRun):
         results = [tensor for tensor in tensors_of(output) if tensor.requires_grad] if loss is None else [loss]
         if loss is None and not self._gradients:
             self._make_gradients(results)
-        self._result = sum({id(each): each.nbytes for each in tensors_of(output)}.values())
+        self._result = sum({id(tensor): tensor.nbytes for tensor in tensors_of(output)}.values())
         # It also notes the numbers that the graph keeps, so it is made before the forward counts as ended.
         self._waiting.append(_InFlight(self._nodes(output), output, results, list(tensors_of((args, kwargs)))))
 
     def _make_gradients(self, results: list[Tensor]) -> None:
         """Make the buffers of one micro-batch's gradients, which live from the start of the first step on."""
         assert self.plan.stage is not None
-        self._gradients = [torch.empty_like(each) for each in results]
-        for each in self._gradients:
-            found = self.observer.of(each)
-            assert found is not None
-            found.kind, found.born = "inputs", 0
-            self._unfollowed += (self.plan.stage.microbatches - 1) * found.nbytes
+        self._gradients = [torch.empty_like(result) for result in results]
+        for gradient in self._gradients:
+            allocation = self.observer.of(gradient)
+            assert allocation is not None
+            allocation.kind, allocation.born = "inputs", 0
+            self._unfollowed += (self.plan.stage.microbatches - 1) * allocation.nbytes
 
     def _note_fullest(self) -> None:
         """Note what is kept for the backward: two micro-batches are in flight."""
         assert self.plan.stage is not None
-        kept = [(each.output, each.results) for each in self._waiting] if self.plan.stage.is_last else ()
+        kept = (
+            [(microbatch.output, microbatch.results) for microbatch in self._waiting] if self.plan.stage.is_last else ()
+        )
         self.observer.forward_ended(tensors_of(kept))
 
     def _run_backward(self, kind: str) -> None:
@@ -172,9 +178,9 @@ class StageRun(StepRun):
             nodes.detach()
         self._mark_gradients()
         if kind != "W":
-            self._sent = [each.grad for each in inputs if each.requires_grad]
-        for each in inputs:
-            each.grad = None
+            self._sent = [tensor.grad for tensor in inputs if tensor.requires_grad]
+        for tensor in inputs:
+            tensor.grad = None
 
     def _run_half(self, kind: str, results: list[Tensor], inputs: list[Tensor]) -> None:
         from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
@@ -206,10 +212,10 @@ class StageRun(StepRun):
 
     def trace(self, names: Mapping[int, str] | None = None, **facts: Any) -> Trace:
         """Return what was observed."""
-        sent = sum(each.nbytes for each in tensors_of((self._args, self._kwargs)) if each.requires_grad)
+        sent = sum(tensor.nbytes for tensor in tensors_of((self._args, self._kwargs)) if tensor.requires_grad)
         return super().trace(
             names,
-            marks=[(kind, number - self._phases[0][1]) for kind, number in self._marks],
+            marks=[(kind, operator_number - self._phases[0][1]) for kind, operator_number in self._marks],
             unfollowed=self._unfollowed,
             result=self._result,
             sent=sent,

@@ -52,7 +52,7 @@ class StepRun:
         self._follows = level == "storages"
         self.observer = Observer(block_bytes, self._running, level)
         self._names = {id(module): fqn for fqn, module in named_modules(model)}  # the forward may replace modules
-        self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
         self._watches: list[Watch] = []  # one per forward
         self._backwards: list[BackwardNodes] = []
@@ -106,9 +106,9 @@ class StepRun:
             self._first_step(self._optimizer)
             states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
             for part in (inner for state in states for inner in inner_tensors(state)):
-                found = self.observer.of(part)
-                if found is not None and not found.kind:
-                    found.kind = "optimizer_state"
+                allocation = self.observer.of(part)
+                if allocation is not None and not allocation.kind:
+                    allocation.kind = "optimizer_state"
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
         self._given = _GivenGradients(self._trained)
@@ -117,25 +117,27 @@ class StepRun:
     def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's state; on shapes, it steps one parameter per shape and dtype and copies the state."""
         alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
-        for number, group in enumerate(optimizer.param_groups):
-            for each in group["params"]:
-                alike[(number, spec_of(each)) if type(each) is ShapeTensor else id(each)].append(each)
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                alike[(index, spec_of(parameter)) if type(parameter) is ShapeTensor else id(parameter)].append(
+                    parameter
+                )
         for first, *_ in alike.values():
             first.grad = torch.zeros_like(first)  # a real step continues with these parameters
         optimizer.step()
-        own = [value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")]
-        shared = frozenset(map(id, tensors_of(own)))  # such as the tables of 8-bit optimizers
+        attributes = [value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")]
+        shared = frozenset(map(id, tensors_of(attributes)))  # such as the tables of 8-bit optimizers
         for first, *others in alike.values():
-            for each in others if first in optimizer.state else ():
-                optimizer.state[each] = map_tensors(
+            for parameter in others if first in optimizer.state else ():
+                optimizer.state[parameter] = map_tensors(
                     lambda state: state if id(state) in shared else state.clone(), optimizer.state[first]
                 )
 
     def _mark_gradients(self) -> None:
         for parameter in self._trained:
-            found = self.observer.of(parameter.grad) if parameter.grad is not None else None
-            if found is not None and not found.kind:
-                found.kind = "grads"
+            allocation = self.observer.of(parameter.grad) if parameter.grad is not None else None
+            if allocation is not None and not allocation.kind:
+                allocation.kind = "grads"
 
     def _forward(self, *, has_loss: bool) -> tuple[Any, Tensor | None]:
         """Run the forward; return its result, and the loss if there is one."""
@@ -236,7 +238,11 @@ class StepRun:
             phases=[(name, begin - first) for name, begin in self._phases],
             level=self.observer.level,
             storages=storages_of(self.observer.every, keys, first),
-            clones={number - first: nbytes for number, nbytes in self.observer.clones.items() if number >= first},
+            clones={
+                operator_number - first: nbytes
+                for operator_number, nbytes in self.observer.clones.items()
+                if operator_number >= first
+            },
             held_after_forward=self._after_forward,
             optimizer=type(self._optimizer).__name__ if self._optimizer is not None else None,
             failed=[keys[call] for call in self.watch.failed if id(call.module) in names],
@@ -264,7 +270,8 @@ class _GivenGradients:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._given: list[tuple[nn.Parameter, _Writes]] = [
-            (each, [(ref(tensor), tensor._version) for tensor in _tensors(each.grad)]) for each in parameters
+            (parameter, [(ref(tensor), tensor._version) for tensor in _tensors(parameter.grad)])
+            for parameter in parameters
         ]
 
     def unused(self) -> list[nn.Parameter]:
@@ -279,7 +286,8 @@ def _tensors(grad: Tensor | None) -> list[Tensor]:
 
 def _are_same(tensors: list[Tensor], writes: _Writes) -> bool:
     return len(tensors) == len(writes) and all(
-        before() is each and version == each._version for each, (before, version) in zip(tensors, writes, strict=True)
+        before() is tensor and version == tensor._version
+        for tensor, (before, version) in zip(tensors, writes, strict=True)
     )
 
 

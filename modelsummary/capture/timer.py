@@ -94,12 +94,12 @@ def _tree(log: list[Any]) -> TimedCall:
 class _State:
     """The state that a timer's wrapper reads; emptied by ``stop``, so that copies of the wrapper hold nothing."""
 
-    __slots__ = ("logs", "model", "now", "own", "timer")
+    __slots__ = ("logs", "model", "now", "timed_ids", "timer")
 
-    def __init__(self, timer: Timer, own: set[int]) -> None:
+    def __init__(self, timer: Timer, timed_ids: set[int]) -> None:
         self.timer: Timer | None = timer
         self.model: nn.Module | None = timer.model
-        self.now, self.own = timer.clock.now, own
+        self.now, self.timed_ids = timer.clock.now, timed_ids
         self.logs: dict[int, list[Any]] = {}  # by thread
 
     def end(self) -> None:
@@ -136,7 +136,7 @@ class Timer:
         self.model, self.clock = model, clock
         self.steps: list[TimedStep] = []
         self.in_other_threads = 0
-        self._own = {id(module) for module in model.modules() if is_ignored is None or not is_ignored(module)}
+        self._timed_ids = {id(module) for module in model.modules() if is_ignored is None or not is_ignored(module)}
         self._on_begin = on_begin
         self._on_step = on_step or self.steps.append
         self._state: _State | None = None
@@ -145,7 +145,7 @@ class Timer:
         """Start timing."""
         if self not in _active:
             _active.append(self)
-            self._state = _State(self, self._own)
+            self._state = _State(self, self._timed_ids)
             wrap_calls(self, _wrapper(self._state))
 
     def stop(self) -> None:
@@ -189,7 +189,7 @@ _suspended: dict[int, list[Timer]] = {}  # by thread
 
 def _wrapper(state: _State) -> Wrapper:
     """Return a wrapper that makes marks before and after ``nn.Module.__call__``."""
-    logs, now, own, is_compiling = state.logs, state.now, state.own, torch.compiler.is_compiling
+    logs, now, timed_ids, is_compiling = state.logs, state.now, state.timed_ids, torch.compiler.is_compiling
 
     def wrap(call_module: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call_module)
@@ -202,10 +202,10 @@ def _wrapper(state: _State) -> Wrapper:
                 if timer is not None and timer not in _suspended.get(get_ident(), ()):
                     if module is state.model:
                         return timer.step(state, call_module, args, kwargs)
-                    if logs and id(module) in own:
+                    if logs and id(module) in timed_ids:
                         timer.in_other_threads += 1
                 return call_module(module, *args, **kwargs)
-            if id(module) not in own:
+            if id(module) not in timed_ids:
                 return call_module(module, *args, **kwargs)
             log += (module, now(), _next_node())
             try:
@@ -261,7 +261,7 @@ def cost_of_timing(calls: int = 500, repetitions: int = 9) -> tuple[float, float
     timer = Timer(model, clock)
     plain: list[float] = []
     with_marks: list[float] = []
-    own: list[float] = []
+    between_marks: list[float] = []
     for _ in range(repetitions):
         with suspended():
             begin = clock.now()
@@ -271,7 +271,7 @@ def cost_of_timing(calls: int = 500, repetitions: int = 9) -> tuple[float, float
             model(None)
         root = timer.steps.pop().settle()
         with_marks.append(root.milliseconds / calls)
-        own.append(sum(call.milliseconds for call in root.children) / calls)
+        between_marks.append(sum(call.milliseconds for call in root.children) / calls)
     total = max(0.0, min(with_marks) - min(plain))
-    within = min(total, max(0.0, min(own) - min(plain)))
+    within = min(total, max(0.0, min(between_marks) - min(plain)))
     return within, total - within

@@ -93,15 +93,15 @@ def storages_of(allocations: Iterable[Allocation], keys: Mapping[Call, CallKey],
     """Return allocations as plain data; operators count from ``begin``."""
     return [
         Storage(
-            id(each),
-            each.nbytes,
-            each.category,
-            each.born - begin,
-            None if each.died is None else each.died - begin,
-            each.is_saved,
-            None if each.saved_in is None else keys[each.saved_in],
+            id(allocation),
+            allocation.nbytes,
+            allocation.category,
+            allocation.born - begin,
+            None if allocation.died is None else allocation.died - begin,
+            allocation.is_saved,
+            None if allocation.saved_in is None else keys[allocation.saved_in],
         )
-        for each in allocations
+        for allocation in allocations
     ]
 
 
