@@ -305,7 +305,7 @@ class Program:
 
 
 def count_one_branch(branches: Mapping[str, Sequence[Operation]], taken: str | None = None) -> tuple[str, bool]:
-    """Let the operators of one branch count, and those of the others count nothing.
+    """Count the operators of one branch, and none of the other branches.
 
     Args:
         branches: name of each branch -> its operators.
