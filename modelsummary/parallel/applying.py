@@ -83,7 +83,9 @@ def clip_gradients(
         groups.setdefault(key, []).append(parameter)
     norms: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     for (is_of_rank, _), parameters in groups.items():
-        norm: Any = get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type)
+        norm: Any = get_total_norm(
+            [parameter.grad for parameter in parameters if parameter.grad is not None], norm_type
+        )
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         norms[is_of_rank].append(norm.to(parameters[0].device))
     if norms[True]:  # every rank of "expert" holds experts of its own, or other parts of them
@@ -98,17 +100,17 @@ def clip_gradients(
     return total
 
 
-def _sending(stages: Any, dtype: torch.dtype, number: int) -> Any:
-    """Return the same stages, of which stage ``number`` takes and sends floating-point tensors in a dtype."""
+def _sending(stages: Any, dtype: torch.dtype, index: int) -> Any:
+    """Return the same stages, of which stage ``index`` takes and sends floating-point tensors in a dtype."""
     sending = copy.copy(stages)
     cast = partial(_cast, dtype)
     inner = [
-        [replace(each, dtype=dtype) if each.dtype.is_floating_point else each for each in crossing]
+        [replace(value, dtype=dtype) if value.dtype.is_floating_point else value for value in crossing]
         for crossing in stages.crossing[1:-1]
     ]
     sending.crossing = [stages.crossing[0], *inner, stages.crossing[-1]]
-    if number < len(stages) - 1:
-        stages[number].register_forward_hook(lambda _module, _args, out: map_tensors(cast, out))
+    if index < len(stages) - 1:
+        stages[index].register_forward_hook(lambda _module, _args, out: map_tensors(cast, out))
     return sending
 
 
@@ -119,13 +121,13 @@ def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
 def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
     """Return the plan's meshes of tensor and expert parallelism and of FSDP, if it has them, and of all three."""
     names = mesh.mesh_dim_names or ()
-    found = {"tensor": mesh["tensor"]} if "tensor" in names else {}
+    meshes = {"tensor": mesh["tensor"]} if "tensor" in names else {}
     if "expert" in names:  # parameters may be sharded over both
-        found["expert"] = mesh["expert", "tensor"] if "tensor" in names else mesh["expert"]
+        meshes["expert"] = mesh["expert", "tensor"] if "tensor" in names else mesh["expert"]
     if "shard" in names:
-        found["shard"] = mesh["data", "shard"] if "data" in names else mesh["shard"]
-        found["every"] = mesh[tuple(name for name in names if name != "pipeline")]
-    return found
+        meshes["shard"] = mesh["data", "shard"] if "data" in names else mesh["shard"]
+        meshes["every"] = mesh[tuple(name for name in names if name != "pipeline")]
+    return meshes
 
 
 def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, DeviceMesh]) -> None:
@@ -187,9 +189,9 @@ def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:
 def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be an nn.Module, got {model!r:.80}")
-    own = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(model.named_modules(remove_duplicate=False))
     named = [layer.fqn for layer in plan.layers] + [attribute.fqn for attribute in plan.attributes]
-    missing = [fqn for fqn in (*named, *(fqn for unit in plan.units for fqn in unit)) if fqn not in own]
+    missing = [fqn for fqn in (*named, *(fqn for unit in plan.units for fqn in unit)) if fqn not in modules]
     if missing:
         raise InputError(f"the plan of a {plan.model_class} names {missing[0]!r}, which this model does not have")
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -199,9 +201,16 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
             f"{trained} takes a gradient, and took none when the plan was made, which sums no gradients for it; make "
             "the plan of the model as it is trained"
         )
-    wrong = next((each for each in plan.attributes if getattr(own[each.fqn], each.name, None) != each.whole), None)
+    wrong = next(
+        (
+            attribute
+            for attribute in plan.attributes
+            if getattr(modules[attribute.fqn], attribute.name, None) != attribute.whole
+        ),
+        None,
+    )
     if wrong is not None:
-        value = getattr(own[wrong.fqn], wrong.name, None)
+        value = getattr(modules[wrong.fqn], wrong.name, None)
         raise InputError(
             f"{wrong.fqn}.{wrong.name} is {value!r}, the plan expects {wrong.whole}: was it applied before?"
         )
@@ -241,7 +250,7 @@ def _find(module: nn.Module, fqn: str) -> nn.Module | None:
 
 
 def _apply_tensor_parallel(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
-    frozen = [name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad]
+    frozen = [name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
     ties = ties_of(model)
     sharded = {layer.fqn for layer in plan.layers}
     _parallelize(plan, model, "tensor", mesh)
@@ -276,12 +285,12 @@ def _placement(value: Any) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
     if isinstance(value, dict):
-        return {name: _placement(each) for name, each in value.items()}
+        return {name: _placement(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return tuple(map(_placement, value))
     if not isinstance(value, str) or not is_placement(value):
         return value
-    numbers = [int(each) for each in re.findall(r"-?\d+", value)]
+    numbers = [int(digits) for digits in re.findall(r"-?\d+", value)]
     if value == "Replicate()":
         return Replicate()
     return Shard(*numbers) if value.startswith("Shard") else _torch.strided_shard(*numbers)
@@ -297,7 +306,7 @@ def ties_of(model: nn.Module) -> list[list[str]]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return [each for each in names.values() if len(each) > 1]
+    return [aliases for aliases in names.values() if len(aliases) > 1]
 
 
 def tie(model: nn.Module, names: list[str]) -> None:
@@ -361,7 +370,7 @@ def _gathering(model: nn.Module, fqn: str) -> list[nn.Module]:
 
 def _is_empty(module: nn.Module) -> bool:
     tensors = (*module._parameters.values(), *module._buffers.values())
-    return any(each is not None and each.is_meta for each in tensors)
+    return any(tensor is not None and tensor.is_meta for tensor in tensors)
 
 
 def _values(model: nn.Module, checkpoint: Any, init: Callable[[nn.Module], object] | None) -> Mapping[str, Any] | None:
@@ -370,21 +379,21 @@ def _values(model: nn.Module, checkpoint: Any, init: Callable[[nn.Module], objec
     Raises:
         InputError: a tensor of the model is on meta and would have no values, or values of another shape.
     """
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    meta = {name for name, each in own.items() if each.is_meta}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    meta = {name for name, tensor in tensors.items() if tensor.is_meta}
     values: Mapping[str, Any] | None = checkpoint
     if checkpoint is not None and not isinstance(checkpoint, Mapping):
         values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True) if meta else {}
-    given = set(values or ())
+    filled = set(values or ())
     for name, value in (values or {}).items():
-        if name in meta and value.shape != own[name].shape:
+        if name in meta and value.shape != tensors[name].shape:
             raise InputError(
                 f"{name!r} of the checkpoint has the shape {tuple(value.shape)}, the model expects "
-                f"{tuple(own[name].shape)}; pass the checkpoint of a model of the same sizes"
+                f"{tuple(tensors[name].shape)}; pass the checkpoint of a model of the same sizes"
             )
-    unfilled = meta - given
+    unfilled = meta - filled
     for names in ties_of(model):
-        if set(names) & given:
+        if set(names) & filled:
             unfilled -= set(names)
     if init is None and unfilled:
         raise InputError(
@@ -411,7 +420,7 @@ def _fill(
     _to_empty(model, torch.device(mesh.device_type))
     for names in ties:
         tie(model, names)
-    for module in (each for each in empty.values() if init is not None and not _is_bare(each)):
+    for module in (module for module in empty.values() if init is not None and not _is_bare(module)):
         assert init is not None
         init(module)
     if values is not None:
@@ -422,10 +431,12 @@ def _fill(
 def _is_bare(module: nn.Module) -> bool:
     """Return True if other ranks hold all parameters of a module, which is an expert or a part of one."""
     return (
-        bool(module._parameters) and not module._buffers and all(each is None for each in module._parameters.values())
+        bool(module._parameters)
+        and not module._buffers
+        and all(parameter is None for parameter in module._parameters.values())
     )
 
 
 def _to_empty(model: nn.Module, device: torch.device) -> None:
     """Replace tensors on meta with empty ones on the device, and move the others there."""
-    model._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each.to(device))
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))

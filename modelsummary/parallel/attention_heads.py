@@ -30,12 +30,12 @@ def _obstacle(calls: Calls, fqn: str, module: nn.MultiheadAttention) -> str:
         )
     if module.bias_k is not None or module.add_zero_attn:
         return f"{fqn} adds keys and values of all heads (add_bias_kv, add_zero_attn); without them it can be split"
-    names = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
+    expected = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
     projection = f"{fqn}.out_proj"
-    own = {name for name, each in module._parameters.items() if each is not None}
-    if not own <= names or type(module.out_proj).forward is not nn.Linear.forward:
+    names = {name for name, parameter in module._parameters.items() if parameter is not None}
+    if not names <= expected or type(module.out_proj).forward is not nn.Linear.forward:
         return f"the parameters of {fqn} are parametrised or quantised; plain parameters can be split"
-    if any(calls.holders[each] != {each} or calls.users.get(each) for each in (fqn, projection)):
+    if any(calls.holders[name] != {name} or calls.users.get(name) for name in (fqn, projection)):
         return f"another module or function takes parameters of {fqn}, too; parameters of its own work"
     return (
         f"{projection} is also called as a module; the attention alone may take it"
@@ -46,17 +46,17 @@ def _obstacle(calls: Calls, fqn: str, module: nn.MultiheadAttention) -> str:
 
 def attention_shards(module: nn.Module) -> dict[str, tuple[int | None, str]]:
     """Return each parameter of an attention -> its sharded dimension, None if it is replicated, and its placement."""
-    found: dict[str, tuple[int | None, str]] = {}
+    shards: dict[str, tuple[int | None, str]] = {}
     for name, _ in module.named_parameters():
         if name == "out_proj.bias":
-            found[name] = (None, "Replicate()")
+            shards[name] = (None, "Replicate()")
         elif name == "out_proj.weight":
-            found[name] = (1, "Shard(1)")
+            shards[name] = (1, "Shard(1)")
         elif name.startswith("in_proj"):  # of queries, keys and values, one below the other
-            found[name] = (0, "_StridedShard(0, split_factor=3)")
+            shards[name] = (0, "_StridedShard(0, split_factor=3)")
         else:
-            found[name] = (0, "Shard(0)")
-    return found
+            shards[name] = (0, "Shard(0)")
+    return shards
 
 
 def attention_inputs(event: Event) -> list[Value | Attribute]:
@@ -71,5 +71,5 @@ def nested_encoders(calls: Calls, sharded: set[str]) -> list[str]:
         for fqn, module in calls.modules.items()
         if isinstance(module, nn.TransformerEncoder)
         and getattr(module, "use_nested_tensor", None) is True
-        and any(each.startswith(f"{fqn}." if fqn else "") for each in sharded)
+        and any(name.startswith(f"{fqn}." if fqn else "") for name in sharded)
     ]

@@ -35,26 +35,30 @@ class AttentionParallel(ParallelStyle):
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         source = {"src_data_rank": self.src_data_rank} if hasattr(self, "src_data_rank") else {}  # since torch 2.7
         for name, placement in self.shards.items():
-            owner, _, own_name = name.rpartition(".")
+            owner, _, attribute = name.rpartition(".")
             parameter = module.get_parameter(name)
-            made = distribute_tensor(parameter, device_mesh, [placement], **source)
-            sharded = nn.Parameter(made, requires_grad=parameter.requires_grad)
-            module.get_submodule(owner).register_parameter(own_name, sharded)
+            distributed = distribute_tensor(parameter, device_mesh, [placement], **source)
+            sharded = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
+            module.get_submodule(owner).register_parameter(attribute, sharded)
 
-        def local_parameters(own: Any) -> dict[str, Any]:
-            found = {name: each.to_local() for name, each in own.named_parameters() if name != "out_proj.bias"}
-            if own.out_proj.bias is not None:  # a rank that adds it to a chunk has a part of its gradient
+        def local_parameters(attention: Any) -> dict[str, Any]:
+            local = {
+                name: parameter.to_local()
+                for name, parameter in attention.named_parameters()
+                if name != "out_proj.bias"
+            }
+            if attention.out_proj.bias is not None:  # a rank that adds it to a chunk has a part of its gradient
                 parts = Replicate() if self.output_layouts.is_replicate() else Partial()
-                found["out_proj.bias"] = own.out_proj.bias.to_local(grad_placements=[parts])
-            return found
+                local["out_proj.bias"] = attention.out_proj.bias.to_local(grad_placements=[parts])
+            return local
 
         def summed(tensor: Any, layout: Any) -> Any:  # the gradient of an input is summed over the ranks
-            given = DTensor.from_local(tensor, device_mesh, [layout], run_check=False)
-            return given.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            dtensor = DTensor.from_local(tensor, device_mesh, [layout], run_check=False)
+            return dtensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
         def leave(tensor: Any, placement: Any, layout: Any) -> Any:
-            made = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
-            return made.redistribute(placements=[layout]).to_local()
+            dtensor = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
+            return dtensor.redistribute(placements=[layout]).to_local()
 
         replace_forward(module, self.forward_of(device_mesh.get_local_rank(), local_parameters, summed, leave))
         return module
@@ -81,12 +85,14 @@ class AttentionParallel(ParallelStyle):
             average_attn_weights: bool = True,
             is_causal: bool = False,
         ) -> Any:
-            own = parameters(module)
-            given = {id(each): each for each in (query, key, value)}
-            layouts = {id(each): layout for each, layout in zip((query, key, value), self.input_layouts, strict=True)}
-            entered = {number: enter(each, layouts[number]) for number, each in given.items()}
-            inputs = [entered[id(each)] for each in (query, key, value)]
-            q, k, v = self._projected(module, own, inputs)
+            local = parameters(module)
+            tensors = {id(tensor): tensor for tensor in (query, key, value)}
+            layouts = {
+                id(tensor): layout for tensor, layout in zip((query, key, value), self.input_layouts, strict=True)
+            }
+            entered = {identity: enter(tensor, layouts[identity]) for identity, tensor in tensors.items()}
+            inputs = [entered[id(tensor)] for tensor in (query, key, value)]
+            q, k, v = self._projected(module, local, inputs)
             if attn_mask is not None and attn_mask.dim() == 3:  # one mask per head and row of the batch
                 attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)).narrow(1, rank * q.shape[1], q.shape[1])
             if key_padding_mask is not None:
@@ -104,39 +110,39 @@ class AttentionParallel(ParallelStyle):
                 result, weights = result.squeeze(0).transpose(0, 1), None if weights is None else weights.squeeze(0)
             else:
                 result = result.transpose(1, 2) if module.batch_first else result.permute(2, 0, 1, 3)
-            result = leave(F.linear(result.flatten(-2), own["out_proj.weight"]), Partial(), self.output_layouts)
-            if "out_proj.bias" in own:
-                result = result + own["out_proj.bias"]
+            result = leave(F.linear(result.flatten(-2), local["out_proj.weight"]), Partial(), self.output_layouts)
+            if "out_proj.bias" in local:
+                result = result + local["out_proj.bias"]
             if weights is not None:
                 mean, heads = weights.sum(-3) / module.num_heads, Shard(weights.dim() - 3)
-                made, part = (mean, Partial()) if average_attn_weights else (weights, heads)
-                weights = leave(made, part, Replicate())
+                tensor, placement = (mean, Partial()) if average_attn_weights else (weights, heads)
+                weights = leave(tensor, placement, Replicate())
             return result, weights
 
         return forward
 
-    def _projected(self, module: Any, own: dict[str, Any], inputs: Any) -> Any:
+    def _projected(self, module: Any, local: dict[str, Any], inputs: Any) -> Any:
         """Return query, key and value of this rank: batch x heads x length x features of a head."""
-        if "in_proj_weight" in own:
-            weights = own["in_proj_weight"].chunk(3)
+        if "in_proj_weight" in local:
+            weights = local["in_proj_weight"].chunk(3)
         else:
-            weights = [own[f"{name}_proj_weight"] for name in "qkv"]
-        biases = own["in_proj_bias"].chunk(3) if "in_proj_bias" in own else [None] * 3
-        found = []
-        for each, weight, bias in zip(inputs, weights, biases, strict=True):
-            heads = F.linear(each, weight, bias).unflatten(-1, (-1, module.head_dim))
-            if each.dim() == 2:
+            weights = [local[f"{name}_proj_weight"] for name in "qkv"]
+        biases = local["in_proj_bias"].chunk(3) if "in_proj_bias" in local else [None] * 3
+        projected = []
+        for tensor, weight, bias in zip(inputs, weights, biases, strict=True):
+            heads = F.linear(tensor, weight, bias).unflatten(-1, (-1, module.head_dim))
+            if tensor.dim() == 2:
                 heads = heads.unsqueeze(0)
             elif not module.batch_first:
                 heads = heads.transpose(0, 1)
-            found.append(heads.transpose(1, 2))
-        return found
+            projected.append(heads.transpose(1, 2))
+        return projected
 
     def _added(self, masks: Any, dtype: Any) -> Any:
         """Return the sum of masks as numbers that are added to the scores; None without a mask."""
-        given = [mask for mask in masks if mask is not None]
-        numbers = [
+        present = [mask for mask in masks if mask is not None]
+        biases = [
             torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf")) if mask.dtype == torch.bool else mask
-            for mask in given
+            for mask in present
         ]
-        return sum(numbers[1:], numbers[0]) if numbers else None
+        return sum(biases[1:], biases[0]) if biases else None

@@ -74,8 +74,8 @@ def to_code(plan: ParallelPlan) -> str:
 
 
 def _imports(plan: ParallelPlan) -> Iterator[str]:
-    own = _own_sources(plan)
-    used = set().union(*map(_names_in, own.values()))
+    sources = _own_sources(plan)
+    used = set().union(*map(_names_in, sources.values()))
     lines = [line for line, names in _IMPORTS.items() if used.intersection(names)]
     if plan.precision and "import torch" not in lines:
         yield "import torch"
@@ -90,16 +90,16 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         names += ["MixedPrecisionPolicy"] if plan.precision else []
         names += ["CPUOffloadPolicy"] if plan.offload else []
         yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
-    if plan.layers or own:
+    if plan.layers or sources:
         placements = {name for layer in plan.layers for name in _placements(layer.options)}
         names = sorted((placements | used & _OF_TENSOR) - {"_StridedShard"})
         if names:
             yield f"from torch.distributed.tensor import {', '.join(names)}"
         if "_StridedShard" in placements:  # torch exports it under this private name alone
             yield "from torch.distributed.tensor.placement_types import _StridedShard"
-        if own:
+        if sources:
             yield "from torch.distributed.tensor.parallel import ParallelStyle"
-        named = sorted({layer.style for layer in plan.layers}.difference(own))
+        named = sorted({layer.style for layer in plan.layers}.difference(sources))
         yield f"from torch.distributed.tensor.parallel import {', '.join([*named, 'parallelize_module'])}"
 
 
@@ -207,7 +207,7 @@ def _written(value: Any) -> str:
     if isinstance(value, str) and is_placement(value):
         return value
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name!r}: {_written(each)}' for name, each in value.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {_written(item)}' for name, item in value.items())}}}"
     if isinstance(value, (tuple, list)):
         inner = ", ".join(map(_written, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"
@@ -219,5 +219,5 @@ def _placements(value: Any) -> Iterator[str]:
         if is_placement(value):
             yield value.partition("(")[0]
     elif isinstance(value, (dict, tuple, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _placements(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _placements(item)

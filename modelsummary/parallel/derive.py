@@ -87,9 +87,9 @@ class Derivation:
     def share(self, region: Region) -> Region:
         """Replace a region by one whose heads share replicated tensors, if there is one; return what it is now."""
         self._remove(region)
-        found = _with_shared(self, region.columns[0]) or region
-        self.add(found)
-        return found
+        current = _with_shared(self, region.columns[0]) or region
+        self.add(current)
+        return current
 
     def _remove(self, region: Region) -> None:
         self.regions.remove(region)
@@ -107,7 +107,7 @@ class Derivation:
 
     def drop(self, fqn: str, reason: str) -> None:
         """Leave a layer, and everything that is sharded together with it, replicated."""
-        for region in [each for each in self.regions if fqn in (*each.fqns, *each.norms, *each.owners)]:
+        for region in [region for region in self.regions if fqn in (*region.fqns, *region.norms, *region.owners)]:
             self._remove(region)
             self.reasons |= dict.fromkeys((*region.fqns, *region.norms, *region.owners), reason)
         if fqn in self.layers:
@@ -128,41 +128,41 @@ class Derivation:
 
 def derive(calls: Calls) -> Derivation:
     """Return which layers of a recorded model can be split, and how."""
-    found = Derivation(calls)
+    derivation = Derivation(calls)
     for fqn in calls.places:
-        if fqn in found.layers or fqn not in calls.linears:
+        if fqn in derivation.layers or fqn not in calls.linears:
             continue
-        region = grow(calls, fqn, found.layers)
+        region = grow(calls, fqn, derivation.layers)
         if region.blocked:
-            region = _with_shared(found, fqn) or region
+            region = _with_shared(derivation, fqn) or region
         if region.blocked or not _are_free(calls, region):
-            found.reasons[fqn] = (
+            derivation.reasons[fqn] = (
                 region.blocked or f"{fqn} shares its weight with another module or function; a weight of its own works"
             )
         else:
-            found.add(region)
-    _add_stacked(found)
-    _add_attentions(found)
-    _add_pairs(found)
-    _add_vocabulary(found)
-    _keep_in_place_writes(found)
-    _note_functions(found)
-    return found
+            derivation.add(region)
+    _add_stacked(derivation)
+    _add_attentions(derivation)
+    _add_pairs(derivation)
+    _add_vocabulary(derivation)
+    _keep_in_place_writes(derivation)
+    _note_functions(derivation)
+    return derivation
 
 
-def _with_shared(found: Derivation, fqn: str) -> Region | None:
+def _with_shared(derivation: Derivation, fqn: str) -> Region | None:
     """Return a region whose heads share replicated tensors that are smaller than what is sharded; else None."""
-    region = grow(found.calls, fqn, found.layers, shares=True)
-    width = sum(found.calls.features(fqn) for fqn in region.columns)
+    region = grow(derivation.calls, fqn, derivation.layers, shares=True)
+    width = sum(derivation.calls.features(fqn) for fqn in region.columns)
     shared = sum(stop - start for parts in region.parts.values() for start, stop in parts)
-    shared += sum(size for own in region.pieces.values() for size, is_whole in own if is_whole)
+    shared += sum(size for pieces in region.pieces.values() for size, is_whole in pieces if is_whole)
     return region if not region.blocked and 0 < shared <= width else None
 
 
 def _are_free(calls: Calls, region: Region) -> bool:
     """Return True if the parameters of a region are taken by its own layers alone."""
-    own = set(region.fqns) | set(region.norms)
-    return all(calls.holders[fqn] <= {fqn} and not _taken_by_functions(calls, fqn) for fqn in own)
+    fqns = set(region.fqns) | set(region.norms)
+    return all(calls.holders[fqn] <= {fqn} and not _taken_by_functions(calls, fqn) for fqn in fqns)
 
 
 def _taken_by_functions(calls: Calls, fqn: str) -> bool:
@@ -170,56 +170,60 @@ def _taken_by_functions(calls: Calls, fqn: str) -> bool:
     return any(owner != fqn for owner in calls.users.get(fqn, ()))
 
 
-def _add_stacked(found: Derivation) -> None:
+def _add_stacked(derivation: Derivation) -> None:
     """Split modules whose functions take several weights: stacked experts, or projections without layers."""
-    calls = found.calls
+    calls = derivation.calls
     for event in calls.entered:
         module = calls.modules[event.fqn]
-        has_weights = sum(each is not None and each.dim() == 2 for each in module._parameters.values()) > 1
-        if event.fqn in found.layers or not (is_stack(module) or (has_weights and event.parent is not None)):
+        has_weights = (
+            sum(parameter is not None and parameter.dim() == 2 for parameter in module._parameters.values()) > 1
+        )
+        if event.fqn in derivation.layers or not (is_stack(module) or (has_weights and event.parent is not None)):
             continue
         region = grow_stacked(calls, event.fqn)
         if region.blocked:
-            found.reasons[event.fqn] = region.blocked
+            derivation.reasons[event.fqn] = region.blocked
         else:
-            found.add(region)
+            derivation.add(region)
 
 
-def _add_attentions(found: Derivation) -> None:
+def _add_attentions(derivation: Derivation) -> None:
     """Split each ``nn.MultiheadAttention`` by its heads."""
-    for fqn, reason in attentions(found.calls).items():
+    for fqn, reason in attentions(derivation.calls).items():
         if reason:
-            found.reasons[fqn] = reason
+            derivation.reasons[fqn] = reason
         else:
-            found.layers[fqn] = Layer(fqn, "heads")
+            derivation.layers[fqn] = Layer(fqn, "heads")
 
 
 # --------------------------------------------------------------------------------------------------- pairs
 
 
-def _add_pairs(found: Derivation) -> None:
+def _add_pairs(derivation: Derivation) -> None:
     """Split layers whose results all go to one ``Linear``, and that one, if no shards can pass between.
 
     The result is gathered before it and cut behind it: a fused projection whose split would cut heads apart. Both
     belong to the same module, so that nothing but its own work lies between.
     """
-    calls = found.calls
+    calls = derivation.calls
     for fqn in reversed(calls.places):
-        if fqn in found.layers or fqn not in calls.linears:
+        if fqn in derivation.layers or fqn not in calls.linears:
             continue
         sink = _only_sink(calls, fqn)
-        if sink is None or sink in found.layers or _owner(sink) != _owner(fqn):
+        if sink is None or sink in derivation.layers or _owner(sink) != _owner(fqn):
             continue
-        values = [value for place in calls.places[sink] for value in values_in(calls.events[place].args)]
+        values = [value for position in calls.places[sink] for value in values_in(calls.events[position].args)]
         sources = dict.fromkeys(source for value in values for source in calls.sources(value))
-        columns = [each for each in sources if each not in found.layers and _only_sink(calls, each) == sink]
-        columns = [each for each in columns if each in calls.linears and _owner(each) == _owner(sink)]
+        columns = [
+            source for source in sources if source not in derivation.layers and _only_sink(calls, source) == sink
+        ]
+        columns = [column for column in columns if column in calls.linears and _owner(column) == _owner(sink)]
         if not _are_free(calls, Region([*columns, sink])):
             continue
-        for each in columns:
-            found.layers[each] = Layer(each, "column", gathers=True)
-        found.layers[sink] = Layer(sink, "row", gathers=True)
-        found.reasons[sink] = found.reasons[fqn]
+        for column in columns:
+            derivation.layers[column] = Layer(column, "column", gathers=True)
+        derivation.layers[sink] = Layer(sink, "row", gathers=True)
+        derivation.reasons[sink] = derivation.reasons[fqn]
 
 
 def _owner(fqn: str) -> str:
@@ -230,7 +234,7 @@ def _only_sink(calls: Calls, fqn: str) -> str | None:
     """Return the ``Linear`` to which all results of a layer go, past functions and norms; None if there are others."""
     sinks: set[str] = set()
     seen: set[Value] = set()
-    pending = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
+    pending = [value for position in calls.places[fqn] for value in values_in(calls.events[position].result)]
     while pending:
         value = pending.pop()
         if value in calls.returned:
@@ -241,7 +245,7 @@ def _only_sink(calls: Calls, fqn: str) -> str | None:
                 if len(sinks) > 1:
                     return None
                 continue
-            fresh = [each for each in values_in(event.result) if each not in seen]
+            fresh = [result for result in values_in(event.result) if result not in seen]
             seen.update(fresh)
             pending.extend(fresh)
     return sinks.pop() if sinks else None
@@ -250,18 +254,18 @@ def _only_sink(calls: Calls, fqn: str) -> str | None:
 # ---------------------------------------------------------------------------------------------- vocabulary
 
 
-def _add_vocabulary(found: Derivation) -> None:
+def _add_vocabulary(derivation: Derivation) -> None:
     """Split embeddings of tokens by their rows, and the heads that have as many outputs.
 
     An embedding of tokens is indexed by an input of the model, and has more rows than columns, or as many as a
     ``Linear`` has outputs.
     """
-    calls = found.calls
-    given = set(values_in((calls.record.root.args, calls.record.root.kwargs)))
-    shared = {fqn for region in found.regions for fqn in region.parts}
-    free = [fqn for fqn in calls.places if fqn not in found.layers and fqn not in shared]
+    calls = derivation.calls
+    inputs = set(values_in((calls.record.root.args, calls.record.root.kwargs)))
+    shared = {fqn for region in derivation.regions for fqn in region.parts}
+    free = [fqn for fqn in calls.places if fqn not in derivation.layers and fqn not in shared]
     outputs = {fqn: calls.features(fqn) for fqn in free if is_linear(calls.modules[fqn])}
-    tables = [fqn for fqn in free if _is_vocabulary(calls, fqn, given, outputs.values())]
+    tables = [fqn for fqn in free if _is_vocabulary(calls, fqn, inputs, outputs.values())]
     rows = {calls.features(fqn) for fqn in tables}
     heads = [fqn for fqn, size in outputs.items() if size in rows]
     chosen = [*(Layer(fqn, "embedding") for fqn in tables), *(Layer(fqn, "head", gathers=True) for fqn in heads)]
@@ -271,82 +275,84 @@ def _add_vocabulary(found: Derivation) -> None:
             fqn
             for fqn in fits
             if _taken_by_functions(calls, fqn)
-            or not all(each in fits or each not in calls.places for each in calls.holders[fqn])
+            or not all(holder in fits or holder not in calls.places for holder in calls.holders[fqn])
         ]
         if not wrong:
             break
         for fqn in wrong:
             del fits[fqn]
-    found.layers.update(fits)
+    derivation.layers.update(fits)
 
 
-def _is_vocabulary(calls: Calls, fqn: str, given: set[Value], outputs: Collection[int]) -> bool:
+def _is_vocabulary(calls: Calls, fqn: str, inputs: set[Value], outputs: Collection[int]) -> bool:
     module = calls.modules[fqn]
     if not isinstance(module, nn.Embedding) or module.max_norm is not None or module.sparse:
         return False
     if module.num_embeddings <= module.embedding_dim and module.num_embeddings not in outputs:
         return False
-    values = [value for place in calls.places[fqn] for value in values_in(calls.events[place].args)]
-    return bool(values) and all(_comes_from(calls, value, given) for value in values)
+    values = [value for position in calls.places[fqn] for value in values_in(calls.events[position].args)]
+    return bool(values) and all(_comes_from(calls, value, inputs) for value in values)
 
 
-def _comes_from(calls: Calls, value: Value, given: set[Value]) -> bool:
+def _comes_from(calls: Calls, value: Value, inputs: set[Value]) -> bool:
     """Return True if a value is made of the model's inputs by functions, without a parameter."""
-    pending, is_given = [value], False
+    pending, has_input = [value], False
     seen: set[Value] = set()
     while pending:
-        each = pending.pop()
-        event = calls.maker.get(each)
-        is_given = is_given or each in given
-        if each in given or event is None:
+        source = pending.pop()
+        event = calls.maker.get(source)
+        has_input = has_input or source in inputs
+        if source in inputs or event is None:
             continue
-        before = [one for one in values_in((event.args, event.kwargs)) if one not in seen]
-        seen.update(before)
-        pending.extend(before)
-    return is_given and not value.dtype.is_floating_point
+        operands = [operand for operand in values_in((event.args, event.kwargs)) if operand not in seen]
+        seen.update(operands)
+        pending.extend(operands)
+    return has_input and not value.dtype.is_floating_point
 
 
 # ------------------------------------------------------------------------------------------ in-place writes
 
 
-def _keep_in_place_writes(found: Derivation) -> None:
+def _keep_in_place_writes(derivation: Derivation) -> None:
     """Note layers with ``inplace=True`` that write into what a split layer returns, and split layers that others write.
 
     Torch refuses in-place functions on the local tensor of a ``DTensor``.
     """
-    calls = found.calls
+    calls = derivation.calls
     writers: dict[int, list[int]] = {}
-    for place, event in enumerate(calls.events):
+    for position, event in enumerate(calls.events):
         for storage in event.writes[0] if event.writes else ():
-            writers.setdefault(storage, []).append(place)
-    for fqn, layer in found.layers.items():
-        made = [(place, calls.events[place]) for place in calls.places.get(fqn, ())]
-        if layer.role == "local" and found.locals[fqn].module == fqn:
-            made = [(end - 1, event) for event, (_, end) in calls.entered.items() if event.fqn == fqn]
-        for place, maker in made if layer.role != "norm" else ():
+            writers.setdefault(storage, []).append(position)
+    for fqn, layer in derivation.layers.items():
+        makers = [(position, calls.events[position]) for position in calls.places.get(fqn, ())]
+        if layer.role == "local" and derivation.locals[fqn].module == fqn:
+            makers = [(end - 1, event) for event, (_, end) in calls.entered.items() if event.fqn == fqn]
+        for position, maker in makers if layer.role != "norm" else ():
             for value in values_in(maker.result):
                 # An earlier write was into other memory, which had the same address.
-                for later in (each for each in writers.get(value.storages[0], ()) if each > place):
-                    _note_write(found, fqn, calls.events[later])
+                for later in (later for later in writers.get(value.storages[0], ()) if later > position):
+                    _note_write(derivation, fqn, calls.events[later])
 
 
-def _note_write(found: Derivation, fqn: str, event: Event) -> None:
-    if event.is_module and vars(found.calls.modules[event.fqn]).get("inplace") is True:
-        found.in_place[event.fqn] = None
+def _note_write(derivation: Derivation, fqn: str, event: Event) -> None:
+    if event.is_module and vars(derivation.calls.modules[event.fqn]).get("inplace") is True:
+        derivation.in_place[event.fqn] = None
     else:
-        found.copied[fqn] = None
+        derivation.copied[fqn] = None
 
 
-def _note_functions(found: Derivation) -> None:
+def _note_functions(derivation: Derivation) -> None:
     """Note modules that stay whole because their own functions take a weight of two dimensions, and bags of rows."""
-    calls = found.calls
+    calls = derivation.calls
     for fqn in calls.places:
-        if isinstance(calls.modules[fqn], nn.EmbeddingBag) and fqn not in found.layers:
-            found.reasons[fqn] = f"torch has no style for {fqn} (EmbeddingBag), which sums rows; nn.Embedding has one"
+        if isinstance(calls.modules[fqn], nn.EmbeddingBag) and fqn not in derivation.layers:
+            derivation.reasons[fqn] = (
+                f"torch has no style for {fqn} (EmbeddingBag), which sums rows; nn.Embedding has one"
+            )
     for event in calls.entered:
         fqn, module = event.fqn, calls.modules[event.fqn]
-        has_weight = any(each is not None and each.dim() == 2 for each in module._parameters.values())
-        if has_weight and fqn in calls.users.get(fqn, ()) and fqn not in found.layers:
+        has_weight = any(parameter is not None and parameter.dim() == 2 for parameter in module._parameters.values())
+        if has_weight and fqn in calls.users.get(fqn, ()) and fqn not in derivation.layers:
             kind = "an embedding" if isinstance(module, nn.Embedding) else "a linear layer"
             why = f"{type(module).__name__} does more with its weight than {kind}; {kind} can be split"
-            found.reasons.setdefault(fqn, why)
+            derivation.reasons.setdefault(fqn, why)
