@@ -32,7 +32,7 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[Laye
     experts = find_experts(calls)
     check_divides(experts, n_ranks)
     plans: list[LayerPlan] = []
-    arguments = arguments_of(live, [each.fqn for each in experts.stacked if each.events])
+    arguments = arguments_of(live, [stacked.fqn for stacked in experts.stacked if stacked.events])
     for stacked in experts.stacked:
         if any(f"{stacked.fqn}.".startswith(f"{plan.fqn}.") for plan in plans):
             continue
@@ -42,7 +42,7 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[Laye
             experts.reasons[stacked.fqn] = str(blocked)
             continue
         plans.append(_stacked_plan(calls, divided, n_ranks))
-    plans += [_list_plan(calls, each, n_ranks) for each in experts.lists]
+    plans += [_list_plan(calls, expert_list, n_ranks) for expert_list in experts.lists]
     if not plans:
         raise no_experts(calls, experts, n_ranks)
     for plan in plans:
@@ -69,35 +69,37 @@ def no_experts(calls: Calls, experts: Experts, n_ranks: int) -> InputError:
 
 def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
     """Return plans for experts in lists to which no token went, like the plans of an expert beside them."""
-    found = []
+    plans = []
     for experts in find_experts(calls).lists:
         names = [f"{experts.fqn}.{name}" if experts.fqn else name for name in calls.modules[experts.fqn]._modules]
         called = {event.fqn for event in experts.events}
         like = next(name for name in names if name in called)
-        own = [layer for layer in layers if f"{layer.fqn}.".startswith(f"{like}.")]
-        for name in (each for each in names if each not in called):
-            found += [replace(layer, fqn=name + layer.fqn.removeprefix(like), collectives=()) for layer in own]
-    return found
+        prototypes = [layer for layer in layers if f"{layer.fqn}.".startswith(f"{like}.")]
+        for name in (name for name in names if name not in called):
+            plans += [replace(layer, fqn=name + layer.fqn.removeprefix(like), collectives=()) for layer in prototypes]
+    return plans
 
 
 def absent_parameters(model: nn.Module, layers: Sequence[LayerPlan], n_ranks: int) -> set[int]:
     """Return the ids of parameters of experts in lists that the first rank does not hold."""
-    found: set[int] = set()
+    absent: set[int] = set()
     for layer in layers:
         if layer.style == "ExpertListParallel":
             experts = list(model.get_submodule(layer.fqn).children())
-            found |= {id(each) for part in experts[len(experts) // n_ranks :] for each in part.parameters()}
-    return found
+            absent |= {
+                id(parameter) for expert in experts[len(experts) // n_ranks :] for parameter in expert.parameters()
+            }
+    return absent
 
 
 def check_divides(experts: Experts, n_ranks: int) -> None:
     """Raise ``InputError`` if the ranks do not divide the number of experts."""
-    found: list[StackedExperts | ExpertList] = [*experts.stacked, *experts.lists]
-    numbers = {each.fqn: each.number for each in found}
-    works = math.gcd(*numbers.values())
-    for fqn, number in numbers.items():
-        if number % n_ranks:
-            raise does_not_divide(f"expert={n_ranks}", f"{number} experts of {fqn}", works)
+    groups: list[StackedExperts | ExpertList] = [*experts.stacked, *experts.lists]
+    counts = {group.fqn: group.number for group in groups}
+    works = math.gcd(*counts.values())
+    for fqn, count in counts.items():
+        if count % n_ranks:
+            raise does_not_divide(f"expert={n_ranks}", f"{count} experts of {fqn}", works)
 
 
 def does_not_divide(ranks: str, what: str, works: int) -> InputError:
@@ -113,9 +115,9 @@ def _stacked_plan(calls: Calls, divided: Divided, n_ranks: int) -> LayerPlan:
         "shared": stacked.shared,
         "summed": stacked.summed,
     }
-    given = [argument(event, place) for event in stacked.events for place in stacked.summed]
+    arguments = [argument(event, position) for event in stacked.events for position in stacked.summed]
     results = [values_in(event.result) for event in stacked.events]
-    made = {
+    by_operation = {
         operation: [
             value
             for values in results
@@ -127,31 +129,31 @@ def _stacked_plan(calls: Calls, divided: Divided, n_ranks: int) -> LayerPlan:
     shards: dict[str, int | None] = {**dict.fromkeys(stacked.parameters, 0), **dict.fromkeys(stacked.shared)}
     parameters = dict(calls.modules[stacked.fqn].named_parameters())
     params = sum(parameters[name].numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
-    gathered = made["all_gather"]
-    collectives = _reduced(made["all_reduce"], given)
+    gathered = by_operation["all_gather"]
+    collectives = _reduced(by_operation["all_reduce"], arguments)
     if gathered:
         collectives = (
-            Collective("all_gather", "forward", len(gathered), sum(each.nbytes for each in gathered)),
+            Collective("all_gather", "forward", len(gathered), sum(value.nbytes for value in gathered)),
             *collectives,
         )
     return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, params, collectives, mesh="expert")
 
 
 def _list_plan(calls: Calls, experts: ExpertList, n_ranks: int) -> LayerPlan:
-    given = [value for event in experts.events for value in values_in(event.args)]
-    made = [value for event in experts.events for value in values_in(event.result)]
-    own = list(calls.modules[experts.fqn].children())[: experts.number // n_ranks]
-    params = sum(each.numel() for part in own for each in part.parameters())
-    options, collectives = {"width": experts.width}, _reduced(made, given)
+    arguments = [value for event in experts.events for value in values_in(event.args)]
+    results = [value for event in experts.events for value in values_in(event.result)]
+    local = list(calls.modules[experts.fqn].children())[: experts.number // n_ranks]
+    params = sum(parameter.numel() for expert in local for parameter in expert.parameters())
+    options, collectives = {"width": experts.width}, _reduced(results, arguments)
     return LayerPlan(experts.fqn, "ExpertListParallel", options, "expert", {}, params, collectives, mesh="expert")
 
 
-def _reduced(made: Sequence[Value], given: Sequence[Value]) -> tuple[Collective, ...]:
+def _reduced(results: Sequence[Value], arguments: Sequence[Value]) -> tuple[Collective, ...]:
     """Return the all-reduces of results in the forward, and of the gradients of arguments in the backward."""
-    differentiable = [each for each in given if each.requires_grad]
-    phases = (("forward", made), ("backward", differentiable))
+    differentiable = [value for value in arguments if value.requires_grad]
+    phases = (("forward", results), ("backward", differentiable))
     return tuple(
-        Collective("all_reduce", phase, len(values), sum(each.nbytes for each in values))
+        Collective("all_reduce", phase, len(values), sum(value.nbytes for value in values))
         for phase, values in phases
         if values
     )

@@ -77,7 +77,7 @@ class Experts:
 
 def find_experts(calls: Calls) -> Experts:
     """Return the experts of a recorded model."""
-    found = Experts()
+    experts = Experts()
     events: dict[str, list[Event]] = {}
     for event in calls.record.root.walk():
         if event.is_module:
@@ -85,20 +85,20 @@ def find_experts(calls: Calls) -> Experts:
     for fqn, module in calls.modules.items():
         try:
             if is_stack(module) and all(event in calls.entered for event in events.get(fqn, [])) and fqn in events:
-                number = _number_of_experts(module, events[fqn])
-                if number:
-                    found.stacked.append(_stacked(calls, fqn, number, events[fqn]))
+                n_experts = _number_of_experts(module, events[fqn])
+                if n_experts:
+                    experts.stacked.append(_stacked(calls, fqn, n_experts, events[fqn]))
             elif isinstance(module, (nn.ModuleList, nn.ModuleDict)):
                 names = [f"{fqn}.{name}" if fqn else name for name in module._modules]
-                own = {name: events.get(name, []) for name in names}
-                if _are_experts(calls, own):
-                    found.lists.append(_list(calls, fqn, own))
+                members = {name: events.get(name, []) for name in names}
+                if _are_experts(calls, members):
+                    experts.lists.append(_list(calls, fqn, members))
                 else:
-                    _check_equal(calls, fqn, own)
+                    _check_equal(calls, fqn, members)
         except Blocked as blocked:
-            found.reasons[fqn] = str(blocked)
-    found.stacked += _uncalled(calls, found.stacked, set(calls.modules) - set(events))
-    return found
+            experts.reasons[fqn] = str(blocked)
+    experts.stacked += _uncalled(calls, experts.stacked, set(calls.modules) - set(events))
+    return experts
 
 
 # ------------------------------------------------------------------------------------------------ stacked
@@ -116,44 +116,48 @@ def _number_of_experts(module: nn.Module, events: Sequence[Event]) -> int:
         for value in values_in(inner.args)[:1]
         for size in value.shape
     }
-    sizes = [each.shape[0] for each in module._parameters.values() if each is not None and each.dim() >= 3]
+    sizes = [
+        parameter.shape[0]
+        for parameter in module._parameters.values()
+        if parameter is not None and parameter.dim() >= 3
+    ]
     return next((size for size in sizes if size > 1 and size in scored), 0)
 
 
-def _stacked(calls: Calls, fqn: str, number: int, events: Sequence[Event]) -> StackedExperts:
+def _stacked(calls: Calls, fqn: str, n_experts: int, events: Sequence[Event]) -> StackedExperts:
     """Return the stacked experts of a module. Raises ``Blocked``."""
     module = calls.modules[fqn]
-    own = {name: each for name, each in module._parameters.items() if each is not None}
-    parameters = tuple(name for name, each in own.items() if each.shape[:1] == (number,))
+    tensors = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
+    parameters = tuple(name for name, tensor in tensors.items() if tensor.shape[:1] == (n_experts,))
     shared = tuple(name for name, _ in module.named_parameters() if name not in parameters)
-    for name in (each for each in calls.modules if f"{each}.".startswith(f"{fqn}.")):
+    for name in (name for name in calls.modules if f"{name}.".startswith(f"{fqn}.")):
         users = calls.holders[name] | calls.users.get(name, set())
         if any(not f"{user}.".startswith(f"{fqn}.") for user in users):
             raise Blocked(f"another module or function takes parameters of {name}, too; parameters of its own work")
     for event in events:
         _check_gradients(calls, event)
-    return StackedExperts(fqn, number, tuple(summed_arguments(events[0])), parameters, shared, tuple(events))
+    return StackedExperts(fqn, n_experts, tuple(summed_arguments(events[0])), parameters, shared, tuple(events))
 
 
 def _check_gradients(calls: Calls, module: Event) -> None:
     """Raise ``Blocked`` if gradients enter or leave a call by more than arguments, parameters and results."""
     begin, end = calls.entered[module]
-    given, results = set(values_in((module.args, module.kwargs))), set(values_in(module.result))
+    arguments, results = set(values_in((module.args, module.kwargs))), set(values_in(module.result))
     for event in calls.events[begin:end]:
         if event.checkpointed:
             raise Blocked(f"{module.fqn} recomputes activations itself; parallel_plan(checkpoint=...) works")
         for value in values_in((event.args, event.kwargs)):
             maker = calls.maker.get(value)
             is_outside = maker is None or calls.position[maker] < begin
-            if is_outside and value.requires_grad and value not in given:
+            if is_outside and value.requires_grad and value not in arguments:
                 raise Blocked(
                     f"{event.name} in {event.fqn} takes a tensor from outside of {module.fqn}; pass it as an argument"
                 )
-        for each in attributes_in((event.args, event.kwargs)):
-            if not each.fqn.startswith(f"{module.fqn}." if module.fqn else "") and calls.needs_grad(each):
+        for attribute in attributes_in((event.args, event.kwargs)):
+            if not attribute.fqn.startswith(f"{module.fqn}." if module.fqn else "") and calls.needs_grad(attribute):
                 raise Blocked(
-                    f"each rank would have a part of the gradient of {each.fqn}, which is outside of {module.fqn}; "
-                    "parameters of the module itself work"
+                    f"each rank would have a part of the gradient of {attribute.fqn}, which is outside of "
+                    f"{module.fqn}; parameters of the module itself work"
                 )
         for value in values_in(event.result):
             if value.requires_grad and value not in results and calls.last_use.get(value, begin) >= end:
@@ -165,35 +169,40 @@ def _check_gradients(calls: Calls, module: Event) -> None:
                 )
 
 
-def _uncalled(calls: Calls, found: Sequence[StackedExperts], uncalled: Collection[str]) -> list[StackedExperts]:
+def _uncalled(calls: Calls, stacked: Sequence[StackedExperts], uncalled: Collection[str]) -> list[StackedExperts]:
     """Return experts that the forward does not call, such as experts of images, by the called ones of the class."""
     more = []
-    for fqn in (each for each in calls.modules if each in uncalled):
+    for fqn in (fqn for fqn in calls.modules if fqn in uncalled):
         module = calls.modules[fqn]
-        like = next((each for each in found if type(calls.modules[each.fqn]) is type(module)), None)
+        like = next((experts for experts in stacked if type(calls.modules[experts.fqn]) is type(module)), None)
         if like is not None and all(module._parameters.get(name) is not None for name in like.parameters):
-            number = module.get_parameter(like.parameters[0]).shape[0]
-            more.append(replace(like, fqn=fqn, number=number, events=()))
+            n_experts = module.get_parameter(like.parameters[0]).shape[0]
+            more.append(replace(like, fqn=fqn, number=n_experts, events=()))
     return more
 
 
 # -------------------------------------------------------------------------------------------------- lists
 
 
-def _are_experts(calls: Calls, own: dict[str, list[Event]]) -> bool:
+def _are_experts(calls: Calls, members: dict[str, list[Event]]) -> bool:
     """Return True if a router sends tokens to these modules.
 
     They are equal, none takes what another one made, and the scores of a router have as many elements.
 
     Args:
-        own: FQN of a module of a list -> its calls.
+        members: FQN of a module of a list -> its calls.
     """
-    modules = [calls.modules.get(fqn) for fqn in own]
-    called = [event for events in own.values() for event in events]
-    if len(modules) < 2 or not called or len({_structure(each) for each in modules}) > 1 or not _structure(modules[0]):
+    modules = [calls.modules.get(fqn) for fqn in members]
+    called = [event for events in members.values() for event in events]
+    if (
+        len(modules) < 2
+        or not called
+        or len({_structure(module) for module in modules}) > 1
+        or not _structure(modules[0])
+    ):
         return False
     callers = dict.fromkeys(event.parent for event in called)
-    return all(caller is not None and _is_routed(caller, own) for caller in callers)
+    return all(caller is not None and _is_routed(caller, members) for caller in callers)
 
 
 def _check_equal(calls: Calls, fqn: str, events: dict[str, list[Event]]) -> None:
@@ -210,66 +219,67 @@ def _structure(module: nn.Module | None) -> tuple[Any, ...]:
     """Return the class of a module, with names and shapes of its parameters; empty without parameters."""
     if module is None:
         return ()
-    shapes = tuple((name, tuple(each.shape)) for name, each in module.named_parameters())
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())
     return (type(module), shapes) if shapes else ()
 
 
-def _is_routed(caller: Event, own: dict[str, list[Event]]) -> bool:
-    made: set[Value] = set()
+def _is_routed(caller: Event, members: dict[str, list[Event]]) -> bool:
+    results: set[Value] = set()
     for event in caller.children:
         taken = values_in((event.args, event.kwargs))
-        if event.fqn in own and event.is_module:
-            if made.intersection(taken):
+        if event.fqn in members and event.is_module:
+            if results.intersection(taken):
                 return False
-            made.update(values_in(event.result))
-        elif made.intersection(taken):
-            made.update(values_in(event.result))
+            results.update(values_in(event.result))
+        elif results.intersection(taken):
+            results.update(values_in(event.result))
     around = caller.parent or caller
-    return any(_scores(event, len(own)) for event in _outside(around, own))
+    return any(_scores(event, len(members)) for event in _outside(around, members))
 
 
-def _outside(event: Event, own: dict[str, list[Event]]) -> Iterator[Event]:
+def _outside(event: Event, members: dict[str, list[Event]]) -> Iterator[Event]:
     """Yield the functions under a call, except the functions of experts."""
     for child in event.children:
         if not child.is_module:
             yield child
-        elif child.fqn not in own:
-            yield from _outside(child, own)
+        elif child.fqn not in members:
+            yield from _outside(child, members)
 
 
-def _scores(event: Event, number: int) -> bool:
+def _scores(event: Event, n_experts: int) -> bool:
     """Return True if a function scores as many experts or chooses among them."""
-    given = values_in(event.args)
-    return event.name in _ROUTES and bool(given) and given[0].shape[-1:] == (number,)
+    operands = values_in(event.args)
+    return event.name in _ROUTES and bool(operands) and operands[0].shape[-1:] == (n_experts,)
 
 
-def _list(calls: Calls, fqn: str, own: dict[str, list[Event]]) -> ExpertList:
+def _list(calls: Calls, fqn: str, members: dict[str, list[Event]]) -> ExpertList:
     """Return the experts of a list. Raises ``Blocked``."""
     for name, inner in calls.modules.items():
-        expert = next((each for each in own if f"{name}.".startswith(f"{each}.")), None)
+        expert = next((member for member in members if f"{name}.".startswith(f"{member}.")), None)
         if expert is None:
             continue
-        outside = [each for each in calls.holders[name] if not f"{each}.".startswith(f"{expert}.")]
+        outside = [holder for holder in calls.holders[name] if not f"{holder}.".startswith(f"{expert}.")]
         if outside or any(not f"{user}.".startswith(f"{expert}.") for user in calls.users.get(name, ())):
             raise Blocked(f"another module or function takes a parameter of {name}, too; parameters of its own work")
-        if any(each is not None for each in inner._buffers.values()):
+        if any(buffer is not None for buffer in inner._buffers.values()):
             raise Blocked(
                 f"{name} has buffers, which ranks without that expert would lack; experts without buffers work"
             )
     widths: set[int] = set()
-    events = [event for each in own.values() for event in each]
+    events = [event for events in members.values() for event in events]
     for event in events:
-        given, made = values_in((event.args, event.kwargs)), values_in(event.result)
-        if len(event.args) != 1 or event.kwargs or given != [event.args[0]] or made != [event.result]:
+        inputs, outputs = values_in((event.args, event.kwargs)), values_in(event.result)
+        if len(event.args) != 1 or event.kwargs or inputs != [event.args[0]] or outputs != [event.result]:
             raise Blocked(
-                f"{event.fqn} takes {len(given)} tensors and returns {len(made)}; one by position and one result work"
+                f"{event.fqn} takes {len(inputs)} tensors and returns {len(outputs)}; one by position and "
+                "one result work"
             )
-        if given[0].dtype != made[0].dtype or given[0].shape[:-1] != made[0].shape[:-1]:
+        if inputs[0].dtype != outputs[0].dtype or inputs[0].shape[:-1] != outputs[0].shape[:-1]:
             raise Blocked(
-                f"{event.fqn} takes {given[0].shape} {given[0].dtype} and returns {made[0].shape} {made[0].dtype}; an "
-                "expert that changes only the features works"
+                f"{event.fqn} takes {inputs[0].shape} {inputs[0].dtype} and returns {outputs[0].shape} "
+                f"{outputs[0].dtype}; an expert that changes only the features works"
             )
-        widths.add(made[0].shape[-1])
+        widths.add(outputs[0].shape[-1])
     if len(widths) > 1:
         raise Blocked(f"the experts of {fqn} return {', '.join(map(str, sorted(widths)))} features; equal numbers work")
-    return ExpertList(fqn, len(own), widths.pop(), tuple(events))
+    return ExpertList(fqn, len(members), widths.pop(), tuple(events))

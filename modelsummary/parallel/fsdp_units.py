@@ -142,27 +142,27 @@ def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str
     Args:
         fqns: of the modules.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     views: dict[int, list[str]] = {}  # id of memory -> modules that returned a view of it
     for event in record.root.walk():
         written = event.writes[0] if event.writes else frozenset()
         if event.is_module and event.fqn in fqns:
             if any(
-                each.requires_grad and each.storages[0] in written for each in values_in((event.args, event.kwargs))
+                value.requires_grad and value.storages[0] in written for value in values_in((event.args, event.kwargs))
             ):
-                found[event.fqn] = (
+                reasons[event.fqn] = (
                     "it writes into what it takes, which torch refuses in a unit; x = x + y instead of x += y works"
                 )
-            for each in values_in(event.result):
-                if each.requires_grad and each.is_view:
-                    views.setdefault(each.storages[0], []).append(event.fqn)
+            for value in values_in(event.result):
+                if value.requires_grad and value.is_view:
+                    views.setdefault(value.storages[0], []).append(event.fqn)
         if event.children:
             continue
         for fqn in (fqn for storage in written for fqn in views.get(storage, ())):
             if not f"{event.fqn}.".startswith(f"{fqn}."):
                 why = f"it returns a view, which loses FSDP's hook where {event.fqn or model_class} writes into it"
-                found.setdefault(fqn, f"{why}; x = x + y instead of x += y works")
-    return found
+                reasons.setdefault(fqn, f"{why}; x = x + y instead of x += y works")
+    return reasons
 
 
 def _read(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]:
@@ -175,25 +175,29 @@ def _read(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]
     for fqn in fqns:
         for parameter in model.get_submodule(fqn).parameters():
             holders.setdefault(id(parameter), []).append(fqn)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for event in calls.events:
         around = list(_and_callers(event))
-        running = {each.fqn for each in around}
+        running = {call.fqn for call in around}
         if event.is_module:
-            for fqn in (each for each in fqns if event.fqn.startswith(f"{each}.") and each not in running):
+            for fqn in (fqn for fqn in fqns if event.fqn.startswith(f"{fqn}.") and fqn not in running):
                 called, caller = next(
-                    (each, each.parent) for each in reversed(around) if each.fqn.startswith(f"{fqn}.")
+                    (call, call.parent) for call in reversed(around) if call.fqn.startswith(f"{fqn}.")
                 )
                 who = (caller.fqn if caller is not None else "") or type(model).__name__
                 if _elements(model, event.fqn):
-                    found.setdefault(fqn, f"{who} calls {called.fqn}, {_GATHERED}")
+                    reasons.setdefault(fqn, f"{who} calls {called.fqn}, {_GATHERED}")
             continue
-        for name in (each.fqn for each in attributes_in((event.args, event.kwargs)) if each.fqn in calls.parameters):
+        for name in (
+            attribute.fqn
+            for attribute in attributes_in((event.args, event.kwargs))
+            if attribute.fqn in calls.parameters
+        ):
             units = holders.get(id(calls.parameters[name]), ())
             if running.isdisjoint(units):
                 why = f"{event.fqn or type(model).__name__} reads {name}, {_GATHERED}"
-                found.update((fqn, why) for fqn in units if fqn not in found)
-    return found
+                reasons.update((fqn, why) for fqn in units if fqn not in reasons)
+    return reasons
 
 
 def _and_callers(event: Event) -> Iterator[Event]:
@@ -206,20 +210,20 @@ def _and_callers(event: Event) -> Iterator[Event]:
 
 def _is_layer(row: LayerInfo) -> bool:
     """Return True if a module calls no module, apart from parametrizations."""
-    others = [each for each in row.children if not isinstance(each.module, ParametrizationList)]
-    return all(not each.executed and _is_layer(each) for each in others)  # a ModuleList is not executed
+    children = [child for child in row.children if not isinstance(child.module, ParametrizationList)]
+    return all(not child.executed and _is_layer(child) for child in children)  # a ModuleList is not executed
 
 
 def used_parameters(calls: Calls) -> set[int]:
     """Return the ids of the parameters that a layer or a function of a recorded forward uses."""
-    found: set[int] = set()
+    used: set[int] = set()
     for event in calls.events:
         if event.is_module:
-            found.update(map(id, calls.modules[event.fqn].parameters()))
+            used.update(map(id, calls.modules[event.fqn].parameters()))
         else:
             taken = attributes_in((event.args, event.kwargs))
-            found.update(id(calls.parameters[each.fqn]) for each in taken if each.fqn in calls.parameters)
-    return found
+            used.update(id(calls.parameters[attribute.fqn]) for attribute in taken if attribute.fqn in calls.parameters)
+    return used
 
 
 def _uncalled_blocks(root: LayerInfo, called: Container[str], used: Container[int]) -> Iterator[LayerInfo]:
@@ -230,8 +234,8 @@ def _uncalled_blocks(root: LayerInfo, called: Container[str], used: Container[in
         in_container = row.parent_info is not None and isinstance(row.parent_info.module, _CONTAINERS)
         module = row.module
         is_block = in_container and bool(row.children) and not isinstance(module, _CONTAINERS)
-        if module is not None and is_block and not any(each.executed for each in row.walk()):
-            if not any(id(each) in used for each in module.parameters()):
+        if module is not None and is_block and not any(inner.executed for inner in row.walk()):
+            if not any(id(parameter) in used for parameter in module.parameters()):
                 yield row
         elif row.fqn not in called:
             pending.extend(reversed(row.children))
@@ -256,10 +260,10 @@ def unit_bytes(
         used: ids of the parameters that the forward uses.
     """
     seen: set[int] = set()
-    found = []
+    sizes = []
     for fqns in (*units, [""]):
         gathered = reduced = 0
-        for parameter in (each for fqn in fqns for each in model.get_submodule(fqn).parameters()):
+        for parameter in (parameter for fqn in fqns for parameter in model.get_submodule(fqn).parameters()):
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
@@ -270,9 +274,9 @@ def unit_bytes(
             gathered += padded * (dtype or parameter.dtype).itemsize
             if id(parameter) in used:
                 reduced += padded * (parameter.itemsize if dtype is None else 4) * parameter.requires_grad
-        found.append((gathered, reduced))
-    return found
+        sizes.append((gathered, reduced))
+    return sizes
 
 
 def _elements(model: nn.Module, fqn: str) -> int:
-    return sum(each.numel() for each in model.get_submodule(fqn).parameters())
+    return sum(parameter.numel() for parameter in model.get_submodule(fqn).parameters())

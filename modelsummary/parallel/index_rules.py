@@ -25,38 +25,38 @@ def indexed(call: FunctionCall) -> Sharded | None:
     operand, layout = sharded_operand(call)
     index = call.event.args[1]
     parts = [index] if _is_lookup(index) or not isinstance(index, tuple) else list(index)
-    tensors = {each.leaf: len(each.shape) for each in call.operands[1:] if each.layout is None and each.is_index}
-    lookups = [each for each in parts if _is_lookup(each)]
+    tensors = {other.leaf: len(other.shape) for other in call.operands[1:] if other.layout is None and other.is_index}
+    lookups = [part for part in parts if _is_lookup(part)]
     kinds = (slice,) if lookups else (slice, int)  # an integer beside a tensor may move its dimension to the front
-    plain = [each for each in parts if each is not None and each is not Ellipsis and not _is_lookup(each)]
-    if len(lookups) > 1 or len(tensors) != len(call.operands) - 1 or not all(isinstance(each, kinds) for each in plain):
+    plain = [part for part in parts if part is not None and part is not Ellipsis and not _is_lookup(part)]
+    if len(lookups) > 1 or len(tensors) != len(call.operands) - 1 or not all(isinstance(part, kinds) for part in plain):
         raise Blocked(f"{call.at} takes elements by a tensor; integers, slices or one tensor of integers work")
-    taken = sum(each is not None and each is not Ellipsis for each in parts)
+    taken = sum(part is not None and part is not Ellipsis for part in parts)
     if Ellipsis not in parts:
         parts.append(Ellipsis)
-    place = parts.index(Ellipsis)
-    parts[place : place + 1] = [slice(None)] * (len(operand.shape) - taken)
+    position = parts.index(Ellipsis)
+    parts[position : position + 1] = [slice(None)] * (len(operand.shape) - taken)
     dim, result = 0, 0
-    for each in parts:
-        if each is None:
+    for part in parts:
+        if part is None:
             result += 1
             continue
         if dim == layout.dim:
             size = operand.shape[dim]
-            if isinstance(each, slice) and _takes_all(each, size, layout, call.sizes):
+            if isinstance(part, slice) and _takes_all(part, size, layout, call.sizes):
                 return layout._replace(dim=result)
-            if type(each) is int and not layout.pieces:
+            if type(part) is int and not layout.pieces:
                 raise Pieces(_part(call), operand.leaf, (1,) * size)
-            bounds = _bounds(each, size)
+            bounds = _bounds(part, size)
             if bounds is None:
                 raise Blocked(_part(call))
-            part = part_of(call, operand, layout, *bounds)
-            if part is not None and type(each) is int:
+            sharded = part_of(call, operand, layout, *bounds)
+            if sharded is not None and type(part) is int:
                 raise Blocked(_part(call))
-            return None if part is None else part._replace(dim=result)
+            return None if sharded is None else sharded._replace(dim=result)
         dim += 1
-        is_slice = isinstance(each, slice)
-        result += (tensors[each] if isinstance(each, (Value, Attribute)) else 1) if _is_lookup(each) else is_slice
+        is_slice = isinstance(part, slice)
+        result += (tensors[part] if isinstance(part, (Value, Attribute)) else 1) if _is_lookup(part) else is_slice
     raise Blocked(_part(call))
 
 
@@ -71,10 +71,12 @@ def _bounds(part: Any, size: int) -> tuple[int, int] | None:
         return (start, stop) if step == 1 and start < stop else None
     if type(part) is int:
         part = [part]
-    if not isinstance(part, list) or not part or not all(type(each) is int for each in part):
+    if not isinstance(part, list) or not part or not all(type(index) is int for index in part):
         return None
     start = part[0] % size
-    return (start, start + len(part)) if [each % size for each in part] == [*range(start, start + len(part))] else None
+    return (
+        (start, start + len(part)) if [index % size for index in part] == [*range(start, start + len(part))] else None
+    )
 
 
 def begin_of(index: Any, shape: Sequence[int], dim: int) -> int:
@@ -83,10 +85,10 @@ def begin_of(index: Any, shape: Sequence[int], dim: int) -> int:
     >>> begin_of((Ellipsis, slice(16, None)), (2, 48), 1)
     16
     """
-    parts = [each for each in (index if isinstance(index, (tuple, list)) else (index,)) if each is not None]
+    parts = [part for part in (index if isinstance(index, (tuple, list)) else (index,)) if part is not None]
     if Ellipsis in parts:
-        place = parts.index(Ellipsis)
-        parts[place : place + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+        position = parts.index(Ellipsis)
+        parts[position : position + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     part = parts[dim] if dim < len(parts) else None
     return (_bounds(part, shape[dim]) or (0, 0))[0]
 
@@ -98,9 +100,9 @@ def part_at(index: Any, ndim: int, dim: int) -> int | None:
     1
     """
     parts = index if isinstance(index, tuple) else (index,)
-    if any(_is_lookup(each) for each in parts):
+    if any(_is_lookup(part) for part in parts):
         return None
-    taken = sum(each is not None and each is not Ellipsis for each in parts)
+    taken = sum(part is not None and part is not Ellipsis for part in parts)
     at = 0
     for position, part in enumerate(parts):
         if part is Ellipsis:
@@ -118,7 +120,7 @@ def _part(call: FunctionCall) -> str:
 
 def _is_lookup(index: Any) -> bool:
     """Return True for a tensor or a list of integers."""
-    is_list = isinstance(index, list) and all(type(each) is int for each in index)
+    is_list = isinstance(index, list) and all(type(element) is int for element in index)
     return is_list or isinstance(index, (Value, Attribute))
 
 
@@ -144,8 +146,8 @@ def selected(position: int) -> Any:
         dim = dim_of(call.argument(position, "dim"), len(operand.shape))
         if dim == layout.dim:
             raise Blocked(_part(call))
-        for each in call.operands[1:]:
-            if each.layout is not None:
+        for index in call.operands[1:]:
+            if index.layout is not None:
                 raise Blocked(f"{call.at} takes sharded indices; whole indices work")
         gone = len(call.result_shape) < len(operand.shape) and dim < layout.dim
         return layout._replace(dim=layout.dim - gone)
