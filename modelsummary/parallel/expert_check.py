@@ -57,15 +57,15 @@ def argument(event: Event, position: int | str) -> Any:
 
 def arguments_of(live: LiveModel, fqns: Sequence[str]) -> dict[str, list[Arguments]]:
     """Return copies of what modules are called with, where the forward needs values; else nothing."""
-    found: dict[str, list[Arguments]] = {}
+    arguments: dict[str, list[Arguments]] = {}
     if live.execution != "real" or not fqns:
-        return found
+        return arguments
     handles = []
 
     def noting(fqn: str) -> Any:
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            found.setdefault(fqn, []).append(
-                map_tensors(lambda each: each.detach().clone().requires_grad_(each.requires_grad), (args, kwargs))
+            arguments.setdefault(fqn, []).append(
+                map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), (args, kwargs))
             )
 
         return hook
@@ -78,7 +78,7 @@ def arguments_of(live: LiveModel, fqns: Sequence[str]) -> dict[str, list[Argumen
         finally:
             for handle in handles:
                 handle.remove()
-    return found
+    return arguments
 
 
 def runs_divided(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> Divided:
@@ -103,7 +103,7 @@ def runs_divided(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments:
             best = _checked(calls, _with(stacked, kept), n_ranks, arguments)
         except Blocked:
             raise blocked from None
-    for name in (each for each in names if each not in kept):
+    for name in (name for name in names if name not in kept):
         try:
             best = _checked(calls, _with(stacked, (*best.experts.parameters, name)), n_ranks, arguments)
         except Blocked:
@@ -118,15 +118,15 @@ def _with(stacked: StackedExperts, parameters: tuple[str, ...]) -> StackedExpert
 
 
 def _checked(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> Divided:
-    found: set[tuple[str, ...]] = set()
+    kinds: set[tuple[str, ...]] = set()
     for event in stacked.events:
         if arguments is None:
-            found |= {_on_shapes(calls, stacked, event, n_ranks, rank) for rank in {0, n_ranks - 1}}
-    for given in arguments or ():
-        found.add(_compared(calls, stacked, given, n_ranks))
-    if len(found) > 1:
+            kinds |= {_on_shapes(calls, stacked, event, n_ranks, rank) for rank in {0, n_ranks - 1}}
+    for inputs in arguments or ():
+        kinds.add(_compared(calls, stacked, inputs, n_ranks))
+    if len(kinds) > 1:
         raise Blocked(f"the calls of {stacked.fqn} return different parts of the experts; equal calls work")
-    (results,) = found
+    (results,) = kinds
     if not any(results):
         raise Blocked(f"the results of {stacked.fqn} do not depend on parameters that can be divided")
     return Divided(stacked, results)
@@ -138,7 +138,7 @@ def _on_shapes(calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int
     device = device_of([*module.parameters()])
     with FakeTensorMode(allow_non_fake_inputs=True):
 
-        def made(leaf: Any) -> Any:
+        def fake(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 grad = leaf.requires_grad and leaf.dtype.is_floating_point
                 return torch.empty(leaf.shape, dtype=leaf.dtype, device=device, requires_grad=grad)
@@ -151,10 +151,12 @@ def _on_shapes(calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int
         def empty(tensor: Tensor, shape: Any) -> Tensor:
             return torch.empty(shape, dtype=tensor.dtype, device=device)
 
-        args, kwargs = map_template(made, event.args), map_template(made, event.kwargs)
+        args, kwargs = map_template(fake, event.args), map_template(fake, event.kwargs)
         ran = _run(calls, stacked, (args, kwargs), n_ranks, rank, empty)
         _backward(ran.contributions)
-    expected, shapes = [[tuple(each.shape) for each in part] for part in (values_in(event.result), ran.contributions)]
+    expected, shapes = [
+        [tuple(tensor.shape) for tensor in tensors] for tensors in (values_in(event.result), ran.contributions)
+    ]
     if len(shapes) != len(expected):
         raise Blocked(f"{stacked.fqn} returns tensors in an object; a tensor, tuple, list or dict works")
     if shapes != expected:
@@ -180,31 +182,31 @@ class _Ran:
 
     def tensors(self) -> list[Tensor]:
         """Return the results, and the gradients of what all ranks have."""
-        return [*(each.detach() for each in self.contributions), *self.gradients(self.others)]
+        return [*(tensor.detach() for tensor in self.contributions), *self.gradients(self.others)]
 
     @staticmethod
     def gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.zeros_like(each) if each.grad is None else each.grad for each in tensors]
+        return [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in tensors]
 
 
 def _twin(
-    calls: Calls, stacked: StackedExperts, made: Any, n_ranks: int
+    calls: Calls, stacked: StackedExperts, chunk_of: Any, n_ranks: int
 ) -> tuple[nn.Module, list[Tensor], list[Tensor]]:
     """Return a copy of a module, its parameters that are divided, and the others.
 
     Args:
-        made: function of a tensor and the shape of the rank's chunk, that returns the tensor of the copy.
+        chunk_of: function of a tensor and the shape of the rank's chunk, that returns the tensor of the copy.
     """
     module = calls.modules[stacked.fqn]
-    memo: dict[int, Any] = {id(each): each for each in calls.model.parameters()}
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in calls.model.parameters()}
     for tensor in module.buffers():
-        memo[id(tensor)] = made(tensor, tensor.shape)
+        memo[id(tensor)] = chunk_of(tensor, tensor.shape)
     shards: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in module.named_parameters():
         is_shard = name in stacked.parameters
         shape = (parameter.shape[0] // n_ranks, *parameter.shape[1:]) if is_shard else parameter.shape
-        local = nn.Parameter(made(parameter, shape), requires_grad=parameter.dtype.is_floating_point)
+        local = nn.Parameter(chunk_of(parameter, shape), requires_grad=parameter.dtype.is_floating_point)
         memo[id(parameter)] = local
         (shards if is_shard else others).append(local)
     try:
@@ -220,31 +222,31 @@ def _whole(calls: Calls, stacked: StackedExperts, arguments: Arguments, dtype: t
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         result = twin(*args, **kwargs)
-    results = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+    results = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
     _backward(results)
     return _Ran([], results, shards, [*others, *_entered(args, kwargs)])
 
 
 def _chunks(rank: int, dtype: torch.dtype | None) -> Any:
-    def made(tensor: Tensor, shape: Any) -> Tensor:
+    def chunk_of(tensor: Tensor, shape: Any) -> Tensor:
         chunk = tensor.detach() if tensor.shape == shape else tensor.detach().narrow(0, rank * shape[0], shape[0])
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         return chunk.to(kind, copy=True)
 
-    return made
+    return chunk_of
 
 
 def _copied(arguments: Arguments, dtype: torch.dtype | None) -> Arguments:
     def copied(tensor: Tensor) -> Tensor:
-        made: Tensor = _chunks(0, dtype)(tensor, tensor.shape)
-        return made.requires_grad_(tensor.requires_grad)
+        leaf: Tensor = _chunks(0, dtype)(tensor, tensor.shape)
+        return leaf.requires_grad_(tensor.requires_grad)
 
     result: Arguments = map_tensors(copied, arguments)
     return result
 
 
 def _entered(args: Any, kwargs: Any) -> list[Tensor]:
-    return [each for each in tensors_of((args, kwargs)) if each.requires_grad]
+    return [tensor for tensor in tensors_of((args, kwargs)) if tensor.requires_grad]
 
 
 def _plus(one: Tensor, other: Tensor) -> Tensor:
@@ -258,26 +260,26 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool((one - other).abs().max() <= close * one.abs().max().clamp(min=1e-6))
 
 
-def _run(calls: Calls, stacked: StackedExperts, arguments: Arguments, n_ranks: int, rank: int, made: Any) -> _Ran:
+def _run(calls: Calls, stacked: StackedExperts, arguments: Arguments, n_ranks: int, rank: int, chunk_of: Any) -> _Ran:
     """Run a copy of the module with the experts of one rank. Raises ``Blocked``.
 
     Args:
-        made: as for ``_twin``.
+        chunk_of: as for ``_twin``.
     """
-    twin, shards, others = _twin(calls, stacked, made, n_ranks)
+    twin, shards, others = _twin(calls, stacked, chunk_of, n_ranks)
     args, kwargs = arguments
-    given = [*tensors_of((args, kwargs)), *twin.buffers()]
-    mode = ExpertShards(rank, n_ranks, shards, given, strict=True)
+    protected = [*tensors_of((args, kwargs)), *twin.buffers()]
+    mode = ExpertShards(rank, n_ranks, shards, protected, strict=True)
     try:
         with torch.enable_grad(), mode:
             result = twin(*args, **kwargs)
-        held = [each for part in twin.modules() for each in vars(part).values() if isinstance(each, Tensor)]
-        if any(mode.kind(each) for each in held):
+        held = [tensor for module in twin.modules() for tensor in vars(module).values() if isinstance(tensor, Tensor)]
+        if any(mode.kind(tensor) for tensor in held):
             raise Blocked(f"{stacked.fqn} keeps results of experts in an attribute; returning them works")
-        leaves = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         return _Ran(
-            [_OPERATIONS[mode.kind(each)] for each in leaves],
-            [mode.sum_of(each) for each in leaves],
+            [_OPERATIONS[mode.kind(leaf)] for leaf in leaves],
+            [mode.sum_of(leaf) for leaf in leaves],
             shards,
             [*others, *_entered(args, kwargs)],
         )
@@ -296,9 +298,12 @@ _OPERATIONS = {"": "", "shard": "all_gather", "rows": "all_reduce", "sum": "all_
 
 def _backward(results: Sequence[Tensor]) -> None:
     losses = [
-        (each * torch.linspace(0.5, 1.5, each.numel(), device=each.device, dtype=each.dtype).view(each.shape)).sum()
-        for each in results
-        if each.requires_grad
+        (
+            result
+            * torch.linspace(0.5, 1.5, result.numel(), device=result.device, dtype=result.dtype).view(result.shape)
+        ).sum()
+        for result in results
+        if result.requires_grad
     ]
     if losses:
         torch.stack(losses).sum().backward()
@@ -320,7 +325,7 @@ def _compared(calls: Calls, stacked: StackedExperts, arguments: Arguments, n_ran
         _backward(ran.contributions)
     sums = [reduce(_plus, parts) for parts in zip(*(ran.tensors() for ran in rans), strict=True)]
     sums += [torch.cat(parts) for parts in zip(*(ran.gradients(ran.shards) for ran in rans), strict=True)]
-    expected, other = ([*each.tensors(), *each.gradients(each.shards)] for each in (whole, again))
+    expected, other = ([*ran.tensors(), *ran.gradients(ran.shards)] for ran in (whole, again))
     if all(map(_are_close, expected, other)) and not all(map(_are_close, expected, sums)):  # else it is random
         raise Blocked(f"the sum over the ranks of what {stacked.fqn} computes differs from what it computes as a whole")
     return tuple(rans[0].results)

@@ -31,7 +31,7 @@ class ExpertShards(TorchFunctionMode):
     Args:
         rank, ranks: of the group that shares out the experts.
         shards: tensors whose first dimension is shared out.
-        given: tensors into which only whole tensors may be written.
+        protected: tensors into which only whole tensors may be written.
         strict: refuse functions that hide what they call.
     """
 
@@ -44,11 +44,11 @@ class ExpertShards(TorchFunctionMode):
         Args:
             kind: ``"shard"``, ``"rows"`` or ``"sum"``.
             dim: dimension of a shard.
-            own: mask of the rows that count, of the shape of the tensor; True: all, None: none.
+            mask: of the rows that count, of the shape of the tensor; True: all, None: none.
         """
 
-        def __init__(self, kind: str, dim: int = 0, own: Any = True) -> None:
-            self.kind, self.dim, self.own = kind, dim, own
+        def __init__(self, kind: str, dim: int = 0, mask: Any = True) -> None:
+            self.kind, self.dim, self.mask = kind, dim, mask
 
     FACTS = frozenset(
         """
@@ -100,7 +100,7 @@ class ExpertShards(TorchFunctionMode):
     ADDS_ROWS = frozenset("index_add scatter_add index_put index_copy".split())
 
     def __init__(
-        self, rank: int, ranks: int, shards: list[Any], given: list[Any] | None = None, *, strict: bool = False
+        self, rank: int, ranks: int, shards: list[Any], protected: list[Any] | None = None, *, strict: bool = False
     ) -> None:
         super().__init__()
         self.rank, self.ranks = rank, ranks
@@ -109,29 +109,29 @@ class ExpertShards(TorchFunctionMode):
         self.sums: dict[int, Any] = {}  # id of memory into which sums were written -> the memory
         self.masks: dict[Any, Any] = {}
         self.sorted: set[int] = set()  # ids of the memory of masks of rows that are sorted by their expert
-        self.given = {self._memory(each): each for each in (*shards, *(given or ()))}
-        self.seen = {id(each): each for each in (*shards, *(given or ()))} if strict else None
-        for each in shards:
-            each._experts = self.LocalPart("shard")
+        self.protected = {self._memory(tensor): tensor for tensor in (*shards, *(protected or ()))}
+        self.seen = {id(tensor): tensor for tensor in (*shards, *(protected or ()))} if strict else None
+        for shard in shards:
+            shard._experts = self.LocalPart("shard")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = self._tensors((args, kwargs))
         if self.seen is not None:
             self._check_seen(func, tensors)
-        if any(self._part(each) is not None for each in tensors):
+        if any(self._part(tensor) is not None for tensor in tensors):
             result = self._run(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         if self.seen is not None:
-            self.seen.update({id(each): each for each in self._tensors(result)})
+            self.seen.update({id(tensor): tensor for tensor in self._tensors(result)})
         return result
 
     # ---------------------------------------------------------------------------------------------- kinds
 
     @staticmethod
     def _tensors(value: Any) -> list[Any]:
-        return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+        return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
     @staticmethod
     def _memory(tensor: Any) -> int:
@@ -140,9 +140,9 @@ class ExpertShards(TorchFunctionMode):
     def _check_seen(self, func: Any, tensors: list[Any]) -> None:
         """Refuse what was made by code that the mode does not see: it may be made of experts."""
         assert self.seen is not None
-        for each in tensors:
-            if each.grad_fn is not None and (
-                id(each) not in self.seen or isinstance(each.grad_fn, torch.autograd.function.BackwardCFunction)
+        for tensor in tensors:
+            if tensor.grad_fn is not None and (
+                id(tensor) not in self.seen or isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
             ):
                 raise self.Refused(
                     f"{self._name(func)[0]}() takes a tensor that a compiled or custom function made; functions of "
@@ -155,9 +155,9 @@ class ExpertShards(TorchFunctionMode):
             return self.LocalPart("sum")
         return getattr(tensor, "_experts", None)
 
-    def _marked(self, result: Any, kind: str, dim: int = 0, own: Any = True) -> Any:
-        for each in self._tensors(result):
-            each._experts = self.LocalPart(kind, dim, own)
+    def _marked(self, result: Any, kind: str, dim: int = 0, mask: Any = True) -> Any:
+        for tensor in self._tensors(result):
+            tensor._experts = self.LocalPart(kind, dim, mask)
         return result
 
     def shape(self, tensor: Any) -> torch.Size:
@@ -183,17 +183,17 @@ class ExpertShards(TorchFunctionMode):
             return tensor if self.rank == 0 else torch.zeros_like(tensor)
         if part.kind == "shard":
             size, shape = tensor.shape[part.dim], list(tensor.shape)
-            places = (self.rank * size, (self.ranks - self.rank - 1) * size)
-            zeros = [tensor.new_zeros([*shape[: part.dim], each, *shape[part.dim + 1 :]]) for each in places]
+            lengths = (self.rank * size, (self.ranks - self.rank - 1) * size)
+            zeros = [tensor.new_zeros([*shape[: part.dim], length, *shape[part.dim + 1 :]]) for length in lengths]
             return torch.cat([zeros[0], tensor, zeros[1]], part.dim)
-        if part.kind == "sum" or part.own is True:
+        if part.kind == "sum" or part.mask is True:
             return tensor
-        return self._like(tensor) if part.own is None else tensor.masked_fill(~part.own, 0)
+        return self._like(tensor) if part.mask is None else tensor.masked_fill(~part.mask, 0)
 
     def _begin_sum(self, target: Any) -> None:
         """Let a whole tensor, into which a part is written, be the sum over the ranks."""
         base = target if target._base is None else target._base
-        if self._memory(target) in self.given:
+        if self._memory(target) in self.protected:
             raise self.Refused("results of experts are written into an argument or buffer; a new tensor works")
         if base.numel() * base.element_size() != base.untyped_storage().nbytes():
             raise self.Refused(
@@ -222,7 +222,7 @@ class ExpertShards(TorchFunctionMode):
             raise self.Refused(f"{name}(out=...) writes parts of experts; a function that returns its result works")
         func, args, kwargs = self._by_position(func, args, kwargs)
         if name in self.SIZED:
-            args = (args[0], *(self._like(each) if self._is_part(each) else each for each in args[1:]))
+            args = (args[0], *(self._like(argument) if self._is_part(argument) else argument for argument in args[1:]))
             if not self._is_part(args[0]):
                 return func(*args, **kwargs)
         is_pair = name in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor)
@@ -261,7 +261,7 @@ class ExpertShards(TorchFunctionMode):
         return func, args, kwargs
 
     def _like_it(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
-        return func(*tree_map(lambda each: self._like(each) if self._is_part(each) else each, args), **kwargs)
+        return func(*tree_map(lambda leaf: self._like(leaf) if self._is_part(leaf) else leaf, args), **kwargs)
 
     def _is_part(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and self._part(value) is not None
@@ -269,7 +269,7 @@ class ExpertShards(TorchFunctionMode):
     def _fact(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         part = self._part(args[0])
         is_size = part.kind == "shard" and name in ("shape", "size", "numel", "nelement", "len")
-        tensor = self._like(args[0]) if is_size or part.own is None else args[0]
+        tensor = self._like(args[0]) if is_size or part.mask is None else args[0]
         return func(tensor, *args[1:], **kwargs)
 
     def _absent(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -282,41 +282,41 @@ class ExpertShards(TorchFunctionMode):
             return torch.empty_like(value, device="meta", requires_grad=False) if is_tensor else value
 
         with torch.no_grad():
-            made = func(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
-        return self._marked(made, "rows", own=None)
+            result = func(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
+        return self._marked(result, "rows", mask=None)
 
     def _kinds(self, name: str, tensors: list[Any]) -> set[str]:
-        kinds = {part.kind for each in tensors if (part := self._part(each)) is not None}
+        kinds = {part.kind for tensor in tensors if (part := self._part(tensor)) is not None}
         if "shard" in kinds and len(kinds) > 1:
             raise self.Refused(f"{name}() takes chunks of experts and rows of tokens; one kind works")
         return kinds
 
-    def _owns(self, name: str, masks: list[Any]) -> Any:
+    def _common_mask(self, name: str, masks: list[Any]) -> Any:
         """Return the mask of a result from the masks of what it is made of, which must be the same."""
         first, *others = masks
-        for each in others:
-            if each is first:
+        for mask in others:
+            if mask is first:
                 continue
-            if not (isinstance(each, torch.Tensor) and isinstance(first, torch.Tensor)):
+            if not (isinstance(mask, torch.Tensor) and isinstance(first, torch.Tensor)):
                 raise self.Refused(f"{name}() takes results of different experts; results of the same experts work")
-            is_view = self._memory(each) == self._memory(first) and each.storage_offset() == first.storage_offset()
+            is_view = self._memory(mask) == self._memory(first) and mask.storage_offset() == first.storage_offset()
             strides = [
-                [step for step, size in zip(mask.stride(), mask.shape, strict=False) if size > 1]
-                for mask in (each, first)
+                [step for step, size in zip(tensor.stride(), tensor.shape, strict=False) if size > 1]
+                for tensor in (mask, first)
             ]
             if is_view and strides[0] == strides[1]:
                 continue
-            if self._is_shape(each):  # rows sorted by their expert: a product of groups, and numbers of experts
-                is_equal = (self._memory(each) in self.sorted) != (self._memory(first) in self.sorted)
+            if self._is_shape(mask):  # rows sorted by their expert: a product of groups, and numbers of experts
+                is_equal = (self._memory(mask) in self.sorted) != (self._memory(first) in self.sorted)
             else:
-                is_equal = torch.equal(each, first)
+                is_equal = torch.equal(mask, first)
             if not is_equal:
                 raise self.Refused(f"{name}() takes results of different experts; results of the same experts work")
         return first
 
     @staticmethod
-    def _varies(own: Any, dim: int) -> bool:
-        return isinstance(own, torch.Tensor) and own.shape[dim] > 1 and own.stride(dim) != 0
+    def _varies(mask: Any, dim: int) -> bool:
+        return isinstance(mask, torch.Tensor) and mask.shape[dim] > 1 and mask.stride(dim) != 0
 
     # ----------------------------------------------------------------------------------------- elementwise
 
@@ -325,9 +325,9 @@ class ExpertShards(TorchFunctionMode):
         kinds = self._kinds(name, tensors)
         if "sum" in kinds:
             return self._linear(func, name, args, kwargs)
-        parts = [(each, part) for each in tensors if (part := self._part(each)) is not None]
+        parts = [(tensor, part) for tensor in tensors if (part := self._part(tensor)) is not None]
         if "shard" in kinds:
-            dims = {part.dim - each.dim() for each, part in parts}
+            dims = {part.dim - tensor.dim() for tensor, part in parts}
             if len(dims) > 1:
                 raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
             dim, whole = dims.pop(), self.shape(parts[0][0])[parts[0][1].dim]
@@ -341,31 +341,31 @@ class ExpertShards(TorchFunctionMode):
                     raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
                 return value
 
-            made = func(*tree_map(local, args), **tree_map(local, kwargs))
-            return self._marked(made, "shard", made.dim() + dim)
-        masks = [part.own for _, part in parts]
-        if any(each is None for each in masks):
-            if name in self.ADDS and any(each is not None for each in masks):
+            result = func(*tree_map(local, args), **tree_map(local, kwargs))
+            return self._marked(result, "shard", result.dim() + dim)
+        masks = [part.mask for _, part in parts]
+        if any(mask is None for mask in masks):
+            if name in self.ADDS and any(mask is not None for mask in masks):
                 return self._linear(func, name, args, kwargs)
-            self._owns(name, masks)
+            self._common_mask(name, masks)
             return self._absent(func, name, args, kwargs)
-        shape = torch.broadcast_shapes(*(each.shape for each in tensors))
-        masks = [each if each is True else each.expand(shape) for each in masks]
+        shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+        masks = [mask if mask is True else mask.expand(shape) for mask in masks]
         try:
-            own = self._owns(name, masks)
+            mask = self._common_mask(name, masks)
         except self.Refused:
             if name not in self.ADDS:
                 raise
             return self._linear(func, name, args, kwargs)
-        return self._marked(func(*args, **kwargs), "rows", own=own)
+        return self._marked(func(*args, **kwargs), "rows", mask=mask)
 
     def _linear(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function that is linear in sums over the ranks."""
-        sums = [each for each in self._tensors((args, kwargs)) if self._is_part(each)]
+        sums = [tensor for tensor in self._tensors((args, kwargs)) if self._is_part(tensor)]
         if self._name(func)[1] and self._part(args[0]).kind != "sum":
             raise self.Refused(f"{name}() adds a sum over the ranks to results of single experts; a new tensor works")
         if name in self.ADDS or name == "where":
-            given = args[1:] if name == "where" else args
+            terms = args[1:] if name == "where" else args
 
             def share(value: Any) -> Any:
                 if isinstance(value, torch.Tensor):
@@ -374,7 +374,7 @@ class ExpertShards(TorchFunctionMode):
 
             if name == "where" and self._is_part(args[0]):
                 raise self.Refused("where() chooses by a sum over the ranks; a whole condition works")
-            made = func(*args[: len(args) - len(given)], *map(share, given), **kwargs)
+            result = func(*args[: len(args) - len(terms)], *map(share, terms), **kwargs)
         else:
             first = sums[0] is args[0]
             fits = name in self.LINEAR or name in ("mul", "multiply", "rmul") or (first and name in self.SCALES)
@@ -385,10 +385,10 @@ class ExpertShards(TorchFunctionMode):
             fits = fits or (first and name == "masked_fill" and self._argument(args, kwargs, 2, "value") == 0)
             if not fits or len(sums) > 1:
                 raise self.Refused(f"{name}() takes a sum over the ranks; functions that are linear in it work")
-            made = func(*args, **kwargs)
-            if not made.is_floating_point():
+            result = func(*args, **kwargs)
+            if not result.is_floating_point():
                 raise self.Refused(f"{name}() makes integers of a sum over the ranks; floating point numbers work")
-        return self._marked(made, "sum")
+        return self._marked(result, "sum")
 
     @staticmethod
     def _argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
@@ -406,9 +406,9 @@ class ExpertShards(TorchFunctionMode):
         """Follow ``target[...] = value`` and ``target.copy_(value)``."""
         target, value = args[0], args[-1]
         part = self._part(target)
-        if any(self._is_part(each) for each in self._tensors(args[1:-1])):
+        if any(self._is_part(tensor) for tensor in self._tensors(args[1:-1])):
             raise self.Refused(f"{name}() writes at places that differ between ranks; places that are whole work")
-        if part is not None and part.kind == "rows" and not self._is_part(value) and part.own is not None:
+        if part is not None and part.kind == "rows" and not self._is_part(value) and part.mask is not None:
             return func(*args)
         if part is not None and part.kind != "sum":
             raise self.Refused(f"{name}() writes into a part of the experts; writing into a new tensor works")
@@ -424,9 +424,9 @@ class ExpertShards(TorchFunctionMode):
         """Follow functions that add rows to a tensor, or write them."""
         writes = self._name(func)[1]
         target, position = args[0], 2 if name == "index_put" else 3
-        named = next((kwargs[each] for each in ("source", "src", "values", "tensor") if each in kwargs), None)
+        named = next((kwargs[keyword] for keyword in ("source", "src", "values", "tensor") if keyword in kwargs), None)
         source = self._argument(args, {}, position, "", named)
-        indices = [each for each in self._tensors((args, kwargs)) if each is not source and each is not target]
+        indices = [tensor for tensor in self._tensors((args, kwargs)) if tensor is not source and tensor is not target]
         kinds = self._kinds(name, [target])
         if any(map(self._is_part, indices)) or kinds - {"sum"}:
             raise self.Refused(f"{name}() takes a part of the experts; adding results to a whole tensor works")
@@ -438,8 +438,8 @@ class ExpertShards(TorchFunctionMode):
         def local(value: Any) -> Any:
             return whole if value is target else share if value is source else value
 
-        made = func(*tree_map(local, args), **tree_map(local, kwargs))
-        return made if writes else self._marked(made, "sum")
+        result = func(*tree_map(local, args), **tree_map(local, kwargs))
+        return result if writes else self._marked(result, "sum")
 
     # ----------------------------------------------------------------------------------------------- views
 
@@ -448,40 +448,42 @@ class ExpertShards(TorchFunctionMode):
         part = self._part(tensor)
         if part is None or any(map(self._is_part, others)):
             raise self.Refused(f"{name}() takes sizes or places that differ between ranks; whole ones work")
-        if any(isinstance(each, torch.dtype) for each in (*others, *kwargs.values())):
+        if any(isinstance(argument, torch.dtype) for argument in (*others, *kwargs.values())):
             raise self.Refused(f"{name}() reads the memory of a part of the experts as another dtype; to() works")
         if part.kind == "sum":
             return self._marked(func(tensor, *others, **kwargs), "sum")
         if part.kind == "rows":
-            if part.own is None:
+            if part.mask is None:
                 return self._absent(func, name, (tensor, *others), kwargs)
-            made = func(tensor, *others, **kwargs)
-            if part.own is True:
-                return self._marked(made, "rows")
-            masks = func(part.own, *others, **kwargs)
-            for each, own in zip(self._tensors(made), self._tensors(masks), strict=False):
-                each._experts = self.LocalPart("rows", own=own)
-            return made
+            result = func(tensor, *others, **kwargs)
+            if part.mask is True:
+                return self._marked(result, "rows")
+            masks = func(part.mask, *others, **kwargs)
+            for view, mask in zip(self._tensors(result), self._tensors(masks), strict=False):
+                view._experts = self.LocalPart("rows", mask=mask)
+            return result
         return self._view_of_shard(func, name, tensor, part.dim, others, kwargs)
 
     def _view_of_shard(self, func: Any, name: str, tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
         whole = self.shape(tensor)
         if name in self.MOVES:  # sizes that differ show where each dimension goes
-            sizes = [2 + place if size > 1 else 1 for place, size in enumerate(whole)]
+            sizes = [2 + axis if size > 1 else 1 for axis, size in enumerate(whole)]
             after = list(func(torch.empty(sizes, device="meta"), *others, **kwargs).shape)
-            made = self._squeezed(tensor, dim, others, kwargs) if name == "squeeze" else func(tensor, *others, **kwargs)
-            return self._marked(made, "shard", after.index(2 + dim))
+            result = (
+                self._squeezed(tensor, dim, others, kwargs) if name == "squeeze" else func(tensor, *others, **kwargs)
+            )
+            return self._marked(result, "shard", after.index(2 + dim))
         if name in self.RESHAPES | self.EXPANDS:
             after = list(func(torch.empty(whole, device="meta"), *others, **kwargs).shape)
             if name in self.EXPANDS:
-                place = dim + len(after) - len(whole)
-                after[place] //= self.ranks
-                return self._marked(tensor.expand(after), "shard", place)
+                axis = dim + len(after) - len(whole)
+                after[axis] //= self.ranks
+                return self._marked(tensor.expand(after), "shard", axis)
             lead, passed = math.prod(whole[:dim]), 1
-            for place, size in enumerate(after):
+            for axis, size in enumerate(after):
                 if passed == lead and size > 1 and size % self.ranks == 0:
-                    after[place] = size // self.ranks
-                    return self._marked(tensor.reshape(after), "shard", place)
+                    after[axis] = size // self.ranks
+                    return self._marked(tensor.reshape(after), "shard", axis)
                 passed *= size
             raise self.Refused(f"{name}() cuts across the experts; a view that keeps experts apart works")
         is_flat = name == "repeat_interleave" and self._argument((None, *others), kwargs, 2, "dim") is None
@@ -493,12 +495,12 @@ class ExpertShards(TorchFunctionMode):
         if name == "flip" and isinstance(along, int):
             along = others
         along = range(len(whole)) if along is None else along
-        taken = {each % len(whole) for each in (along if isinstance(along, (tuple, list, range)) else (along,))}
+        taken = {axis % len(whole) for axis in (along if isinstance(along, (tuple, list, range)) else (along,))}
         if dim not in taken:
-            made = func(tensor, *others, **kwargs)
-            return self._marked(made, "shard", dim - (name in ("unbind", "select") and taken.pop() < dim))
+            result = func(tensor, *others, **kwargs)
+            return self._marked(result, "shard", dim - (name in ("unbind", "select") and taken.pop() < dim))
         if name == "unbind":
-            return tuple(self._expert(tensor, dim, number) for number in range(whole[dim]))
+            return tuple(self._expert(tensor, dim, index) for index in range(whole[dim]))
         if name == "select":
             return self._expert(tensor, dim, int(self._argument((None, *others), kwargs, 2, "index")))
         raise self.Refused(f"{name}() works along the experts; taking experts by their number works")
@@ -507,20 +509,20 @@ class ExpertShards(TorchFunctionMode):
     def _squeezed(tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
         """Remove dimensions of one element, but not the experts: a rank may have one."""
         named = others[0] if others else kwargs.get("dim", tuple(range(tensor.dim())))
-        dims = {each % tensor.dim() for each in (named if isinstance(named, (tuple, list)) else (named,))} - {dim}
+        dims = {axis % tensor.dim() for axis in (named if isinstance(named, (tuple, list)) else (named,))} - {dim}
         return tensor.squeeze(tuple(dims)) if dims else tensor.view(tensor.shape)
 
-    def _expert(self, tensor: Any, dim: int, number: int) -> Any:
+    def _expert(self, tensor: Any, dim: int, index: int) -> Any:
         """Return one expert: its chunk on the rank that holds it, and its shape elsewhere."""
         local, whole = tensor.shape[dim], self.shape(tensor)[dim]
-        if not -whole <= number < whole:
-            raise IndexError(f"expert {number} of {whole}")
-        number = number % whole - self.rank * local
-        if 0 <= number < local:
-            return self._marked(tensor.select(dim, number), "rows")
+        if not -whole <= index < whole:
+            raise IndexError(f"expert {index} of {whole}")
+        index = index % whole - self.rank * local
+        if 0 <= index < local:
+            return self._marked(tensor.select(dim, index), "rows")
         self.skips = True
-        shape = [size for place, size in enumerate(tensor.shape) if place != dim]
-        return self._marked(torch.empty(shape, dtype=tensor.dtype, device="meta"), "rows", own=None)
+        shape = [size for axis, size in enumerate(tensor.shape) if axis != dim]
+        return self._marked(torch.empty(shape, dtype=tensor.dtype, device="meta"), "rows", mask=None)
 
     # --------------------------------------------------------------------------------------------- indexing
 
@@ -531,24 +533,24 @@ class ExpertShards(TorchFunctionMode):
         part = self._part(tensor)
         if part is None or any(map(self._is_part, self._tensors(index))):
             raise self.Refused("getitem() takes elements by numbers that differ between ranks; whole numbers work")
-        if part.kind == "sum" or part.own is not True:
+        if part.kind == "sum" or part.mask is not True:
             if part.kind == "sum":
                 return self._marked(tensor[index], "sum")
-            if part.own is None:
-                return self._marked(torch.empty_like(self._like(tensor)[index], device="meta"), "rows", own=None)
-            return self._marked(tensor[index], "rows", own=part.own[index])
+            if part.mask is None:
+                return self._marked(torch.empty_like(self._like(tensor)[index], device="meta"), "rows", mask=None)
+            return self._marked(tensor[index], "rows", mask=part.mask[index])
         if part.kind == "rows":
             return self._marked(tensor[index], "rows")
         items = list(index) if isinstance(index, tuple) else [index]
-        items = [torch.tensor(each, device=self.device) if isinstance(each, list) else each for each in items]
-        lookups = [each for each in items if isinstance(each, torch.Tensor)]
-        if any(each.dtype in (torch.bool, torch.uint8) for each in lookups):
+        items = [torch.tensor(item, device=self.device) if isinstance(item, list) else item for item in items]
+        lookups = [item for item in items if isinstance(item, torch.Tensor)]
+        if any(lookup.dtype in (torch.bool, torch.uint8) for lookup in lookups):
             raise self.Refused("getitem() takes experts by a mask; numbers of experts work")
-        rest = [slice(None)] * (tensor.dim() - sum(each is not None and each is not Ellipsis for each in items))
-        dots = next((place for place, each in enumerate(items) if each is Ellipsis), len(items))
+        rest = [slice(None)] * (tensor.dim() - sum(item is not None and item is not Ellipsis for item in items))
+        dots = next((position for position, item in enumerate(items) if item is Ellipsis), len(items))
         items[dots : dots + 1] = rest
-        places = [place for place, each in enumerate(items) if each is not None]
-        at, whole = places[part.dim], self.shape(tensor)[part.dim]
+        positions = [position for position, item in enumerate(items) if item is not None]
+        at, whole = positions[part.dim], self.shape(tensor)[part.dim]
         item = items[at]
         if isinstance(item, torch.Tensor) and item.dim() == 0 and not self._is_shape(item):
             item = int(item)
@@ -560,7 +562,7 @@ class ExpertShards(TorchFunctionMode):
         if item.indices(whole) != (0, whole, 1) or lookups:
             raise self.Refused("getitem() takes some of the experts; taking experts by their number works")
         items[at] = slice(None)
-        return self._marked(tensor[tuple(items)], "shard", sum(not isinstance(each, int) for each in items[:at]))
+        return self._marked(tensor[tuple(items)], "shard", sum(not isinstance(item, int) for item in items[:at]))
 
     @staticmethod
     def _is_shape(tensor: Any) -> bool:
@@ -571,39 +573,41 @@ class ExpertShards(TorchFunctionMode):
         numbers, local, whole = items[at], tensor.shape[dim], self.shape(tensor)[dim]
         begin = self.rank * local
         shifted = numbers.where(numbers >= 0, numbers + whole) - begin
-        made = tensor[tuple(shifted.clamp(0, local - 1) if place == at else each for place, each in enumerate(items))]
-        place = (self._memory(numbers), numbers.storage_offset(), numbers.shape, numbers.stride())
-        key = (*place, numbers._version, begin, local)
+        result = tensor[
+            tuple(shifted.clamp(0, local - 1) if position == at else item for position, item in enumerate(items))
+        ]
+        region = (self._memory(numbers), numbers.storage_offset(), numbers.shape, numbers.stride())
+        key = (*region, numbers._version, begin, local)
         if key not in self.masks:
             self.masks[key] = (numbers, (shifted >= 0) & (shifted < local))  # the memory of the numbers is kept
-        own = self.masks[key][1]
-        if sum(isinstance(each, torch.Tensor) for each in items) == 1:
-            after = sum(not isinstance(each, int) for each in items[at + 1 :])
-            own = own.view(*own.shape, *[1] * after)
+        mask = self.masks[key][1]
+        if sum(isinstance(item, torch.Tensor) for item in items) == 1:
+            after = sum(not isinstance(item, int) for item in items[at + 1 :])
+            mask = mask.view(*mask.shape, *[1] * after)
         else:  # the lookups of several tensors are one
-            kept = [each for each in items if each is not None]
+            kept = [item for item in items if item is not None]
             shape = [
-                size if isinstance(each, (int, torch.Tensor)) else 1
-                for each, size in zip(kept, self.shape(tensor), strict=False)
+                size if isinstance(item, (int, torch.Tensor)) else 1
+                for item, size in zip(kept, self.shape(tensor), strict=False)
             ]
-            places = torch.arange(whole, device=numbers.device).view(
-                [-1 if each == dim else 1 for each in range(tensor.dim())]
+            experts = torch.arange(whole, device=numbers.device).view(
+                [-1 if axis == dim else 1 for axis in range(tensor.dim())]
             )
-            lookup = tuple(slice(None) if isinstance(each, slice) else each for each in items)
-            taken = places.expand(shape)[lookup]
-            own = (taken >= begin) & (taken < begin + local)
-        return self._marked(made, "rows", own=own.expand(made.shape))
+            lookup = tuple(slice(None) if isinstance(item, slice) else item for item in items)
+            taken = experts.expand(shape)[lookup]
+            mask = (taken >= begin) & (taken < begin + local)
+        return self._marked(result, "rows", mask=mask.expand(result.shape))
 
     def _selected(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Follow functions that take elements by a tensor of numbers along one dimension."""
         tensor = args[0]
-        part, number = self._part(tensor), self._argument(args, kwargs, 1, "dim")
+        part, axis = self._part(tensor), self._argument(args, kwargs, 1, "dim")
         index = self._argument(args, kwargs, 2, "index", kwargs.get("indices"))
         if name == "take_along_dim":
-            number, index = self._argument(args, kwargs, 2, "dim"), self._argument(args, kwargs, 1, "indices")
-        if part is None or self._is_part(index) or number is None:
+            axis, index = self._argument(args, kwargs, 2, "dim"), self._argument(args, kwargs, 1, "indices")
+        if part is None or self._is_part(index) or axis is None:
             raise self.Refused(f"{name}() takes elements by numbers that differ between ranks; whole numbers work")
-        dim = number % tensor.dim()
+        dim = axis % tensor.dim()
         if part.kind == "shard":
             if dim != part.dim:
                 raise self.Refused(f"{name}() takes elements of all experts by numbers; slices and integers work")
@@ -613,18 +617,18 @@ class ExpertShards(TorchFunctionMode):
                 )
             local = tensor.shape[dim]
             shifted = index - self.rank * local
-            made = tensor.take_along_dim(shifted.clamp(0, local - 1), dim)
-            return self._marked(made, "rows", own=((shifted >= 0) & (shifted < local)).expand(made.shape))
-        if part.own is None:
+            result = tensor.take_along_dim(shifted.clamp(0, local - 1), dim)
+            return self._marked(result, "rows", mask=((shifted >= 0) & (shifted < local)).expand(result.shape))
+        if part.mask is None:
             return self._absent(func, name, args, kwargs)
-        own = (
+        mask = (
             True
-            if part.own is True
-            else torch.take_along_dim(part.own, index, dim)
+            if part.mask is True
+            else torch.take_along_dim(part.mask, index, dim)
             if name != "index_select"
-            else part.own.index_select(dim, index)
+            else part.mask.index_select(dim, index)
         )
-        return self._marked(func(*args, **kwargs), part.kind, own=own)
+        return self._marked(func(*args, **kwargs), part.kind, mask=mask)
 
     # ------------------------------------------------------------------------------ reductions and products
 
@@ -638,31 +642,31 @@ class ExpertShards(TorchFunctionMode):
             if name not in ("sum", "mean"):
                 raise self.Refused(f"{name}() takes a sum over the ranks; functions that are linear in it work")
             return self._marked(func(*args, **kwargs), "sum")
-        if part.own is None:
+        if part.mask is None:
             return self._absent(func, name, args, kwargs)
         dims = self._dims(name, args, kwargs, tensor.dim())
-        made = func(*args, **kwargs)
-        crosses = part.dim in dims if part.kind == "shard" else any(self._varies(part.own, dim) for dim in dims)
+        result = func(*args, **kwargs)
+        crosses = part.dim in dims if part.kind == "shard" else any(self._varies(part.mask, dim) for dim in dims)
         if crosses:
             if name not in ("sum", "mean"):
                 raise self.Refused(
                     f"{name}() works along the experts, or tokens of several experts; other dimensions work"
                 )
             if part.kind == "rows":
-                made = func(*tree_map(lambda each: self.sum_of(tensor) if each is tensor else each, args), **kwargs)
+                result = func(*tree_map(lambda leaf: self.sum_of(tensor) if leaf is tensor else leaf, args), **kwargs)
             elif name == "mean":
-                made = made / self.ranks
-            return self._marked(made, "sum")
-        first = self._tensors(made)[0]
+                result = result / self.ranks
+            return self._marked(result, "sum")
+        first = self._tensors(result)[0]
         keeps = first.dim() == tensor.dim()
         if part.kind == "shard":
-            return self._marked(made, "shard", part.dim - (0 if keeps else sum(each < part.dim for each in dims)))
-        own = part.own
-        if own is not True:
+            return self._marked(result, "shard", part.dim - (0 if keeps else sum(dim < part.dim for dim in dims)))
+        mask = part.mask
+        if mask is not True:
             for dim in sorted(dims, reverse=True):
-                own = own.narrow(dim, 0, 1) if keeps else own.select(dim, 0)
-            own = own.expand(first.shape)
-        return self._marked(made, "rows", own=own)
+                mask = mask.narrow(dim, 0, 1) if keeps else mask.select(dim, 0)
+            mask = mask.expand(first.shape)
+        return self._marked(result, "rows", mask=mask)
 
     def _dims(self, name: str, args: Any, kwargs: Any, ndim: int) -> set[int]:
         if name in ("layer_norm", "rms_norm"):
@@ -674,73 +678,80 @@ class ExpertShards(TorchFunctionMode):
             along = -1 if last else None
         if along is None or along == ():
             return set(range(ndim))
-        return {each % ndim for each in (along if isinstance(along, (tuple, list)) else (along,))}
+        return {axis % ndim for axis in (along if isinstance(along, (tuple, list)) else (along,))}
 
     def _product(self, _func: Any, name: str, args: Any, kwargs: Any) -> Any:
         operands, terms, result, call, bias = self._written_out(name, args, kwargs)
         kinds = self._kinds(name, operands)
-        parts = {place: part for place, each in enumerate(operands) if (part := self._part(each)) is not None}
+        parts = {
+            position: part for position, operand in enumerate(operands) if (part := self._part(operand)) is not None
+        }
         if not parts:
-            made = call(*operands)
+            product = call(*operands)
         elif "sum" in kinds:
             if len(parts) > 1:
                 raise self.Refused(f"{name}() multiplies sums over the ranks; one sum works")
-            made = self._marked(call(*operands), "sum")
+            product = self._marked(call(*operands), "sum")
         elif "shard" in kinds:
-            labels = {terms[place][part.dim] for place, part in parts.items()}
+            labels = {terms[position][part.dim] for position, part in parts.items()}
             if len(labels) > 1:
                 raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
             (label,) = labels
-            whole = next(self.shape(operands[place])[part.dim] for place, part in parts.items())
+            whole = next(self.shape(operands[position])[part.dim] for position, part in parts.items())
             local = []
-            for place, (each, term) in enumerate(zip(operands, terms, strict=False)):
-                is_cut = place not in parts and label in term and each.shape[term.index(label)] != 1
-                if is_cut and each.shape[term.index(label)] != whole:
+            for position, (operand, term) in enumerate(zip(operands, terms, strict=False)):
+                is_cut = position not in parts and label in term and operand.shape[term.index(label)] != 1
+                if is_cut and operand.shape[term.index(label)] != whole:
                     raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
-                local.append(self._chunk(each, term.index(label)) if is_cut else each)
-            made = call(*local)
+                local.append(self._chunk(operand, term.index(label)) if is_cut else operand)
+            product = call(*local)
             is_free = label in result
-            made = self._marked(made, "shard" if is_free else "sum", result.index(label) if is_free else 0)
-        elif any(part.own is None for part in parts.values()):
-            self._owns(name, [part.own for part in parts.values()])
-            made = self._absent(call, name, operands, {})
+            product = self._marked(product, "shard" if is_free else "sum", result.index(label) if is_free else 0)
+        elif any(part.mask is None for part in parts.values()):
+            self._common_mask(name, [part.mask for part in parts.values()])
+            product = self._absent(call, name, operands, {})
         else:
-            made = self._product_of_rows(name, operands, terms, result, call, parts)
+            product = self._product_of_rows(name, operands, terms, result, call, parts)
         if bias is None:
-            return made
+            return product
         return (
-            self._elementwise(torch.add, "add", (made, bias), {})
-            if self._is_part(made) or self._is_part(bias)
-            else made + bias
+            self._elementwise(torch.add, "add", (product, bias), {})
+            if self._is_part(product) or self._is_part(bias)
+            else product + bias
         )
 
     def _product_of_rows(self, name: str, operands: Any, terms: Any, result: str, call: Any, parts: Any) -> Any:
         sizes = {
             label: size
-            for each, term in zip(operands, terms, strict=False)
-            for label, size in zip(term, each.shape, strict=False)
+            for operand, term in zip(operands, terms, strict=False)
+            for label, size in zip(term, operand.shape, strict=False)
         }
-        masked = [place for place, part in parts.items() if part.own is not True]
+        masked = [position for position, part in parts.items() if part.mask is not True]
         summed = {
-            label for place in masked for dim, label in enumerate(terms[place]) if self._varies(parts[place].own, dim)
+            label
+            for position in masked
+            for dim, label in enumerate(terms[position])
+            if self._varies(parts[position].mask, dim)
         }
         kept = result + "".join(sorted(summed - set(result)))
         masks: list[Any] = []
-        for place, part in parts.items():
-            own, term = part.own, terms[place]
-            if own is not True:
+        for position, part in parts.items():
+            mask, term = part.mask, terms[position]
+            if mask is not True:
                 for dim in reversed(range(len(term))):
-                    own = own if term[dim] in kept else own.select(dim, 0)
+                    mask = mask if term[dim] in kept else mask.select(dim, 0)
                 left = [label for label in term if label in kept]
-                own = own.permute([left.index(label) for label in kept if label in left])
+                mask = mask.permute([left.index(label) for label in kept if label in left])
                 for dim, label in enumerate(kept):
-                    own = own if label in left else own.unsqueeze(dim)
-                own = own.expand([sizes[label] for label in kept])
-            masks.append(own)
-        own = self._owns(name, masks)
+                    mask = mask if label in left else mask.unsqueeze(dim)
+                mask = mask.expand([sizes[label] for label in kept])
+            masks.append(mask)
+        mask = self._common_mask(name, masks)
         if kept != result:
-            return self._marked(call(*(self.sum_of(each) if self._is_part(each) else each for each in operands)), "sum")
-        return self._marked(call(*operands), "rows", own=own)
+            return self._marked(
+                call(*(self.sum_of(operand) if self._is_part(operand) else operand for operand in operands)), "sum"
+            )
+        return self._marked(call(*operands), "rows", mask=mask)
 
     def _written_out(self, name: str, args: Any, kwargs: Any) -> Any:
         """Return operands, a label for each dimension of each, labels of the result, the product, and what is added."""
@@ -804,14 +815,14 @@ class ExpertShards(TorchFunctionMode):
         """Follow ``grouped_mm`` of rows that are sorted by their expert."""
         x, weight = args[:2]
         ends = self._argument(args, kwargs, 2, "offs")
-        others = [each for key, each in kwargs.items() if key != "offs"]
+        others = [argument for key, argument in kwargs.items() if key != "offs"]
         part = self._part(weight)
         is_sorted = part is not None and part.kind == "shard" and part.dim == 0 and x.dim() == 2 and weight.dim() == 3
         if (
             ends is None
             or not is_sorted
             or self._is_part(ends)
-            or any(each is not None for each in (*args[3:], *others))
+            or any(argument is not None for argument in (*args[3:], *others))
         ):
             raise self.Refused(
                 "grouped_mm() takes other groups than one for each expert; rows that are sorted by experts work"
@@ -832,23 +843,23 @@ class ExpertShards(TorchFunctionMode):
                 ends[begin : begin + local] - start,
             )
             self.sorted.add(self._memory(inside))
-        _, inside, there, back, own_ends = self.masks[key]
+        _, inside, order, inverse, group_ends = self.masks[key]
         if self._is_part(x):
-            if self._part(x).kind != "rows" or self._part(x).own is None:
+            if self._part(x).kind != "rows" or self._part(x).mask is None:
                 raise self.Refused("grouped_mm() takes a part of the experts; rows that are sorted by experts work")
-            self._owns("grouped_mm", [self._part(x).own, inside[:, None].expand(x.shape)])
+            self._common_mask("grouped_mm", [self._part(x).mask, inside[:, None].expand(x.shape)])
         # Rows of other ranks go last, where no group ends. Neither their results nor their gradients are written.
-        first = x.masked_fill(~inside[:, None], 0)[there]
-        made = func(first, weight, offs=own_ends.to(ends.dtype))[back].masked_fill(~inside[:, None], 0)
-        return self._marked(made, "rows", own=inside[:, None].expand(made.shape))
+        first = x.masked_fill(~inside[:, None], 0)[order]
+        result = func(first, weight, offs=group_ends.to(ends.dtype))[inverse].masked_fill(~inside[:, None], 0)
+        return self._marked(result, "rows", mask=inside[:, None].expand(result.shape))
 
     def _joined(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensors = list(args[0] if args else kwargs["tensors"])
         others, kinds = args[1:], self._kinds(name, tensors)
         kwargs = {key: value for key, value in kwargs.items() if key != "tensors"}
-        parts = [self._part(each) for each in tensors]
+        parts = [self._part(tensor) for tensor in tensors]
         dim = others[0] if others else kwargs.get("dim", kwargs.get("axis", 0))
-        ndim = max(each.dim() for each in tensors)
+        ndim = max(tensor.dim() for tensor in tensors)
         if "shard" in kinds:
             dims = {part.dim if part is not None else -1 for part in parts}
             dim = dim % (ndim + (name == "stack"))
@@ -858,20 +869,23 @@ class ExpertShards(TorchFunctionMode):
                 func(tensors, *others, **kwargs), "shard", dims.pop() + (name == "stack" and dim <= parts[0].dim)
             )
         if kinds == {"rows"} and None not in parts and name not in ("vstack", "hstack"):
-            if all(part.own is None for part in parts):
+            if all(part.mask is None for part in parts):
                 return self._absent(func, name, (tensors, *others), kwargs)
-            here = [self._like(each) if part.own is None else each for each, part in zip(tensors, parts, strict=False)]
-            if all(part.own is True for part in parts):
+            operands = [
+                self._like(tensor) if part.mask is None else tensor
+                for tensor, part in zip(tensors, parts, strict=False)
+            ]
+            if all(part.mask is True for part in parts):
                 return self._marked(func(tensors, *others, **kwargs), "rows")
-            masks = [self._mask_of(each, part.own) for each, part in zip(tensors, parts, strict=False)]
-            made = func(here, *others, **kwargs)
-            return self._marked(made, "rows", own=func(masks, *others, **kwargs))
-        return self._marked(func([self.sum_of(each) for each in tensors], *others, **kwargs), "sum")
+            masks = [self._mask_of(tensor, part.mask) for tensor, part in zip(tensors, parts, strict=False)]
+            result = func(operands, *others, **kwargs)
+            return self._marked(result, "rows", mask=func(masks, *others, **kwargs))
+        return self._marked(func([self.sum_of(tensor) for tensor in tensors], *others, **kwargs), "sum")
 
-    def _mask_of(self, tensor: Any, own: Any) -> Any:
-        if isinstance(own, torch.Tensor):
-            return own
-        return torch.full((), own is True, device=self.device).expand(tensor.shape)
+    def _mask_of(self, tensor: Any, mask: Any) -> Any:
+        if isinstance(mask, torch.Tensor):
+            return mask
+        return torch.full((), mask is True, device=self.device).expand(tensor.shape)
 
     # ----------------------------------------------------------------------------------------------- results
 
@@ -892,11 +906,13 @@ class ExpertShards(TorchFunctionMode):
         Args:
             entered: tensors whose gradients the ranks add up.
         """
-        entered = [each for each in entered if each.requires_grad]
+        entered = [tensor for tensor in entered if tensor.requires_grad]
 
         def joined(tensor: Any) -> Any:
             # An empty sum joins the graph, so that all ranks reduce all gradients.
-            return tensor + sum(each.flatten()[:0].sum() for each in entered).to(tensor.dtype) if entered else tensor
+            return (
+                tensor + sum(source.flatten()[:0].sum() for source in entered).to(tensor.dtype) if entered else tensor
+            )
 
         def finished(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
