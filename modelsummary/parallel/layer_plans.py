@@ -48,34 +48,37 @@ def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> 
     """
     stream = derivation.stream or Stream({})
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
-    of_column = {fqn: each for each in prepared for fqn in each.columns}
+    input_of = {fqn: prepared_input for prepared_input in prepared for fqn in prepared_input.columns}
     results = []
     if derivation.stream is None:
         results = prepared_outputs(derivation.calls, derivation.layers, prepared, blocks)
-    from_result = {fqn for each in results for fqn in each.columns}
+    from_result = {fqn for prepared_output in results for fqn in prepared_output.columns}
     plans: list[LayerPlan] = []
     done: set[tuple[str, int | str]] = set()
     for layer in derivation.in_order():
-        around = of_column.get(layer.fqn)
-        if around is not None and (around.fqn, around.position) not in done:
-            done.add((around.fqn, around.position))
-            plans.append(_input_plan(around, derivation))
+        prepared_input = input_of.get(layer.fqn)
+        if prepared_input is not None and (prepared_input.fqn, prepared_input.position) not in done:
+            done.add((prepared_input.fqn, prepared_input.position))
+            plans.append(_input_plan(prepared_input, derivation))
         if layer.role in ("local", "heads"):
-            own = _local_plan if layer.role == "local" else _attention_plan
-            plans.append(own(derivation, layer.fqn))
+            plan_of = _local_plan if layer.role == "local" else _attention_plan
+            plans.append(plan_of(derivation, layer.fqn))
             continue
-        is_prepared = around is not None or layer.fqn in from_result
+        is_prepared = prepared_input is not None or layer.fqn in from_result
         plans.append(_layer_plan(derivation, layer, stream, n_ranks, is_prepared=is_prepared))
-    plans += [_output_plan(each) for each in results]
+    plans += [_output_plan(prepared_output) for prepared_output in results]
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
     copied = [fqn for fqn in derivation.copied if fqn in derivation.layers]
     plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in copied]
-    plans += [LayerPlan(fqn, "LocalSizes", {"calls": own}, "sizes", {}, 0) for fqn, own in derivation.sizes.items()]
+    plans += [
+        LayerPlan(fqn, "LocalSizes", {"calls": module_calls}, "sizes", {}, 0)
+        for fqn, module_calls in derivation.sizes.items()
+    ]
     # A hook of a norm runs before the one that gathers its result.
     plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
-    plans += [_boundary_plan(derivation, each, is_entry=True) for each in stream.entries]
-    plans += [_boundary_plan(derivation, each, is_entry=False) for each in stream.exits]
+    plans += [_boundary_plan(derivation, boundary, is_entry=True) for boundary in stream.entries]
+    plans += [_boundary_plan(derivation, boundary, is_entry=False) for boundary in stream.exits]
     return in_call_order(derivation.calls, plans)
 
 
@@ -85,18 +88,18 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
     A list of modules, which is never called, comes before the first of them, with modules of it that were not called.
     """
     first: dict[str, int] = {}
-    for place, event in enumerate(calls.record.root.walk()):
+    for position, event in enumerate(calls.record.root.walk()):
         fqn = event.fqn
         while event.is_module and fqn not in first:
-            first[fqn] = place
+            first[fqn] = position
             fqn = fqn.rpartition(".")[0]
 
-    def place_of(fqn: str) -> int:
+    def position_of(fqn: str) -> int:
         while fqn not in first:
             fqn = fqn.rpartition(".")[0]
         return first[fqn]
 
-    return sorted(plans, key=lambda plan: place_of(plan.fqn))
+    return sorted(plans, key=lambda plan: position_of(plan.fqn))
 
 
 def with_reduced_gradients(
@@ -112,7 +115,7 @@ def with_reduced_gradients(
         dtype: of the gradients; None: the dtype of each parameter.
     """
     seen: set[tuple[int, str]] = set()
-    found = []
+    plans = []
     for layer in layers:
         in_parts = {"norm": tuple(layer.shards), "local": layer.options.get("once", ())}
         names = in_parts.get(layer.role, layer.options.get("shared", ()))
@@ -120,12 +123,14 @@ def with_reduced_gradients(
             bias = "out_proj.bias" if layer.role == "heads" else layer.options.get("bias", "")
             names = (bias,) if bias in layer.shards else ()
         parameters = [model.get_submodule(layer.fqn).get_parameter(name) for name in names]
-        fresh = [each for each in parameters if each.requires_grad and (id(each), layer.mesh) not in seen]
-        seen |= {(id(each), layer.mesh) for each in fresh}
-        nbytes = sum(math.prod(shapes[id(each)]) * (dtype or each.dtype).itemsize for each in fresh)
+        fresh = [
+            parameter for parameter in parameters if parameter.requires_grad and (id(parameter), layer.mesh) not in seen
+        ]
+        seen |= {(id(parameter), layer.mesh) for parameter in fresh}
+        nbytes = sum(math.prod(shapes[id(parameter)]) * (dtype or parameter.dtype).itemsize for parameter in fresh)
         more = (Collective("all_reduce", "backward", len(fresh), nbytes),) if fresh else ()
-        found.append(replace(layer, collectives=merged([*layer.collectives, *more])))
-    return found
+        plans.append(replace(layer, collectives=merged([*layer.collectives, *more])))
+    return plans
 
 
 def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
@@ -134,7 +139,7 @@ def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
     layout = None if stream is None else stream.layout_at(prepared.values[0], begin)
     before = _WHOLE if layout is None else _CHUNK.format(layout.dim)
     options = _prepare_options("input", prepared.position, prepared.n_positional, before, _WHOLE)
-    differentiable = [each for each in prepared.values if each.requires_grad]
+    differentiable = [value for value in prepared.values if value.requires_grad]
     if layout is None:
         collectives = _collectives("all_reduce", "backward", differentiable)
     else:
@@ -152,11 +157,13 @@ def _output_plan(prepared: PreparedOutput) -> LayerPlan:
 def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: int, *, is_prepared: bool) -> LayerPlan:
     calls = derivation.calls
     module = calls.modules[layer.fqn]
-    events = [calls.events[place] for place in calls.places.get(layer.fqn, ())]
-    given = [value for event in events for value in values_in(event.args)]
-    made = [value for event in events for value in values_in(event.result)]
-    differentiable = [value for value in given if value.requires_grad]
-    shards: dict[str, int | None] = {name: None for name, each in module._parameters.items() if each is not None}
+    events = [calls.events[position] for position in calls.places.get(layer.fqn, ())]
+    inputs = [value for event in events for value in values_in(event.args)]
+    results = [value for event in events for value in values_in(event.result)]
+    differentiable = [value for value in inputs if value.requires_grad]
+    shards: dict[str, int | None] = {
+        name: None for name, parameter in module._parameters.items() if parameter is not None
+    }
     options: dict[str, Any] = {}
     collectives: tuple[Collective, ...] = ()
     linear = calls.linears.get(layer.fqn, LinearLayer("weight", "bias", 0, True))
@@ -171,16 +178,18 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
         is_chunk = layer.fqn in stream.gathered and not is_prepared
         if is_chunk:
             options = {"input_layouts": _CHUNK.format(stream.gathered[layer.fqn])}
-            collectives = _collectives("all_gather", "forward", given)
+            collectives = _collectives("all_gather", "forward", inputs)
             collectives += _collectives("reduce_scatter", "backward", differentiable)
         if layer.gathers:
             options |= {"output_layouts": _WHOLE}
             # Gathered chunks are equal: the last one is padded.
-            nbytes = sum(value.nbytes // value.shape[-1] * -(-value.shape[-1] // n_ranks) * n_ranks for value in made)
-            collectives += (Collective("all_gather", "forward", len(made), nbytes),)
+            nbytes = sum(
+                value.nbytes // value.shape[-1] * -(-value.shape[-1] // n_ranks) * n_ranks for value in results
+            )
+            collectives += (Collective("all_gather", "forward", len(results), nbytes),)
         elif layer.role == "head":
             options |= {"use_local_output": False}
-            collectives += _loss_collectives(made, derivation.losses)
+            collectives += _loss_collectives(results, derivation.losses)
         if not (is_prepared or is_table or is_chunk):
             collectives += _collectives("all_reduce", "backward", differentiable)
     else:
@@ -190,10 +199,10 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
             collectives = _collectives("all_gather", "backward", differentiable)
         if layer.fqn in stream.scattered:
             options |= {"output_layouts": _CHUNK.format(stream.scattered[layer.fqn])}
-            collectives += _collectives("reduce_scatter", "forward", made)
-            collectives += _collectives("all_gather", "backward", [each for each in made if each.requires_grad])
+            collectives += _collectives("reduce_scatter", "forward", results)
+            collectives += _collectives("all_gather", "backward", [value for value in results if value.requires_grad])
         else:
-            collectives += _collectives("all_reduce", "forward", made)
+            collectives += _collectives("all_reduce", "forward", results)
     if not linear.is_torch or layer.pieces:
         style, options = "LinearParallel", {**_linear_options(derivation, layer, linear, shards), **options}
         collectives += _exchanges(derivation, layer, len(events), n_ranks)
@@ -241,23 +250,25 @@ def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     """Return the plan of a module that runs on local shards of its own parameters."""
     calls, region = derivation.calls, derivation.locals[fqn]
     layouts = region.owners[fqn]
-    once = tuple(each.rpartition(".")[2] for each in region.once)
+    once = tuple(name.rpartition(".")[2] for name in region.once)
     placements = {
-        name: _CHUNK.format(each.dim) if each.outer == 1 else _STRIDED.format(each.dim, each.outer)
-        for name, each in layouts.items()
+        name: _CHUNK.format(layout.dim) if layout.outer == 1 else _STRIDED.format(layout.dim, layout.outer)
+        for name, layout in layouts.items()
     }
     options: dict[str, Any] = {"shards": placements}
     collectives: tuple[Collective, ...] = ()
     if region.module:
         options |= {"once": once, "summed": region.summed, "sums_result": True}
-        event = next(each for each in calls.entered if each.fqn == fqn)
-        given = [event.kwargs[each] if isinstance(each, str) else event.args[each] for each in region.summed]
+        event = next(event for event in calls.entered if event.fqn == fqn)
+        summed = [
+            event.kwargs[position] if isinstance(position, str) else event.args[position] for position in region.summed
+        ]
         collectives = _collectives("all_reduce", "forward", values_in(event.result))
-        collectives += _collectives("all_reduce", "backward", [each for each in given if each.requires_grad])
+        collectives += _collectives("all_reduce", "backward", [value for value in summed if value.requires_grad])
     shards: dict[str, int | None] = {
         name: layouts[name].dim if name in layouts else None
-        for name, each in calls.modules[fqn]._parameters.items()
-        if each is not None
+        for name, parameter in calls.modules[fqn]._parameters.items()
+        if parameter is not None
     }
     return LayerPlan(fqn, _STYLES["local"], options, "local", shards, 0, collectives)
 
@@ -266,11 +277,11 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     """Return the plan of an ``nn.MultiheadAttention`` of which each rank computes a part of the heads."""
     calls, stream = derivation.calls, derivation.stream or Stream({})
     module = calls.modules[fqn]
-    found = attention_shards(module)
+    parameter_shards = attention_shards(module)
     layouts = stream.attended.get(fqn, (None, None, None))
     collectives: list[Collective] = []
-    for place in calls.places[fqn]:
-        event = calls.events[place]
+    for position in calls.places[fqn]:
+        event = calls.events[position]
         result, *weights = values_in(event.result)
         is_averaged = len(weights) == 1 and len(weights[0].shape) == len(result.shape)
         if fqn in stream.scattered:
@@ -279,17 +290,17 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
         else:
             collectives += _collectives("all_reduce", "forward", [result])
         collectives += _collectives("all_reduce" if is_averaged else "all_gather", "forward", weights)
-        for each, layout in dict(zip(attention_inputs(event), layouts, strict=True)).items():
-            nbytes = each.nbytes if isinstance(each, Value) else calls.parameters[each.fqn].nbytes
+        for tensor, layout in dict(zip(attention_inputs(event), layouts, strict=True)).items():
+            nbytes = tensor.nbytes if isinstance(tensor, Value) else calls.parameters[tensor.fqn].nbytes
             if layout is not None:
                 collectives.append(Collective("all_gather", "forward", 1, nbytes))
-            if calls.needs_grad(each):
+            if calls.needs_grad(tensor):
                 operation = "all_reduce" if layout is None else "reduce_scatter"
                 collectives.append(Collective(operation, "backward", 1, nbytes))
-    shards = {name: dim for name, (dim, _) in found.items()}
-    options: dict[str, Any] = {"shards": {name: placement for name, (_, placement) in found.items()}}
+    shards = {name: dim for name, (dim, _) in parameter_shards.items()}
+    options: dict[str, Any] = {"shards": {name: placement for name, (_, placement) in parameter_shards.items()}}
     if any(layouts):
-        options["input_layouts"] = tuple(_WHOLE if each is None else _CHUNK.format(each.dim) for each in layouts)
+        options["input_layouts"] = tuple(_WHOLE if layout is None else _CHUNK.format(layout.dim) for layout in layouts)
     if fqn in stream.scattered:
         options["output_layouts"] = _CHUNK.format(1)
     return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, 0, merged(collectives))
@@ -298,40 +309,40 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
 def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
     """Return the plan of a layer that sums the gradients of parts of its result over the ranks."""
     calls = derivation.calls
-    events = [calls.events[place] for place in calls.places.get(fqn, ())]
+    events = [calls.events[position] for position in calls.places.get(fqn, ())]
     events += [event for event in calls.entered if event.fqn == fqn]
-    made = [value for event in events for value in values_in(event.result)]
-    nbytes = sum(each.nbytes // each.shape[-1] * (stop - start) for each in made for start, stop in parts)
-    collectives = (Collective("all_reduce", "backward", len(made) * len(parts), nbytes),)
+    results = [value for event in events for value in values_in(event.result)]
+    nbytes = sum(result.nbytes // result.shape[-1] * (stop - start) for result in results for start, stop in parts)
+    collectives = (Collective("all_reduce", "backward", len(results) * len(parts), nbytes),)
     parameters = calls.modules[fqn]._parameters
-    shards: dict[str, int | None] = {name: None for name, each in parameters.items() if each is not None}
+    shards: dict[str, int | None] = {name: None for name, parameter in parameters.items() if parameter is not None}
     return LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, 0, collectives)
 
 
 def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
     """Return the plan of a norm whose input is a chunk of the sequence."""
     parameters = derivation.calls.modules[fqn]._parameters
-    shards: dict[str, int | None] = {name: None for name, each in parameters.items() if each is not None}
+    shards: dict[str, int | None] = {name: None for name, parameter in parameters.items() if parameter is not None}
     return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, 0)
 
 
 def _boundary_plan(derivation: Derivation, boundary: Boundary, *, is_entry: bool) -> LayerPlan:
     """Return the plan of a module at whose boundary a tensor is gathered or cut."""
-    events = [each for each in derivation.calls.record.root.walk() if each.is_module and each.fqn == boundary.fqn]
+    events = [event for event in derivation.calls.record.root.walk() if event.is_module and event.fqn == boundary.fqn]
     chunk = _CHUNK.format(boundary.layout.dim)
     before, after = (chunk, _WHOLE) if boundary.gathers else (_WHOLE, chunk)
     position, kind = boundary.position, "input" if is_entry else "output"
     if isinstance(position, str):
         count, values = 0, [event.kwargs[position] for event in events]
     else:
-        given = [event.args if is_entry else event.result for event in events]
-        parts = [part if isinstance(part, tuple) else (part,) for part in given]
+        crossing = [event.args if is_entry else event.result for event in events]
+        parts = [part if isinstance(part, tuple) else (part,) for part in crossing]
         count, values = len(parts[0]), [part[position] for part in parts]
     options = _prepare_options(kind, position, count, before, after, is_local=True)
     if boundary.gathers:
         collectives = _collectives("all_gather", "forward", values)
     else:
-        collectives = _collectives("all_gather", "backward", [each for each in values if each.requires_grad])
+        collectives = _collectives("all_gather", "backward", [value for value in values if value.requires_grad])
     style = "PrepareModuleInput" if is_entry else "PrepareModuleOutput"
     return LayerPlan(boundary.fqn, style, options, kind, {}, 0, collectives)
 
@@ -352,7 +363,7 @@ def _prepare_options(
         }
     else:
         options = {
-            f"{name}{kind}_layouts": tuple(layout if place == position else None for place in range(count))
+            f"{name}{kind}_layouts": tuple(layout if index == position else None for index in range(count))
             for name, layout in layouts.items()
         }
     return {**options, "use_local_output": is_local}
@@ -364,24 +375,24 @@ def _loss_collectives(logits: Sequence[Value], losses: Sequence[Value]) -> tuple
     Args:
         losses: logits of which the model itself takes the cross-entropy; empty if that is done with its results.
     """
-    phase, found = "forward" if losses else "loss", []
+    phase, collectives = "forward" if losses else "loss", []
     for value in losses or logits:
         # The softmax of half precision is computed in float32, the loss is of the dtype of the logits.
         row = 2 * max(value.dtype.itemsize, 4) + value.dtype.itemsize
         vocabulary = value.shape[min(1, len(value.shape) - 1)] if losses else value.shape[-1]
-        found.append(Collective("all_reduce", phase, 3, math.prod(value.shape) // vocabulary * row))
-    return tuple(found)
+        collectives.append(Collective("all_reduce", phase, 3, math.prod(value.shape) // vocabulary * row))
+    return tuple(collectives)
 
 
 def _collectives(operation: str, phase: str, values: Sequence[Value]) -> tuple[Collective, ...]:
-    return (Collective(operation, phase, len(values), sum(each.nbytes for each in values)),) if values else ()
+    return (Collective(operation, phase, len(values), sum(value.nbytes for value in values)),) if values else ()
 
 
 def merged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
     """Return one entry for each operation and phase."""
-    found: dict[tuple[str, str], Collective] = {}
-    for each in collectives:
-        key = (each.operation, each.phase)
-        before = found.get(key, Collective(*key, 0, 0))
-        found[key] = Collective(*key, before.count + each.count, before.nbytes + each.nbytes)
-    return tuple(found.values())
+    totals: dict[tuple[str, str], Collective] = {}
+    for collective in collectives:
+        key = (collective.operation, collective.phase)
+        before = totals.get(key, Collective(*key, 0, 0))
+        totals[key] = Collective(*key, before.count + collective.count, before.nbytes + collective.nbytes)
+    return tuple(totals.values())

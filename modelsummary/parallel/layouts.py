@@ -128,7 +128,9 @@ class FunctionCall:
         self, event: Event, operand: Callable[[Any], Operand | None], sizes: set[int], reduced: Collection[Any] = ()
     ) -> None:
         self.event, self._operand, self.sizes, self.reduced = event, operand, sizes, reduced
-        self.operands = [each for leaf in leaves_of((event.args, event.kwargs)) if (each := operand(leaf)) is not None]
+        self.operands = [
+            tensor for leaf in leaves_of((event.args, event.kwargs)) if (tensor := operand(leaf)) is not None
+        ]
 
     @property
     def name(self) -> str:
@@ -156,14 +158,14 @@ class FunctionCall:
         if len(self.event.args) > position:
             return self.event.args[position]
         names = (name, *_NUMPY_NAMES.get(name, ()))
-        return next((self.event.kwargs[each] for each in names if each in self.event.kwargs), default)
+        return next((self.event.kwargs[alias] for alias in names if alias in self.event.kwargs), default)
 
     def operand(self, position: int, name: str = "input") -> Operand:
         """Return the operand that an argument is. Raises ``Blocked`` if it is not a tensor."""
-        found = self._operand(self.argument(position, name))
-        if found is None:
+        operand = self._operand(self.argument(position, name))
+        if operand is None:
             raise Blocked(f"{self.at} takes a number where a tensor can be split")
-        return found
+        return operand
 
     @property
     def first(self) -> Operand:
@@ -176,7 +178,7 @@ class FunctionCall:
         result = next((leaf for leaf in leaves_of(self.event.result) if isinstance(leaf, (Value, Attribute))), None)
         if isinstance(result, Value):
             return result.shape
-        taken = next((each for each in self.operands if result is not None and each.leaf == result), None)
+        taken = next((operand for operand in self.operands if result is not None and operand.leaf == result), None)
         if taken is None or any(self.event.writes):
             raise Blocked(f"{self.at} returns a tensor of the model; a new tensor works")
         return taken.shape  # a cast to the same dtype returns what it takes
@@ -209,7 +211,7 @@ def dims_of(dims: Any, ndim: int) -> set[int]:
     """Return dimensions, counted from 0; None: all."""
     if dims is None:
         return set(range(ndim))
-    return {dim_of(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else (dims,))}
+    return {dim_of(dim, ndim) for dim in (dims if isinstance(dims, (tuple, list)) else (dims,))}
 
 
 def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Sharded]:

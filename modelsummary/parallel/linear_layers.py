@@ -42,8 +42,8 @@ def is_embedding(module: nn.Module | None) -> bool:
 def _is_plain(module: nn.Module, ndim: int) -> bool:
     """Return True if the weight is a parameter of the module itself: not quantised, not parametrised."""
     weight = module._parameters.get("weight")
-    own = set(module._parameters) <= {"weight", "bias"}
-    return weight is not None and own and weight.dim() == ndim and weight.dtype.is_floating_point
+    has_no_others = set(module._parameters) <= {"weight", "bias"}
+    return weight is not None and has_no_others and weight.dim() == ndim and weight.dtype.is_floating_point
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class LinearLayer:
 
 def linear_layers(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, LinearLayer]:
     """Return FQN -> linear layer, for each module that is one in all its calls."""
-    found: dict[str, LinearLayer | None] = {}
+    layers: dict[str, LinearLayer | None] = {}
     for event in record.root.walk():
         if event.is_module and event.parent is not None:
             module = modules[event.fqn]
             layer = _of_class(module) if is_linear(module) else _of_functions(event, module)
-            found[event.fqn] = layer if found.get(event.fqn, layer) == layer else None
-    return {fqn: layer for fqn, layer in found.items() if layer is not None}
+            layers[event.fqn] = layer if layers.get(event.fqn, layer) == layer else None
+    return {fqn: layer for fqn, layer in layers.items() if layer is not None}
 
 
 def _of_class(module: nn.Module) -> LinearLayer:
@@ -79,19 +79,19 @@ def _of_class(module: nn.Module) -> LinearLayer:
 
 def _of_functions(event: Event, module: nn.Module) -> LinearLayer | None:
     """Return the linear layer that a call computes; None if it computes anything else."""
-    own = {name: each for name, each in module._parameters.items() if each is not None}
-    by_dim = {each.dim(): name for name, each in own.items() if each.dtype.is_floating_point}
-    if not own or len(own) != len(by_dim) or not {2} <= set(by_dim) <= {1, 2} or not event.children:
+    parameters = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+    by_dim = {parameter.dim(): name for name, parameter in parameters.items() if parameter.dtype.is_floating_point}
+    if not parameters or len(parameters) != len(by_dim) or not {2} <= set(by_dim) <= {1, 2} or not event.children:
         return None
-    (given,) = event.args if len(event.args) == 1 and not event.kwargs else (None,)
-    if not isinstance(given, Value) or not isinstance(event.result, Value):
+    (value,) = event.args if len(event.args) == 1 and not event.kwargs else (None,)
+    if not isinstance(value, Value) or not isinstance(event.result, Value):
         return None
-    walk = _Walk(event.fqn, given, by_dim[2], by_dim.get(1, ""))
+    walk = _Walk(event.fqn, value, by_dim[2], by_dim.get(1, ""))
     if not all(walk.follows(child) for child in event.children):
         return None
     state = walk.states.get(event.result)
-    features = own[by_dim[2]].shape[walk.dim]
-    if state != ("sum" if 1 in by_dim else "product") or event.result.shape != (*given.shape[:-1], features):
+    features = parameters[by_dim[2]].shape[walk.dim]
+    if state != ("sum" if 1 in by_dim else "product") or event.result.shape != (*value.shape[:-1], features):
         return None
     return LinearLayer(by_dim[2], by_dim.get(1, ""), walk.dim, False)
 
@@ -110,8 +110,8 @@ class _Walk:
         dim: dimension of the weight with the features of the product.
     """
 
-    def __init__(self, fqn: str, given: Value, weight: str, bias: str) -> None:
-        self.states: dict[Any, str] = {given: "input", Attribute(f"{fqn}.{weight}"): "weight"}
+    def __init__(self, fqn: str, value: Value, weight: str, bias: str) -> None:
+        self.states: dict[Any, str] = {value: "input", Attribute(f"{fqn}.{weight}"): "weight"}
         if bias:
             self.states[Attribute(f"{fqn}.{bias}")] = "bias"
         self.dim = 0
@@ -121,8 +121,8 @@ class _Walk:
         if event.is_module or event.function is None or event.is_decision or any(event.writes):
             return False
         name = event.function.short_name
-        taken = [each for each in leaves_of((event.args, event.kwargs)) if not _is_constant(each)]
-        states = [self.states.get(each, "") for each in taken]
+        taken = [leaf for leaf in leaves_of((event.args, event.kwargs)) if not _is_constant(leaf)]
+        states = [self.states.get(leaf, "") for leaf in taken]
         if isinstance(event.result, Attribute):  # a cast to the same dtype returns what it takes
             return taken == [event.result] and bool(states[0])
         if not isinstance(event.result, Value):
@@ -159,7 +159,7 @@ class _Walk:
 
 
 def _with_bias(*states: list[str]) -> list[list[str]]:
-    return [*states, *([*each, "bias"] for each in states)]
+    return [*states, *([*operands, "bias"] for operands in states)]
 
 
 def numbers_in(name: str, arguments: Any) -> list[float]:
@@ -193,7 +193,8 @@ def local_sizes(
     names = [name for name, value in vars(module).items() if type(value) is int and value == features]
     subsets = chain.from_iterable(combinations(names, size) for size in range(len(names) + 1))
     return next(
-        (each for each in subsets if all(_runs(module, layer, each, call, n_ranks, by_rows) for call in calls)), None
+        (subset for subset in subsets if all(_runs(module, layer, subset, call, n_ranks, by_rows) for call in calls)),
+        None,
     )
 
 
@@ -223,13 +224,13 @@ def _forward(
         setattr(twin, name, getattr(module, name) // n_ranks)
     *lead, features = call.args[0].shape
     shape = (*lead, features // n_ranks if by_rows else features)
-    given = torch.empty(shape, dtype=call.args[0].dtype, device="meta")
+    tensor = torch.empty(shape, dtype=call.args[0].dtype, device="meta")
     try:
         with _Numbers() as mode:
-            made = type(module).forward(twin, given)
+            result = type(module).forward(twin, tensor)
     except Exception:
         return None
-    return tuple(made.shape), mode.found
+    return tuple(result.shape), mode.numbers
 
 
 class _Numbers(TorchFunctionMode):
@@ -237,18 +238,18 @@ class _Numbers(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[float] = []
+        self.numbers: list[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found += numbers_in(getattr(func, "__name__", "").strip("_"), (args, kwargs))
+        self.numbers += numbers_in(getattr(func, "__name__", "").strip("_"), (args, kwargs))
         return func(*args, **(kwargs or {}))
 
 
 def _local_parameters(module: nn.Module, layer: LinearLayer, n_ranks: int, by_rows: bool) -> Iterator[tuple[str, Any]]:
-    for name, each in module._parameters.items():
-        if each is None:
+    for name, parameter in module._parameters.items():
+        if parameter is None:
             yield name, None
             continue
         cut = (1 - layer.dim if by_rows else layer.dim) if name == layer.weight else None if by_rows else 0
-        shape = [size // n_ranks if dim == cut else size for dim, size in enumerate(each.shape)]
-        yield name, torch.empty(shape, dtype=each.dtype, device="meta")
+        shape = [size // n_ranks if dim == cut else size for dim, size in enumerate(parameter.shape)]
+        yield name, torch.empty(shape, dtype=parameter.dtype, device="meta")

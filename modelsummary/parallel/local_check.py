@@ -68,13 +68,15 @@ def check_locally(
     """
     chosen: list[LocalAttribute] = []
     if live.execution == "real":
-        for region in [each for each in derivation.regions if not runs_on_shards(derivation.calls, each, n_ranks)]:
+        for region in [
+            region for region in derivation.regions if not runs_on_shards(derivation.calls, region, n_ranks)
+        ]:
             callers = dict.fromkeys(event.fqn for event in region.functions)
             derivation.gather(region, _does_not_run(next(iter(callers), "") or type(live.model).__name__))
         return chosen
     groups = _groups(derivation.regions)
     options = [_options(derivation.calls, regions, n_ranks) for regions in groups]
-    first = [each[0] for each in options]
+    first = [ways[0] for ways in options]
     if not groups or not _failure(live, derivation, groups, [*first, sizes], n_ranks):
         return list(chain(*first))
     for regions, ways in zip(groups, options, strict=True):
@@ -121,7 +123,7 @@ def _groups(regions: Sequence[Region]) -> list[list[Region]]:
 
 def alike(regions: Sequence[Region], region: Region) -> list[Region]:
     """Return the regions of equal blocks, which may have other sizes, as in the stages of a vision transformer."""
-    return [each for each in regions if _kind(each) == _kind(region)]
+    return [other for other in regions if _kind(other) == _kind(region)]
 
 
 def _kind(region: Region) -> tuple[str, ...]:
@@ -133,18 +135,18 @@ def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list
 
     Attributes that the functions of a region are called with come first: a forward may also compute sizes with others.
     """
-    found: defaultdict[str, list[LocalAttribute]] = defaultdict(list)
+    by_name: defaultdict[str, list[LocalAttribute]] = defaultdict(list)
     direct: set[str] = set()
     for region in regions:
         written = {leaf for event in region.functions for leaf in leaves_of((event.args, event.kwargs))}
         for fqn in dict.fromkeys(event.fqn for event in region.functions):
             for name, value in vars(calls.modules[fqn]).items():
                 if type(value) is int and value in region.sizes and value % n_ranks == 0:
-                    found[name].append(LocalAttribute(fqn, name, value, value // n_ranks))
+                    by_name[name].append(LocalAttribute(fqn, name, value, value // n_ranks))
                     direct |= {name} if value in written else set()
-    names = sorted(found, key=lambda name: name not in direct)
+    names = sorted(by_name, key=lambda name: name not in direct)
     subsets = chain.from_iterable(combinations(names, size) for size in range(len(names) + 1))
-    return [[each for name in subset for each in found[name]] for subset in islice(subsets, _MOST_OPTIONS)]
+    return [[attribute for name in subset for attribute in by_name[name]] for subset in islice(subsets, _MOST_OPTIONS)]
 
 
 def _failure(
@@ -186,10 +188,10 @@ def _difference(
     Args:
         layouts: for each call, the layouts of its values.
     """
-    for place, (one, two, expected) in enumerate(zip(whole, local, layouts, strict=False)):
+    for position, (one, two, expected) in enumerate(zip(whole, local, layouts, strict=False)):
         why = _difference_of(one, two, expected, n_ranks)
         if why:
-            return why, place
+            return why, position
     if len(whole) != len(local):
         return f"the model calls {len(local)} functions on the shapes of one rank, and {len(whole)} else", -1
     return "", -1
@@ -200,7 +202,7 @@ def _difference_of(one: Event, two: Event, expected: Mapping[Value, Sharded | No
     at = two.fqn if two.is_module else f"{two.name}() in {two.fqn or 'the model'}"
     if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
         return f"{at} is called on the shapes of one rank in place of {one.name}; a forward that calls the same works"
-    numbers = [numbers_in(each.name, (each.args, each.kwargs)) for each in (one, two)]
+    numbers = [numbers_in(event.name, (event.args, event.kwargs)) for event in (one, two)]
     if numbers[0] != numbers[1]:
         differ = next((pair for pair in zip(*numbers, strict=False) if pair[0] != pair[1]), tuple(numbers))
         return (
@@ -211,7 +213,7 @@ def _difference_of(one: Event, two: Event, expected: Mapping[Value, Sharded | No
         return f"{at} decides otherwise on the shapes of one rank; a decision by sizes that are not sharded works"
     layout = expected.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
     if layout is not None:  # a slice of the same size may begin elsewhere
-        begins = [begin_of(each.args[1], each.args[0].shape, layout.dim) for each in (one, two)]
+        begins = [begin_of(event.args[1], event.args[0].shape, layout.dim) for event in (one, two)]
         if begins[0] and local_position(begins[0], layout, n_ranks) != begins[1]:
             return f"{at} takes another part on the shapes of one rank; a part of each piece works"
     for value, part in zip(values_in(one.result), values_in(two.result), strict=False):
@@ -244,8 +246,10 @@ def stream_failure(
     for region in derivation.regions:
         layouts.update(region.layouts)
     expected = [
-        dict(zip(values_in(event.result), stream.results[place], strict=True)) if place in stream.results else layouts
-        for place, event in enumerate(calls.events)
+        dict(zip(values_in(event.result), stream.results[position], strict=True))
+        if position in stream.results
+        else layouts
+        for position, event in enumerate(calls.events)
     ]
     return _difference(calls.events, other, expected, n_ranks)
 
@@ -277,24 +281,24 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
     def on_attention(fqn: str, layouts: Sequence[Sharded | None]) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            given = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
+            arguments = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
             for name, layout in zip(INPUTS, layouts, strict=True):
                 if layout is not None:
-                    given[name] = changed(given[name], layout.dim, gathers=True)
-            args = (*(given[name] for name in INPUTS[: len(args)]), *args[len(INPUTS) :])
-            return args, {name: given[name] for name in kwargs}
+                    arguments[name] = changed(arguments[name], layout.dim, gathers=True)
+            args = (*(arguments[name] for name in INPUTS[: len(args)]), *args[len(INPUTS) :])
+            return args, {name: arguments[name] for name in kwargs}
 
         twin.get_submodule(fqn).register_forward_pre_hook(hook, with_kwargs=True)
 
     for fqn, layouts in stream.attended.items():
         on_attention(fqn, layouts)
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
-    within = {fqn for each in prepared for fqn in each.columns}
+    within = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
     begins = {event.fqn: begin for event, (begin, _) in reversed(derivation.calls.entered.items())}
-    for each in prepared:
-        layout = stream.layout_at(each.values[0], begins[each.fqn])
+    for prepared_input in prepared:
+        layout = stream.layout_at(prepared_input.values[0], begins[prepared_input.fqn])
         if layout is not None:
-            on_entry(each.fqn, each.position, layout.dim, gathers=True)
+            on_entry(prepared_input.fqn, prepared_input.position, layout.dim, gathers=True)
     for fqn, dim in stream.gathered.items():
         if fqn not in within:
             on_entry(fqn, 0, dim, gathers=True)
@@ -335,8 +339,8 @@ def local_model(
         for fqn in region.rows:
             layer = calls.linears[fqn]
             cut[id(calls.modules[fqn].get_parameter(layer.weight))] = Sharded(1 - layer.dim)
-        for fqn, own in region.parameters.items():
-            cut[id(calls.parameters[fqn])] = own
+        for fqn, layout in region.parameters.items():
+            cut[id(calls.parameters[fqn])] = layout
     memo: dict[int, Any] = {}
     for tensor in calls.model.buffers():
         memo[id(tensor)] = tensor
@@ -347,14 +351,14 @@ def local_model(
     except Exception as error:
         raise InputError(f"the model cannot be copied, which checking a plan needs: {error!r:.200}") from error
     split = {fqn for region in regions for fqn in region.fqns}
-    for each in attributes:
-        if each.fqn in split or each.fqn not in calls.linears:
-            setattr(twin.get_submodule(each.fqn), each.name, each.local)
+    for attribute in attributes:
+        if attribute.fqn in split or attribute.fqn not in calls.linears:
+            setattr(twin.get_submodule(attribute.fqn), attribute.name, attribute.local)
     for fqn, calls_of_module in sizes.items():
         LocalSizes(calls=calls_of_module).wrap(twin.get_submodule(fqn), n_ranks)
     return twin
 
 
 def _empty(parameter: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
-    made = torch.empty(shape, dtype=parameter.dtype, device="meta")
-    return nn.Parameter(made, requires_grad=parameter.requires_grad)
+    tensor = torch.empty(shape, dtype=parameter.dtype, device="meta")
+    return nn.Parameter(tensor, requires_grad=parameter.requires_grad)

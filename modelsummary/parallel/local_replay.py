@@ -26,7 +26,7 @@ def runs_on_shards(calls: Calls, region: Region, n_ranks: int) -> bool:
     A module that reads sizes may compute with the size of a shard, which its record does not show: the answer is False.
     """
     callers = {event.parent for event in region.functions if event.parent is not None}
-    return not any(each.reads_sizes for each in callers) and all(
+    return not any(caller.reads_sizes for caller in callers) and all(
         _is_local(calls, event, region, n_ranks) for event in region.functions
     )
 
@@ -47,8 +47,8 @@ def _is_local(calls: Calls, event: Event, region: Region, n_ranks: int) -> bool:
         return torch.empty_like(leaf.tensor, device="meta") if isinstance(leaf, Foreign) else leaf
 
     try:
-        made = event.function(*map_template(on_meta, event.args), **map_template(on_meta, event.kwargs))
+        result = event.function(*map_template(on_meta, event.args), **map_template(on_meta, event.kwargs))
     except Exception:  # a shape does not fit
         return False
-    expected = [local_shape(each.shape, layouts.get(each), n_ranks) for each in values_in(event.result)]
-    return [tuple(each.shape) for each in tensors_of(made)] == expected
+    expected = [local_shape(value.shape, layouts.get(value), n_ranks) for value in values_in(event.result)]
+    return [tuple(tensor.shape) for tensor in tensors_of(result)] == expected

@@ -21,27 +21,27 @@ from modelsummary.record.events import Event, Value, values_in
 __all__ = ["shard_logits"]
 
 
-def shard_logits(found: Derivation) -> None:
+def shard_logits(derivation: Derivation) -> None:
     """Leave the results of the output heads sharded.
 
     Raises:
         InputError: no output head is split, or the model does something with logits that needs all of them.
     """
-    heads = [fqn for fqn, layer in found.layers.items() if layer.role == "head"]
+    heads = [fqn for fqn, layer in derivation.layers.items() if layer.role == "head"]
     if not heads:
-        name = type(found.calls.model).__name__
+        name = type(derivation.calls.model).__name__
         raise InputError(
             f"loss_parallel=True: no output head of {name} is split by the vocabulary; a Linear with as many outputs "
             "as an embedding of tokens has rows can be, else use loss_parallel=False"
         )
-    walk = _Walk(found.calls, heads)
+    walk = _Walk(derivation.calls, heads)
     try:
         walk.run()
     except (Blocked, Needs) as blocked:
         raise InputError(f"loss_parallel=True: the logits cannot stay sharded: {blocked}") from None
     for fqn in heads:
-        found.layers[fqn] = replace(found.layers[fqn], gathers=False)
-    found.losses = walk.losses
+        derivation.layers[fqn] = replace(derivation.layers[fqn], gathers=False)
+    derivation.losses = walk.losses
 
 
 class _Walk:
@@ -84,11 +84,11 @@ class _Walk:
         if call.name == "cross_entropy":
             self._add_loss(call.argument(0, "input"), call.argument(7, "label_smoothing", 0.0))
             return None
-        if any(each.leaf not in self._layouts and math.prod(each.shape) > 1 for each in call.operands):
+        if any(operand.leaf not in self._layouts and math.prod(operand.shape) > 1 for operand in call.operands):
             raise Blocked(
                 f"{call.at} takes them beside a tensor that is not a DTensor, which torch refuses; numbers work"
             )
-        return layout_after(call) if any(each.layout is not None for each in call.operands) else None
+        return layout_after(call) if any(operand.layout is not None for operand in call.operands) else None
 
     def _add_loss(self, logits: Any, label_smoothing: Any) -> None:
         layout = self._layouts.get(logits)
