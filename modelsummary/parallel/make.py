@@ -99,9 +99,9 @@ def make_plan(
     if calls is not None and tensor > 1:
         derivation = _derived(calls, shard, expert, boundaries)
         _keep_inside_experts_whole(derivation, layers)
-        found = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
+        changed = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
-        reasons, attributes = derivation.reasons | reasons, found
+        reasons, attributes = derivation.reasons | reasons, changed
         layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
         if not sharded:
             raise InputError(
@@ -151,8 +151,8 @@ def make_plan(
         checkpoint=checkpointed,
         loss_parallel=loss_parallel,
         boundaries=boundaries,
-        replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
-        params=sum(each.numel() for each in model.parameters()),
+        replicated={fqn: why for fqn, why in reasons.items() if fqn not in {layer.fqn for layer in layers}},
+        params=sum(parameter.numel() for parameter in model.parameters()),
         params_per_rank=_params_per_rank(model, layers, ranks, shard, stages),
         _live=live,
         _stages=stages,
@@ -193,8 +193,8 @@ def _check_held(layers: Sequence[LayerPlan], checkpointed: Sequence[str], stages
 
 
 def _without_parameters(stages: Any) -> int | None:
-    """Return the number of the first stage that holds no parameters; None if all hold some."""
-    return next((number for number, stage in enumerate(stages) if next(stage.parameters(), None) is None), None)
+    """Return the index of the first stage that holds no parameters; None if all hold some."""
+    return next((index for index, stage in enumerate(stages) if next(stage.parameters(), None) is None), None)
 
 
 def _stage_begins(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
@@ -245,12 +245,12 @@ def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo, model: 
         return tuple(row.fqn for row in blocks_of(root))
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
         raise InputError(f"checkpoint={checkpoint!r}; expected 'every', a list of names, or None")
-    known = [name for name, _ in model.named_modules()]
+    names = [name for name, _ in model.named_modules()]
     for name in checkpoint or ():
-        if name not in known:
+        if name not in names:
             raise InputError(
                 f"checkpoint={name!r} names no module of {type(model).__name__}; pass 'every', or names of modules"
-                f"{close_to(name, known)}"
+                f"{close_to(name, names)}"
             )
     return tuple(checkpoint or ())
 
@@ -279,15 +279,15 @@ def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping
     """
     shapes = _local_shapes(model, layers, ranks)
     experts = {layer.fqn for layer in layers if layer.mesh == "expert"}
-    found = []
+    plans = []
     for layer in layers:
         module = model.get_submodule(layer.fqn)
-        sizes = {name: math.prod(shapes[id(each)]) for name, each in module.named_parameters()}
+        sizes = {name: math.prod(shapes[id(parameter)]) for name, parameter in module.named_parameters()}
         is_absent = bool(sizes) and not any(sizes.values())
         names = sizes if layer.fqn in experts else layer.shards
         params = sum(sizes[name] for name in names)
-        found.append(replace(layer, params=params, collectives=() if is_absent else layer.collectives))
-    return found
+        plans.append(replace(layer, params=params, collectives=() if is_absent else layer.collectives))
+    return plans
 
 
 def _local_shapes(
@@ -295,12 +295,12 @@ def _local_shapes(
 ) -> dict[int, tuple[int, ...]]:
     """Return id of a parameter -> its shape on the first rank of each dimension of the mesh but FSDP's."""
     cut, absent = _cut(model, layers, ranks), absent_parameters(model, layers, ranks["expert"])
-    found = {}
+    shapes = {}
     for parameter in model.parameters():
         shards = cut.get(id(parameter), {})
         shape = tuple(-(-size // shards.get(dim, 1)) for dim, size in enumerate(parameter.shape))
-        found[id(parameter)] = (0,) if id(parameter) in absent else shape
-    return found
+        shapes[id(parameter)] = (0,) if id(parameter) in absent else shape
+    return shapes
 
 
 def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]) -> dict[int, dict[int, int]]:
@@ -310,7 +310,9 @@ def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]
         for name, dim in layer.shards.items():
             if dim is not None:
                 cut.setdefault(f"{layer.fqn}.{name}", {})[dim] = ranks[layer.mesh]
-    return {id(each): cut[name] for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
+    return {
+        id(parameter): cut[name] for name, parameter in model.named_parameters(remove_duplicate=False) if name in cut
+    }
 
 
 # ---------------------------------------------------------------------------------------- tensor parallel
@@ -374,7 +376,9 @@ def _keep_crossing_whole(derivation: Derivation, boundaries: Sequence[str]) -> N
     """
     calls = derivation.calls
     for begin in boundaries:
-        cut = next((place for place, event in enumerate(calls.events) if f"{event.fqn}.".startswith(f"{begin}.")), -1)
+        cut = next(
+            (position for position, event in enumerate(calls.events) if f"{event.fqn}.".startswith(f"{begin}.")), -1
+        )
         for region in list(derivation.regions):
             makers = (calls.maker[value] for value in region.layouts if calls.last_use.get(value, -1) >= cut >= 0)
             sent = next((event for event in makers if calls.position[event] < cut), None)
@@ -391,7 +395,7 @@ def _checked(
     _check_divides(derivation, n_ranks, shard)
     sizes = _sizes_of_layers(derivation, n_ranks)
     chosen = check_locally(live, derivation, n_ranks, sizes)
-    attributes = [*(each for each in sizes if each.fqn in derivation.layers), *chosen]
+    attributes = [*(attribute for attribute in sizes if attribute.fqn in derivation.layers), *chosen]
     if loss_parallel:
         shard_logits(derivation)
     if sequence:
@@ -408,14 +412,14 @@ def _sizes_of_layers(derivation: Derivation, n_ranks: int) -> list[LocalAttribut
     A layer that does not run on shards, whatever is divided, is left whole.
     """
     calls = derivation.calls
-    found = []
+    attributes = []
     for fqn, layer in list(derivation.layers.items()):
         linear = calls.linears.get(fqn)
         if layer.role not in ("column", "row") or linear is None or linear.is_torch:
             continue
         module = calls.modules[fqn]
-        own = [calls.events[place] for place in calls.places[fqn]]
-        names = local_sizes(module, linear, own, n_ranks, by_rows=layer.role == "row")
+        events = [calls.events[position] for position in calls.places[fqn]]
+        names = local_sizes(module, linear, events, n_ranks, by_rows=layer.role == "row")
         if names is None:
             derivation.drop(
                 fqn,
@@ -423,8 +427,8 @@ def _sizes_of_layers(derivation: Derivation, n_ranks: int) -> list[LocalAttribut
             )
         for name in names or ():
             whole = getattr(module, name)
-            found.append(LocalAttribute(fqn, name, whole, whole // n_ranks))
-    return found
+            attributes.append(LocalAttribute(fqn, name, whole, whole // n_ranks))
+    return attributes
 
 
 def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:
@@ -455,12 +459,12 @@ def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[Lo
         except Blocked as blocked:
             obstacle = obstacle or str(blocked)
             continue
-        obstacle, place = stream_failure(live, derivation, attributes, stream, n_ranks)
+        obstacle, position = stream_failure(live, derivation, attributes, stream, n_ranks)
         if not obstacle:
             derivation.stream = stream
             return
-        if place >= 0 and place not in whole:  # this call may take a whole tensor
-            ways.append((with_embeddings, cuts_inputs, whole | {place}))
+        if position >= 0 and position not in whole:  # this call may take a whole tensor
+            ways.append((with_embeddings, cuts_inputs, whole | {position}))
     raise InputError(f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: {obstacle}")
 
 
@@ -489,7 +493,7 @@ def _check_divides(derivation: Derivation, n_ranks: int, shard: int) -> None:
     """
     heads: dict[str, Any] = {fqn: derivation.calls.modules[fqn] for fqn in derivation.attentions}
     works = math.gcd(
-        *(math.gcd(*region.sizes) for region in derivation.regions), *(each.num_heads for each in heads.values())
+        *(math.gcd(*region.sizes) for region in derivation.regions), *(module.num_heads for module in heads.values())
     )
     for region in list(derivation.regions):
         wrong = [size for size in region.sizes if size % n_ranks]
@@ -508,12 +512,12 @@ def _check_divides(derivation: Derivation, n_ranks: int, shard: int) -> None:
                     other, f"{fewer} heads of keys and values do not divide by {n_ranks}; divisors of {fewer} work"
                 )
             continue
-        number = more if more % n_ranks else min(wrong)
-        what = "features" if region.sizes == {number} else "heads or features"
+        extent = more if more % n_ranks else min(wrong)
+        what = "features" if region.sizes == {extent} else "heads or features"
         if any(not any(size % n_ranks for size in other.sizes) for other in alike(derivation.regions, region)):
-            derivation.gather(region, f"{number} {what} do not divide by {n_ranks}; divisors of {number} work")
+            derivation.gather(region, f"{extent} {what} do not divide by {n_ranks}; divisors of {extent} work")
             continue
-        raise does_not_divide(f"tensor={n_ranks}", f"{number} {what} of {fqn}", works)
+        raise does_not_divide(f"tensor={n_ranks}", f"{extent} {what} of {fqn}", works)
     for fqn, module in heads.items():
         if module.num_heads % n_ranks:
             raise does_not_divide(f"tensor={n_ranks}", f"{module.num_heads} heads of {fqn}", works)
@@ -552,7 +556,7 @@ def _vocabulary_obstacle(rows: int, n_ranks: int, shard: int) -> str:
     return ""
 
 
-def _chunks(size: int, number: int) -> list[int]:
+def _chunks(size: int, n_chunks: int) -> list[int]:
     """Return the sizes of the chunks that ``DTensor`` cuts a dimension into: the last ones are shorter, or empty."""
-    longest = -(-size // number)
-    return [max(0, min(longest, size - longest * place)) for place in range(number)]
+    longest = -(-size // n_chunks)
+    return [max(0, min(longest, size - longest * index)) for index in range(n_chunks)]

@@ -72,22 +72,24 @@ def memory_of_rank(
     """Predict a step as ``ParallelPlan.memory`` says."""
     _check(plan, rank, microbatches, options)
     if not isinstance(schedule, str) or schedule not in _SCHEDULES:
-        known = ", ".join(map(repr, _SCHEDULES))
-        raise InputError(f"schedule must be one of {known}, got {schedule!r:.80}")
+        schedules = ", ".join(map(repr, _SCHEDULES))
+        raise InputError(f"schedule must be one of {schedules}, got {schedule!r:.80}")
     ranks_per_stage = plan.world_size // plan.pipeline
-    number, own_rank = divmod(rank, ranks_per_stage)
+    pipeline_rank, rank_in_stage = divmod(rank, ranks_per_stage)
     step = step_plan("train", options)
     if plan.pipeline == 1:
         live = plan._live
-        with _rank(plan, own_rank, ranks_per_stage), _about_values(plan):
+        with _rank(plan, rank_in_stage, ranks_per_stage), _about_values(plan):
             return simulate_step(_sharded(plan, live.model, step.dtype), live.call, step)[0]
-    order, own = _stages_of_rank(plan, number, microbatches or plan.pipeline, schedule, return_outputs=return_outputs)
-    with _rank(plan, own_rank, ranks_per_stage), _about_values(plan):
+    order, stages = _stages_of_rank(
+        plan, pipeline_rank, microbatches or plan.pipeline, schedule, return_outputs=return_outputs
+    )
+    with _rank(plan, rank_in_stage, ranks_per_stage), _about_values(plan):
         actions = [
-            stage_actions(_sharded(plan, each.module, step.dtype), each.call, replace(step, stage=each.share))
-            for each in own
+            stage_actions(_sharded(plan, stage.module, step.dtype), stage.call, replace(step, stage=stage.share))
+            for stage in stages
         ]
-    return memory_of_schedule(actions, order, returns=return_outputs and own[-1].share.is_last)
+    return memory_of_schedule(actions, order, returns=return_outputs and stages[-1].share.is_last)
 
 
 def _check(plan: ParallelPlan, rank: int, microbatches: int | None, options: StepOptions) -> None:
@@ -139,42 +141,42 @@ def _about_values(plan: ParallelPlan) -> Iterator[None]:
 
 
 def _stages_of_rank(
-    plan: ParallelPlan, number: int, microbatches: int, schedule: str, *, return_outputs: bool
+    plan: ParallelPlan, pipeline_rank: int, microbatches: int, schedule: str, *, return_outputs: bool
 ) -> tuple[list[tuple[str, int]], list[_OwnStage]]:
     """Return the actions of a rank of the pipeline, and the stages that they number."""
     stages = plan._stages
     if schedule in _TWO_PER_RANK:
         stages = plan._split(2 * plan.pipeline)
     simulation = stages.predict(microbatches, schedule, seconds=[(1.0, 1.0)] * len(stages))
-    actions = simulation.actions[number]
-    own = sorted({each.stage for each in actions})
-    found = []
-    for each in own:
-        kinds = "".join(action.kind for action in actions if action.stage == each)
-        call = _call_of(stages.crossing[each]) if each else plan._live.call
-        is_first, is_last = each == 0, each == len(stages) - 1
+    actions = simulation.actions[pipeline_rank]
+    indices = sorted({action.stage for action in actions})
+    rank_stages = []
+    for index in indices:
+        kinds = "".join(action.kind for action in actions if action.stage == index)
+        call = _call_of(stages.crossing[index]) if index else plan._live.call
+        is_first, is_last = index == 0, index == len(stages) - 1
         share = StageShare(
             kinds,
             is_first,
             is_last,
-            keeps_results=return_outputs if is_last else each + 1 not in own and schedule not in _WAIT_FOR_RESULTS,
-            keeps_gradients=not is_first and each - 1 not in own and schedule != "1f1b",
-            shares_results=each + 1 in own,
+            keeps_results=return_outputs if is_last else index + 1 not in indices and schedule not in _WAIT_FOR_RESULTS,
+            keeps_gradients=not is_first and index - 1 not in indices and schedule != "1f1b",
+            shares_results=index + 1 in indices,
         )
-        found.append(_OwnStage(stages[each], call, share))
-    return [(each.kind, own.index(each.stage)) for each in actions], found
+        rank_stages.append(_OwnStage(stages[index], call, share))
+    return [(action.kind, indices.index(action.stage)) for action in actions], rank_stages
 
 
 def _sharded(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Return a copy on meta of what a rank runs, to which the plan was applied."""
-    twin = _copy(module, lambda each: _on_meta(each, dtype))
+    twin = _copy(module, lambda tensor: _on_meta(tensor, dtype))
     shard_module(plan, twin, _meshes(plan))
     return twin
 
 
 def _call_of(crossing: Iterable[CrossingTensor]) -> CallArguments:
     """Return the arguments of a stage that takes the given tensors."""
-    return CallArguments(tuple(each.at(None) for each in crossing), {}, None)
+    return CallArguments(tuple(tensor.at(None) for tensor in crossing), {}, None)
 
 
 def _meshes(plan: ParallelPlan) -> dict[str, DeviceMesh]:
@@ -205,7 +207,7 @@ def _on_meta(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def _copy(model: nn.Module, like: Callable[[Tensor], Tensor]) -> nn.Module:
     """Return a copy of a model with other tensors for its parameters, and the same buffers."""
-    memo: dict[int, Any] = {id(each): each for each in model.buffers()}
-    for each in model.parameters():
-        memo[id(each)] = nn.Parameter(like(each).detach(), requires_grad=each.requires_grad)
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(like(parameter).detach(), requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, memo)

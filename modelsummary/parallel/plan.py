@@ -267,11 +267,13 @@ class ParallelPlan(Printed):
 
     def collectives_over(self, *names: str) -> dict[tuple[str, str], tuple[int, int]]:
         """Return ``collectives`` of the modules that are sharded over these dimensions of the mesh."""
-        found: dict[tuple[str, str], tuple[int, int]] = {}
-        for each in (each for layer in self.layers if layer.mesh in names for each in layer.collectives):
-            count, nbytes = found.get((each.phase, each.operation), (0, 0))
-            found[each.phase, each.operation] = (count + each.count, nbytes + each.nbytes)
-        return found
+        totals: dict[tuple[str, str], tuple[int, int]] = {}
+        for collective in (
+            collective for layer in self.layers if layer.mesh in names for collective in layer.collectives
+        ):
+            count, nbytes = totals.get((collective.phase, collective.operation), (0, 0))
+            totals[collective.phase, collective.operation] = (count + collective.count, nbytes + collective.nbytes)
+        return totals
 
     @property
     def called_units(self) -> tuple[tuple[str, ...], ...]:
@@ -294,14 +296,14 @@ class ParallelPlan(Printed):
                 is_freed = self.reshard_after_forward and unit != self.last_unit
                 gathered += [nbytes] * (n_calls if is_freed else 1)
                 again += [nbytes] * (n_calls if is_freed else n_calls - 1)
-        reduced = [each for _, each in self.unit_bytes if each]
-        found: dict[tuple[str, str], list[int]] = {}
+        reduced = [nbytes for _, nbytes in self.unit_bytes if nbytes]
+        runs: dict[tuple[str, str], list[int]] = {}
         if self.shard > 1:
-            found = {("forward", "all_gather"): gathered, ("backward", "all_gather"): again}
-            found["backward", "reduce_scatter"] = reduced
+            runs = {("forward", "all_gather"): gathered, ("backward", "all_gather"): again}
+            runs["backward", "reduce_scatter"] = reduced
         if self.data > 1:
-            found["backward", "all_reduce"] = [each // self.shard for each in reduced]
-        return {key: (len(each), sum(each)) for key, each in found.items() if each}
+            runs["backward", "all_reduce"] = [nbytes // self.shard for nbytes in reduced]
+        return {key: (len(sizes), sum(sizes)) for key, sizes in runs.items() if sizes}
 
     def to_code(self) -> str:
         """Return Python code that applies the plan with torch alone: a function ``parallelize(model, mesh)``."""
@@ -331,9 +333,9 @@ class ParallelPlan(Printed):
 
     def without_model(self) -> ParallelPlan:
         """Return a copy without the model, which can be pickled."""
-        made = object.__new__(ParallelPlan)
-        made.__dict__.update(self.__getstate__())
-        return made
+        plan = object.__new__(ParallelPlan)
+        plan.__dict__.update(self.__getstate__())
+        return plan
 
     def _report(self) -> Report:
         from modelsummary.parallel.plan_table import report

@@ -18,7 +18,7 @@ from modelsummary.parallel.plan import MESH_NAMES, Collective, LayerPlan, Parall
 __all__ = ["plan_from_json"]
 
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-_Made = TypeVar("_Made")
+_Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
 
@@ -35,11 +35,12 @@ def plan_from_json(text: str) -> ParallelPlan:
     if not isinstance(data, dict) or "mesh" not in data:
         raise InputError(f"this is not the JSON of a plan: expected an object with 'mesh', got {data!r:.80}")
     mesh = data.pop("mesh")
-    data["layers"] = tuple(_layer(each, f"layers[{n}]") for n, each in enumerate(_list(data, "layers")))
+    data["layers"] = tuple(_layer(layer, f"layers[{n}]") for n, layer in enumerate(_list(data, "layers")))
     data["attributes"] = tuple(
-        _made(LocalAttribute, each, f"attributes[{n}]") for n, each in enumerate(_list(data, "attributes"))
+        _instance(LocalAttribute, attribute, f"attributes[{n}]")
+        for n, attribute in enumerate(_list(data, "attributes"))
     )
-    plan = _made(ParallelPlan, data, "")
+    plan = _instance(ParallelPlan, data, "")
     _check(plan)
     if mesh != plan.mesh_shape:
         raise InputError(f"mesh of a plan must be {plan.mesh_shape}, as its other fields say, got {mesh!r:.80}")
@@ -55,14 +56,15 @@ def _list(data: Mapping[str, Any], name: str) -> list[Any]:
 
 def _layer(data: Any, where: str) -> LayerPlan:
     if isinstance(data, dict) and isinstance(data.get("collectives"), list):
-        found = tuple(
-            _made(Collective, each, f"{where}.collectives[{n}]") for n, each in enumerate(data["collectives"])
+        collectives = tuple(
+            _instance(Collective, collective, f"{where}.collectives[{n}]")
+            for n, collective in enumerate(data["collectives"])
         )
-        data = {**data, "collectives": found}
-    return _made(LayerPlan, data, where)
+        data = {**data, "collectives": collectives}
+    return _instance(LayerPlan, data, where)
 
 
-def _made(cls: type[_Made], data: Any, where: str) -> _Made:
+def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
     """Return an instance of a dataclass whose attributes have the types that it declares.
 
     Args:
@@ -73,7 +75,7 @@ def _made(cls: type[_Made], data: Any, where: str) -> _Made:
     of = f"{where} of a plan" if where else "a plan"
     if not isinstance(data, dict):
         raise InputError(f"{of} must be an object, got {data!r:.80}")
-    named = {each.name for each in fields(cls) if not each.name.startswith("_")}  # type: ignore[arg-type]
+    named = {field.name for field in fields(cls) if not field.name.startswith("_")}  # type: ignore[arg-type]
     other = next((name for name in data if name not in named), None)
     missing = next((name for name in sorted(named) if name not in data), None)
     if other is not None or missing is not None:
@@ -91,7 +93,7 @@ def _made(cls: type[_Made], data: Any, where: str) -> _Made:
 def _tuples(value: Any) -> Any:
     """Return a value with tuples instead of lists."""
     if isinstance(value, dict):
-        return {name: _tuples(each) for name, each in value.items()}
+        return {name: _tuples(item) for name, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
@@ -101,16 +103,16 @@ def _is(value: Any, hint: Any) -> bool:
     if hint is Any:
         return True
     if origin in (Union, UnionType):
-        return any(_is(value, each) for each in arguments)
+        return any(_is(value, argument) for argument in arguments)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
         if arguments[1:] == (...,):
-            return all(_is(each, arguments[0]) for each in value)
+            return all(_is(item, arguments[0]) for item in value)
         return len(value) == len(arguments) and all(map(_is, value, arguments))
     if origin is dict:
         return isinstance(value, dict) and all(
-            _is(name, arguments[0]) and _is(each, arguments[1]) for name, each in value.items()
+            _is(name, arguments[0]) and _is(item, arguments[1]) for name, item in value.items()
         )
     if hint is None or hint is NoneType:
         return value is None
@@ -132,18 +134,18 @@ def _check(plan: ParallelPlan) -> None:
     has_units = plan.shard > 1 or plan.data > 1 or plan.precision is not None
     if has_units and (len(plan.unit_calls) != len(plan.units) or len(plan.unit_bytes) != len(plan.units) + 1):
         raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")
-    known = {*parallel.__all__, *styles.__all__}
+    style_names = {*parallel.__all__, *styles.__all__}
     for layer in plan.layers:
-        if layer.style not in known or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
+        if layer.style not in style_names or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
             raise InputError(
                 f"layers of a plan must have a known style, role and mesh, got {layer.style!r:.40}, {layer.role!r:.40} "
                 f"and {layer.mesh!r:.40}"
             )
-        for each in layer.collectives:
-            if each.phase not in ("forward", "loss", "backward") or each.operation not in _OPERATIONS:
+        for collective in layer.collectives:
+            if collective.phase not in ("forward", "loss", "backward") or collective.operation not in _OPERATIONS:
                 raise InputError(
-                    f"collectives of a plan must have a known phase and operation, got {each.phase!r:.40} and "
-                    f"{each.operation!r:.40}"
+                    f"collectives of a plan must have a known phase and operation, got {collective.phase!r:.40} and "
+                    f"{collective.operation!r:.40}"
                 )
     written = [plan.model_class, *(attribute.name for attribute in plan.attributes)]
     written += [name for layer in plan.layers for name in layer.options]

@@ -56,8 +56,8 @@ def report(plan: ParallelPlan) -> Report:
     lines.append(f"Parameters: {total}")
     phases = ("forward", "loss", "backward")
     for name in ("tensor", "expert"):
-        found = sorted(plan.collectives_over(name).items(), key=lambda each: phases.index(each[0][0]))
-        for (phase, operation), (count, nbytes) in found:
+        totals = sorted(plan.collectives_over(name).items(), key=lambda item: phases.index(item[0][0]))
+        for (phase, operation), (count, nbytes) in totals:
             lines.append(f"{name.capitalize()} parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     for (phase, operation), (count, nbytes) in sorted(plan.unit_collectives.items(), reverse=True):
         lines.append(f"FSDP, {phase}: {count} x {operation}, {_bytes(nbytes)}")
@@ -70,10 +70,10 @@ def _starred(fqn: str) -> str:
 
 
 def _folded(fqns: Sequence[str]) -> list[str]:
-    counts: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for fqn in fqns:
-        counts.setdefault(_starred(fqn), []).append(fqn)
-    return [f"{name} x {len(own)}" if len(own) > 1 else own[0] for name, own in counts.items()]
+        groups.setdefault(_starred(fqn), []).append(fqn)
+    return [f"{name} x {len(group)}" if len(group) > 1 else group[0] for name, group in groups.items()]
 
 
 def _rows(layers: Sequence[LayerPlan]) -> list[list[str]]:
@@ -89,9 +89,9 @@ def _rows(layers: Sequence[LayerPlan]) -> list[list[str]]:
         )
         groups.setdefault(key, []).append(layer)
     rows = []
-    for own in groups.values():
-        first = own[0]
-        name = first.fqn if len(own) == 1 else f"{_starred(first.fqn)} x {len(own)}"
+    for group in groups.values():
+        first = group[0]
+        name = first.fqn if len(group) == 1 else f"{_starred(first.fqn)} x {len(group)}"
         style = first.style + ("*" if first.reason else "")
         cut = ", ".join(f"{name}[{dim}]" for name, dim in first.shards.items() if dim is not None) or "-"
         phases = [_moved(first.collectives, phase) for phase in ("forward", "backward")]
@@ -110,9 +110,10 @@ def _alike(reason: str) -> str:
 
 
 def _moved(collectives: Sequence[Collective], phase: str) -> str:
-    own = [each for each in collectives if each.phase == phase]
+    in_phase = [collective for collective in collectives if collective.phase == phase]
     return ", ".join(
-        f"{each.operation}{f' x {each.count}' if each.count > 1 else ''} {_bytes(each.nbytes)}" for each in own
+        f"{collective.operation}{f' x {collective.count}' if collective.count > 1 else ''} {_bytes(collective.nbytes)}"
+        for collective in in_phase
     )
 
 
@@ -123,8 +124,8 @@ def _bytes(value: int) -> str:
 
 def _attributes(plan: ParallelPlan) -> list[tuple[str, int, int, str, str]]:
     groups: dict[tuple[str, str, int, int], int] = {}
-    for each in plan.attributes:
-        key = (_starred(each.fqn), each.name, each.whole, each.local)
+    for attribute in plan.attributes:
+        key = (_starred(attribute.fqn), attribute.name, attribute.whole, attribute.local)
         groups[key] = groups.get(key, 0) + 1
     return [
         (name, whole, local, f" x {times}" if times > 1 else "", fqn)
@@ -137,7 +138,7 @@ def _with_root(plan: ParallelPlan) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
     for fqn, why in plan.gathered_with_root.items():
         groups.setdefault(_alike(why), []).append(fqn)
-    return [(", ".join(_folded(own)), plan.gathered_with_root[own[0]]) for own in groups.values()]
+    return [(", ".join(_folded(fqns)), plan.gathered_with_root[fqns[0]]) for fqns in groups.values()]
 
 
 def _reasons(plan: ParallelPlan) -> list[tuple[str, str]]:
@@ -145,8 +146,8 @@ def _reasons(plan: ParallelPlan) -> list[tuple[str, str]]:
     for fqn, why in plan.replicated.items():
         groups.setdefault((_starred(fqn), re.sub(r"\d+", "*", why)), []).append(fqn)
     return [
-        (own[0] if len(own) == 1 else f"{name} x {len(own)}", plan.replicated[own[0]])
-        for (name, _), own in groups.items()
+        (fqns[0] if len(fqns) == 1 else f"{name} x {len(fqns)}", plan.replicated[fqns[0]])
+        for (name, _), fqns in groups.items()
     ]
 
 
