@@ -62,7 +62,7 @@ def prepared_inputs(
     One layer is enough if the input is a chunk of the sequence: the module then sees the whole sequence. A tensor that
     a call takes as several arguments is not prepared: torch would prepare each argument, and reduce its gradient.
     """
-    found: dict[tuple[str, int | str], list[PreparedInput]] = {}
+    by_argument: dict[tuple[str, int | str], list[PreparedInput]] = {}
     for event in calls.entered:
         if event.parent is None or event.fqn in layers:
             continue
@@ -73,13 +73,13 @@ def prepared_inputs(
             columns = _columns_alone(calls, layers, event, value)
             is_chunk = stream is not None and stream.layout_at(value, calls.entered[event][0]) is not None
             if len(columns) >= (1 if is_chunk else least):
-                one = PreparedInput(event.fqn, position, len(event.args), (value,), tuple(columns))
-                found.setdefault((event.fqn, position), []).append(one)
-    merged = [_merged(calls, each) for (fqn, _), each in found.items() if len(each) == calls.n_calls[fqn]]
+                prepared_input = PreparedInput(event.fqn, position, len(event.args), (value,), tuple(columns))
+                by_argument.setdefault((event.fqn, position), []).append(prepared_input)
+    merged = [_merged(calls, inputs) for (fqn, _), inputs in by_argument.items() if len(inputs) == calls.n_calls[fqn]]
     kept: list[PreparedInput] = []
-    for each in merged:  # outer modules come first; inner ones need not prepare the same input again
-        if each is not None and not any(set(each.columns) & set(outer.columns) for outer in kept):
-            kept.append(each)
+    for merged_input in merged:  # outer modules come first; inner ones need not prepare the same input again
+        if merged_input is not None and not any(set(merged_input.columns) & set(outer.columns) for outer in kept):
+            kept.append(merged_input)
     return kept
 
 
@@ -94,22 +94,22 @@ def prepared_outputs(
         prepared: modules whose input is prepared, for layers that they contain.
         blocks: FQNs of the repeated blocks.
     """
-    done = {fqn for each in prepared for fqn in each.columns}
+    done = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
     results = {event: event.result for event in (*calls.entered, *calls.events) if event.is_module and event.parent}
-    found: dict[str, list[tuple[Value, tuple[str, ...]]]] = {}
+    by_module: dict[str, list[tuple[Value, tuple[str, ...]]]] = {}
     for event, value in results.items():
         if isinstance(value, Value) and value.requires_grad and event.fqn not in layers:
             takers = calls.takers.get(value, ())
-            columns = tuple(each.fqn for each in takers if each.is_module and _is_column(layers, each.fqn))
+            columns = tuple(taker.fqn for taker in takers if taker.is_module and _is_column(layers, taker.fqn))
             is_alone = len(columns) == len(takers) >= 2 and not done.intersection(columns)
             if is_alone and _in_one_block((event.fqn, *columns), blocks) and _is_made_by(calls, event, value):
-                found.setdefault(event.fqn, []).append((value, columns))
+                by_module.setdefault(event.fqn, []).append((value, columns))
     kept: dict[tuple[str, ...], PreparedOutput] = {}
-    for fqn, own in found.items():
-        if len(own) == calls.n_calls[fqn] and len({columns for _, columns in own}) == 1:
-            one = PreparedOutput(fqn, tuple(value for value, _ in own), own[0][1])
-            if _takes_nothing_else(calls, one):
-                kept.setdefault(one.columns, one)
+    for fqn, outputs in by_module.items():
+        if len(outputs) == calls.n_calls[fqn] and len({columns for _, columns in outputs}) == 1:
+            prepared_output = PreparedOutput(fqn, tuple(value for value, _ in outputs), outputs[0][1])
+            if _takes_nothing_else(calls, prepared_output):
+                kept.setdefault(prepared_output.columns, prepared_output)
     return list(kept.values())
 
 
@@ -129,28 +129,30 @@ def _is_column(layers: Mapping[str, Layer], fqn: str) -> bool:
     return fqn in layers and layers[fqn].role in ("column", "head")
 
 
-def _merged(calls: Calls, own: list[PreparedInput]) -> PreparedInput | None:
+def _merged(calls: Calls, inputs: list[PreparedInput]) -> PreparedInput | None:
     """Return the calls of one module as one; None if they differ, or if its layers are called elsewhere, too."""
-    facts = {(each.position, each.n_positional, each.columns) for each in own}
-    one = replace(own[0], values=tuple(each.values[0] for each in own))
-    return one if len(facts) == 1 and _takes_nothing_else(calls, one) else None
+    facts = {
+        (prepared_input.position, prepared_input.n_positional, prepared_input.columns) for prepared_input in inputs
+    }
+    merged = replace(inputs[0], values=tuple(prepared_input.values[0] for prepared_input in inputs))
+    return merged if len(facts) == 1 and _takes_nothing_else(calls, merged) else None
 
 
 def _takes_nothing_else(calls: Calls, prepared: PreparedInput | PreparedOutput) -> bool:
     """Return True if the layers take prepared tensors alone; of others, each layer would reduce the gradient itself."""
     times = Counter(prepared.columns)
-    return all(calls.n_calls[fqn] == each * len(prepared.values) for fqn, each in times.items())
+    return all(calls.n_calls[fqn] == n_times * len(prepared.values) for fqn, n_times in times.items())
 
 
 def _columns_alone(calls: Calls, layers: Mapping[str, Layer], module: Event, value: Value) -> list[str]:
     """Return the column-parallel layers in a call that take a value; none if anything else in the call takes it."""
     begin, end = calls.entered[module]
-    found: list[str] = []
+    columns: list[str] = []
     for event in calls.events[begin:end]:
         if value in values_in((event.args, event.kwargs)):
             if not event.is_module or not _is_column(layers, event.fqn):
                 return []
-            found.append(event.fqn)
+            columns.append(event.fqn)
     if any(value in values_in(inner.result) for inner in (module, *module.children)):
         return []
-    return found
+    return columns

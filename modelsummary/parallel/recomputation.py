@@ -41,24 +41,31 @@ def with_recomputation(calls: Calls, layers: Sequence[LayerPlan], checkpointed: 
     """
     spans = [(event.fqn, *span) for event, span in calls.entered.items() if event.fqn in checkpointed]
     kept = {begin: _last_kept(calls, begin, end) for _, begin, end in spans}
-    found = []
+    plans = []
     for layer in layers:
-        places = list(_places(calls, layer.fqn))
+        call_spans = list(_call_spans(calls, layer.fqn))
         around = [span for span in spans if not span[0] or layer.fqn.startswith(f"{span[0]}.")]
         more = []
-        for each in layer.collectives if places else ():
-            if each.phase == "forward":
-                at = 0 if _comes_before(layer, each) else 1
+        for collective in layer.collectives if call_spans else ():
+            if collective.phase == "forward":
+                at = 0 if _comes_before(layer, collective) else 1
                 again = sum(
-                    begin <= place[0] < end and place[at] <= kept[begin] for _, begin, end in around for place in places
+                    begin <= call_span[0] < end and call_span[at] <= kept[begin]
+                    for _, begin, end in around
+                    for call_span in call_spans
                 )
-                more.append(_part(each, again, len(places)))
-        found.append(replace(layer, collectives=merged([*layer.collectives, *(each for each in more if each.count)])))
-    return found
+                more.append(_part(collective, again, len(call_spans)))
+        plans.append(
+            replace(
+                layer,
+                collectives=merged([*layer.collectives, *(collective for collective in more if collective.count)]),
+            )
+        )
+    return plans
 
 
 def _part(collective: Collective, again: int, n_calls: int) -> Collective:
-    count, nbytes = (number * again // n_calls for number in (collective.count, collective.nbytes))
+    count, nbytes = (total * again // n_calls for total in (collective.count, collective.nbytes))
     return replace(collective, phase="backward", count=count, nbytes=nbytes)
 
 
@@ -68,10 +75,10 @@ def _comes_before(layer: LayerPlan, collective: Collective) -> bool:
     return gathers_input and collective.operation == "all_gather"
 
 
-def _places(calls: Calls, fqn: str) -> Iterator[tuple[int, int]]:
+def _call_spans(calls: Calls, fqn: str) -> Iterator[tuple[int, int]]:
     """Yield the position at which each call of a module begins, and the position behind it."""
-    for place in calls.places.get(fqn, ()):
-        yield place, place + 1
+    for position in calls.places.get(fqn, ()):
+        yield position, position + 1
     for event, (begin, end) in calls.entered.items():
         if event.fqn == fqn or (not calls.n_calls[fqn] and event.fqn.rpartition(".")[0] == fqn):  # a list of experts
             yield begin, end
@@ -79,12 +86,14 @@ def _places(calls: Calls, fqn: str) -> Iterator[tuple[int, int]]:
 
 def _last_kept(calls: Calls, begin: int, end: int) -> float:
     """Return the position of the last event, of those between two positions, that keeps a tensor for the backward."""
-    return next((at for at in reversed(range(begin, end)) if _keeps(calls, calls.events[at])), -math.inf)
+    return next(
+        (position for position in reversed(range(begin, end)) if _keeps(calls, calls.events[position])), -math.inf
+    )
 
 
 def _keeps(calls: Calls, event: Event) -> bool:
     """Return True if a call keeps a tensor for the backward."""
-    if event.is_decision or not any(each.requires_grad for each in values_in(event.result)):
+    if event.is_decision or not any(value.requires_grad for value in values_in(event.result)):
         return False
     if event.is_module:
         module: Any = calls.modules[event.fqn]
@@ -94,7 +103,7 @@ def _keeps(calls: Calls, event: Event) -> bool:
     assert event.function is not None
     name = event.function.short_name
     if name == "dropout":
-        given = {**dict(zip(("input", "p", "training"), event.args, strict=False)), **event.kwargs}
-        return given.get("p") != 0 and given.get("training") is not False
+        arguments = {**dict(zip(("input", "p", "training"), event.args, strict=False)), **event.kwargs}
+        return arguments.get("p") != 0 and arguments.get("training") is not False
     tensors = [*values_in((event.args, event.kwargs)), *attributes_in((event.args, event.kwargs))]
     return name not in _KEEPS_NOTHING and not (name in _KEEPS_TENSORS_ONLY and len(tensors) == 1)

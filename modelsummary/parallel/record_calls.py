@@ -74,12 +74,12 @@ class Calls:
         self.events: list[Event] = []
         self.entered: dict[Event, tuple[int, int]] = {}
         self._flatten(record.root)
-        self.position = {event: place for place, event in enumerate(self.events)}
+        self.position = {event: position for position, event in enumerate(self.events)}
         self.maker: dict[Value, Event] = {}
         self.last_use: dict[Value, int] = {}
-        for place, event in enumerate(self.events):
+        for position, event in enumerate(self.events):
             for value in values_in((event.args, event.kwargs)):
-                self.last_use[value] = place
+                self.last_use[value] = position
             for value in values_in(event.result):
                 self.maker.setdefault(value, event)
         cached = set(values_in(_cache_in(record.root.result, model)))
@@ -88,9 +88,9 @@ class Calls:
         for value in self.returned:
             self.last_use[value] = len(self.events)
         self.places: dict[str, list[int]] = {}
-        for place, event in enumerate(self.events):
+        for position, event in enumerate(self.events):
             if event.is_module:
-                self.places.setdefault(event.fqn, []).append(place)
+                self.places.setdefault(event.fqn, []).append(position)
         self.takers: dict[Value, list[Event]] = {}
         for event in self.events:
             for value in values_in((event.args, event.kwargs)):
@@ -111,7 +111,12 @@ class Calls:
                 if parameter is not None:
                     holders.setdefault(id(parameter), set()).add(fqn)
         self.holders = {
-            fqn: {one for each in module._parameters.values() if each is not None for one in holders[id(each)]}
+            fqn: {
+                holder
+                for parameter in module._parameters.values()
+                if parameter is not None
+                for holder in holders[id(parameter)]
+            }
             for fqn, module in self.modules.items()
         }
         self.users: dict[str, set[str]] = {}
@@ -164,11 +169,11 @@ class Calls:
         if isinstance(leaf, Foreign):
             return leaf.tensor
         if isinstance(leaf, Attribute):
-            found = self._tensors.get(leaf.fqn)
-            if found is None:
+            tensor = self._tensors.get(leaf.fqn)
+            if tensor is None:
                 owner, _, name = leaf.fqn.rpartition(".")
-                found = getattr(self.modules.get(owner), name, None)
-            return found if isinstance(found, Tensor) else None
+                tensor = getattr(self.modules.get(owner), name, None)
+            return tensor if isinstance(tensor, Tensor) else None
         return leaf if isinstance(leaf, (Value, Tensor)) else None
 
     def operand(self, leaf: Any, layout_of: Callable[[Value], Sharded | None]) -> Operand | None:
@@ -186,14 +191,14 @@ class Calls:
         if isinstance(leaf, Value):
             return leaf.requires_grad
         if isinstance(leaf, Attribute):
-            found = self._tensors.get(leaf.fqn)
-            return found is not None and found.requires_grad
+            attribute = self._tensors.get(leaf.fqn)
+            return attribute is not None and attribute.requires_grad
         tensor = leaf.tensor if isinstance(leaf, Foreign) else leaf
         return isinstance(tensor, Tensor) and tensor.requires_grad
 
     def sources(self, value: Value) -> list[str]:
         """Return the ``Linear`` and ``Embedding`` layers from which a value comes through functions and norms."""
-        found: dict[str, None] = {}
+        layers: dict[str, None] = {}
         seen: set[Value] = set()
         pending = [value]
         while pending:
@@ -202,14 +207,14 @@ class Calls:
                 continue
             module = self.modules[event.fqn] if event.is_module else None
             if self.is_linear(event) or is_embedding(module):
-                found[event.fqn] = None
+                layers[event.fqn] = None
                 continue
             if module is not None and not isinstance(module, (*ELEMENTWISE_LAYERS, nn.LayerNorm, nn.RMSNorm)):
                 continue
-            before = [each for each in values_in((event.args, event.kwargs)) if each not in seen]
+            before = [tensor for tensor in values_in((event.args, event.kwargs)) if tensor not in seen]
             seen.update(before)
             pending.extend(before)
-        return list(found)
+        return list(layers)
 
     def parameter_behind(self, leaf: Any) -> str | None:
         """Return the FQN of the parameter that functions make a tensor of; None if it comes from anything else.
@@ -217,23 +222,23 @@ class Calls:
         Where a gradient flows into the tensor, only what takes a part of the gradient counts.
         """
         has_gradient = self.needs_grad(leaf)
-        found: set[str] = set()
+        fqns: set[str] = set()
         seen: set[Value] = set()
         pending = [leaf]
         while pending:
-            each = pending.pop()
-            tensor = self.tensor_of(each)
-            if tensor is None or not tensor.dtype.is_floating_point or (has_gradient and not self.needs_grad(each)):
+            source = pending.pop()
+            tensor = self.tensor_of(source)
+            if tensor is None or not tensor.dtype.is_floating_point or (has_gradient and not self.needs_grad(source)):
                 continue
-            if isinstance(each, Attribute):
-                found.add(each.fqn)
-            elif isinstance(each, Value) and each not in seen:
-                seen.add(each)
-                event = self.maker.get(each)
+            if isinstance(source, Attribute):
+                fqns.add(source.fqn)
+            elif isinstance(source, Value) and source not in seen:
+                seen.add(source)
+                event = self.maker.get(source)
                 if event is None or event.is_module:
                     return None
                 pending += [*attributes_in((event.args, event.kwargs)), *values_in((event.args, event.kwargs))]
-        fqn = found.pop() if len(found) == 1 else None
+        fqn = fqns.pop() if len(fqns) == 1 else None
         return fqn if fqn in self.parameters else None
 
     def is_zeros(self, leaf: Any) -> bool:
@@ -247,26 +252,26 @@ class Calls:
 
         Their sizes follow from numbers that the model divides, too; empty if it is made of something else.
         """
-        found: dict[Value, Sharded] = {}
+        constants: dict[Value, Sharded] = {}
         pending = [(value, layout.dim)]
         seen = set(pending)
         while pending:
-            each, dim = pending.pop()
-            event = self.maker.get(each)
-            if event is None or event.function is None or each.requires_grad:
+            tensor, dim = pending.pop()
+            event = self.maker.get(tensor)
+            if event is None or event.function is None or tensor.requires_grad:
                 return {}
             if event.function.short_name in FACTORIES:
-                found[each] = layout._replace(dim=dim)
-            elif event.function.short_name in ELEMENTWISE or _is_slice(event, each):
+                constants[tensor] = layout._replace(dim=dim)
+            elif event.function.short_name in ELEMENTWISE or _is_slice(event, tensor):
                 for before in values_in((event.args, event.kwargs)):
-                    place = dim - len(each.shape) + len(before.shape)
-                    is_as_wide = place >= 0 and before.shape[place] == each.shape[dim]
-                    if is_as_wide and (before, place) not in seen:
-                        seen.add((before, place))
-                        pending.append((before, place))
+                    dim_before = dim - len(tensor.shape) + len(before.shape)
+                    is_as_wide = dim_before >= 0 and before.shape[dim_before] == tensor.shape[dim]
+                    if is_as_wide and (before, dim_before) not in seen:
+                        seen.add((before, dim_before))
+                        pending.append((before, dim_before))
             else:
                 return {}
-        return found
+        return constants
 
 
 def _cache_in(result: Any, model: nn.Module) -> Any:
@@ -292,16 +297,16 @@ def _is_slice(event: Event, value: Value) -> bool:
 
 def _is_scaled_lookup(event: Event) -> bool:
     """Return True if an embedding of its own class looks rows up, and then scales them by a number."""
-    first, *others = (each.function.short_name if each.function is not None else "" for each in event.children)
+    first, *others = (child.function.short_name if child.function is not None else "" for child in event.children)
     return first == "embedding" and set(others) <= {"mul", "to"}
 
 
 def _only_own_parameters(event: Event, module: nn.Module) -> bool:
     """Return True if a module calls functions alone and takes its own parameters: a norm written in Python."""
-    own = {f"{event.fqn}.{name}" for name, each in module._parameters.items() if each is not None}
-    if not own or any(child.is_module for child in event.children):
+    parameters = {f"{event.fqn}.{name}" for name, parameter in module._parameters.items() if parameter is not None}
+    if not parameters or any(child.is_module for child in event.children):
         return False
-    if any(each.numel() != 1 for each in module.buffers()):  # a DTensor takes a plain tensor of one element only
+    if any(buffer.numel() != 1 for buffer in module.buffers()):  # a DTensor takes a plain tensor of one element only
         return False
-    used = {each.fqn for child in event.children for each in attributes_in((child.args, child.kwargs))}
-    return bool(used & own) and used <= own | {f"{event.fqn}.{name}" for name in module._buffers}
+    used = {attribute.fqn for child in event.children for attribute in attributes_in((child.args, child.kwargs))}
+    return bool(used & parameters) and used <= parameters | {f"{event.fqn}.{name}" for name in module._buffers}

@@ -81,11 +81,11 @@ class Region:
     @property
     def owners(self) -> dict[str, dict[str, Sharded]]:
         """FQN of each module whose own functions take sharded parameters -> their names and layouts."""
-        found: dict[str, dict[str, Sharded]] = {}
+        owners: dict[str, dict[str, Sharded]] = {}
         for fqn, layout in self.parameters.items():
             owner, _, name = fqn.rpartition(".")
-            found.setdefault(owner, {})[name] = layout
-        return found
+            owners.setdefault(owner, {})[name] = layout
+        return owners
 
 
 def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = False) -> Region:
@@ -197,12 +197,12 @@ class _Attempt:
         makers = [calls.maker[value] for value in constants]
         self.region = Region(list(seeds), dict(parameters), layouts=dict(constants), functions=makers)
         self._shared = shared
-        self._reduced: set[Any] = set().union(*(each.values for each in shared))
-        for each in shared:
-            for fqn, parts in each.parts.items():
+        self._reduced: set[Any] = set().union(*(tensor.values for tensor in shared))
+        for tensor in shared:
+            for fqn, parts in tensor.parts.items():
                 for part in parts:
                     add_part(self.region.parts, fqn, *part)
-            self.region.functions += [event for event in each.events if event not in makers]
+            self.region.functions += [event for event in tensor.events if event not in makers]
         self.event: Event | None = None
         self._sharded_calls: Counter[str] = Counter()  # of rows and norms
         self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
@@ -217,26 +217,30 @@ class _Attempt:
     def run(self) -> None:
         """Fill the region. Raises ``Blocked`` or ``Needs``."""
         events, layouts = self._calls.events, self.region.layouts
-        place = min(self._calls.places[fqn][0] for fqn in self.region.columns)
+        position = min(self._calls.places[fqn][0] for fqn in self.region.columns)
         until = max(self._calls.places[fqn][-1] for fqn in self.region.columns)
         until = max([until, *(self._calls.last_use.get(value, 0) for value in layouts)])
-        uses = [at for at, event in enumerate(events) if self._takes_parameter(event)] if self.region.parameters else []
+        uses = (
+            [position for position, event in enumerate(events) if self._takes_parameter(event)]
+            if self.region.parameters
+            else []
+        )
         uses += [self._calls.position[event] for event in self.region.functions]
-        place, until = min([place, *uses]), max([until, *uses])
-        while place < len(events) and place <= until:
-            event = self.event = events[place]
+        position, until = min([position, *uses]), max([until, *uses])
+        while position < len(events) and position <= until:
+            event = self.event = events[position]
             if event.is_module and event.fqn in self.region.columns:
                 self._column(event)
-            elif place in self._calls.norms and self._as_norm(*self._calls.norms[place], place):
-                place = self._calls.norms[place][1] - 1
+            elif position in self._calls.norms and self._as_norm(*self._calls.norms[position], position):
+                position = self._calls.norms[position][1] - 1
             elif self._takes_parameter(event) or any(
                 value in layouts for value in values_in((event.args, event.kwargs))
             ):
                 self._layer(event) if event.is_module else self._function(event)
-            for value in values_in(events[place].result):
+            for value in values_in(events[position].result):
                 if value in layouts:
                     until = max(until, self._calls.last_use.get(value, 0))
-            place += 1
+            position += 1
         kept = next((value for value in self._calls.kept if value in layouts), None)
         if kept is not None:
             maker = self._calls.maker[kept]
@@ -260,7 +264,7 @@ class _Attempt:
         both = next((fqn for fqn in self.region.norms if fqn in self.region.owners), None)
         if both is not None:
             raise Blocked(f"parameters of {both} are sharded and whole in one call; a norm with one of the two works")
-        if not all(each.is_alone(self._calls, self.region.functions) for each in self._shared):
+        if not all(tensor.is_alone(self._calls, self.region.functions) for tensor in self._shared):
             raise Blocked(
                 "a tensor that all heads share goes elsewhere, too; one that only the heads take can be split"
             )
@@ -270,13 +274,15 @@ class _Attempt:
             )
 
     def _takes_parameter(self, event: Event) -> bool:
-        own = self.region.parameters
-        return bool(own) and any(each.fqn in own for each in attributes_in((event.args, event.kwargs)))
+        parameters = self.region.parameters
+        return bool(parameters) and any(
+            attribute.fqn in parameters for attribute in attributes_in((event.args, event.kwargs))
+        )
 
     def _column(self, event: Event) -> None:
         self._calls.check_hooks(event)
-        given = _sole_input(event)
-        if given in self.region.layouts:
+        value = _sole_input(event)
+        if value in self.region.layouts:
             raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
         (result,) = values_in(event.result)
         width, dim = result.shape[-1], len(result.shape) - 1
@@ -401,14 +407,14 @@ class _Attempt:
         assert event.function is not None
         if event.function.short_name.startswith("new_"):
             return  # it takes the dtype and the device
-        own: set[int] = set()
-        call = FunctionCall(event, self._operand, own, {*reduced, *self._reduced} if self._reduced else reduced)
+        sizes: set[int] = set()
+        call = FunctionCall(event, self._operand, sizes, {*reduced, *self._reduced} if self._reduced else reduced)
         layouts = layouts_after(call)
-        self.region.sizes |= own
+        self.region.sizes |= sizes
         before = {self._pieces[value] for value in values_in((event.args, event.kwargs)) if value in self._pieces}
         if len(before) > 1 and min(before) < self.region.groups[0]:
             self.region.groups = (min(before), max(before))
-        pieces = math.gcd(*before, *own)
+        pieces = math.gcd(*before, *sizes)
         self._pieces.update(dict.fromkeys(values_in(event.result), pieces))
         self.region.functions.append(event)
         results = values_in(event.result)
@@ -436,10 +442,10 @@ class _Attempt:
             start = end if is_split else start
 
     def _operand(self, leaf: Any) -> Operand | None:
-        found = self._calls.operand(leaf, self.region.layouts.get)
-        if found is None or not isinstance(leaf, Attribute) or leaf.fqn not in self.region.parameters:
-            return found
-        return replace(found, layout=self.region.parameters[leaf.fqn])
+        operand = self._calls.operand(leaf, self.region.layouts.get)
+        if operand is None or not isinstance(leaf, Attribute) or leaf.fqn not in self.region.parameters:
+            return operand
+        return replace(operand, layout=self.region.parameters[leaf.fqn])
 
 
 def _sole_input(event: Event) -> Value:

@@ -51,9 +51,11 @@ def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
     rule = _RULES.get(call.name)
     if rule is None:
         raise Blocked(f"{call.at} has no rule for sharded tensors; elementwise functions, views and products have one")
-    if any(each.shape == () and each.layout is not None for each in call.operands):
+    if any(operand.shape == () and operand.layout is not None for operand in call.operands):
         raise Blocked(f"{call.at} takes a number that differs between ranks; a number of a whole tensor works")
-    if call.name not in _TAKES_PIECES and any(each.layout is not None and each.layout.pieces for each in call.operands):
+    if call.name not in _TAKES_PIECES and any(
+        operand.layout is not None and operand.layout.pieces for operand in call.operands
+    ):
         raise Blocked(f"{call.at} takes a tensor of unequal pieces; elementwise functions, views and splits work")
     return rule(call)
 
@@ -63,19 +65,19 @@ def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
 
 def _elementwise(call: FunctionCall) -> Sharded:
     shape = call.result_shape
-    found: set[Sharded] = set()
-    for each in call.operands:
-        if each.layout is not None:
-            found.add(each.layout._replace(dim=each.layout.dim + len(shape) - len(each.shape)))
-    if len(found) != 1:
+    layouts: set[Sharded] = set()
+    for operand in call.operands:
+        if operand.layout is not None:
+            layouts.add(operand.layout._replace(dim=operand.layout.dim + len(shape) - len(operand.shape)))
+    if len(layouts) != 1:
         raise Blocked(call.differ)
-    (layout,) = found
-    for each in call.operands:
-        if each.layout is None:
-            place = layout.dim - (len(shape) - len(each.shape))
-            if layout.pieces and place >= 0 and each.shape[place] != 1:
+    (layout,) = layouts
+    for operand in call.operands:
+        if operand.layout is None:
+            dim = layout.dim - (len(shape) - len(operand.shape))
+            if layout.pieces and dim >= 0 and operand.shape[dim] != 1:
                 raise Blocked(call.differ)
-            call.meets(each, place, shape[layout.dim], layout.outer)
+            call.meets(operand, dim, shape[layout.dim], layout.outer)
     return layout
 
 
@@ -97,7 +99,7 @@ def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bo
             raise Blocked(call.along)
         if not reduces or len(call.result_shape) == len(operand.shape):
             return layout
-        return layout._replace(dim=layout.dim - sum(each < layout.dim for each in dims))
+        return layout._replace(dim=layout.dim - sum(reduced_dim < layout.dim for reduced_dim in dims))
 
     return rule
 
@@ -107,8 +109,8 @@ def _norm(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     if layout.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
         raise Blocked(call.along)
-    for each in call.operands[1:]:
-        call.meets(each, -1, 0)
+    for parameter in call.operands[1:]:
+        call.meets(parameter, -1, 0)
     return layout
 
 
@@ -136,7 +138,7 @@ def _transposed(call: FunctionCall, ndim: int) -> Sequence[int]:
 
 def _permutation(call: FunctionCall, ndim: int) -> Sequence[int]:
     dims = call.argument(1, "dims")
-    return [dim_of(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else call.event.args[1:])]
+    return [dim_of(dim, ndim) for dim in (dims if isinstance(dims, (tuple, list)) else call.event.args[1:])]
 
 
 def _last_two(_call: FunctionCall, ndim: int) -> Sequence[int]:
@@ -150,8 +152,8 @@ def _squeezed(call: FunctionCall) -> Sharded:
     if call.name == "unsqueeze":
         return layout._replace(dim=layout.dim + (dim_of(call.argument(1, "dim"), len(after)) <= layout.dim))
     dims = call.argument(1, "dim")
-    gone = dims_of(dims, len(operand.shape)) & {place for place, size in enumerate(operand.shape) if size == 1}
-    return layout._replace(dim=layout.dim - sum(each < layout.dim for each in gone))
+    gone = dims_of(dims, len(operand.shape)) & {dim for dim, size in enumerate(operand.shape) if size == 1}
+    return layout._replace(dim=layout.dim - sum(dim < layout.dim for dim in gone))
 
 
 def _expanded(call: FunctionCall) -> Sharded:
@@ -231,22 +233,22 @@ def _padded(call: FunctionCall) -> Sharded:
 
 
 def _concatenated(call: FunctionCall) -> Sharded:
-    layouts = {each.layout for each in call.operands if each.layout is not None}
+    layouts = {operand.layout for operand in call.operands if operand.layout is not None}
     if len(layouts) != 1:
         raise Blocked(call.differ)
     (layout,) = layouts
-    shape = next(each.shape for each in call.operands if each.layout is not None)
+    shape = next(operand.shape for operand in call.operands if operand.layout is not None)
     stacks = call.name == "stack"
     dim = dim_of(call.argument(1, "dim", 0), len(shape) + stacks)
     if dim == layout.dim and not stacks:
         raise Blocked(f"{call.at} joins along the sharded dimension; along another dimension it can be split")
-    for each in call.operands:
-        if each.layout is None and each.shape != (0,):  # torch skips these, which have no dimension to be sharded
-            if not isinstance(each.leaf, Value):
+    for operand in call.operands:
+        if operand.layout is None and operand.shape != (0,):  # torch skips these, which have no dimension to be sharded
+            if not isinstance(operand.leaf, Value):
                 raise Blocked(
                     f"{call.at} takes a constant of the whole size beside a sharded tensor; computed tensors work"
                 )
-            raise Needs(each.leaf, layout)
+            raise Needs(operand.leaf, layout)
     return layout._replace(dim=layout.dim + (stacks and dim <= layout.dim))
 
 
@@ -286,30 +288,30 @@ def _product(call: FunctionCall) -> Sharded:
 
 def _attention(call: FunctionCall) -> Sharded:
     """Follow ``scaled_dot_product_attention``, sharded by the heads or by the batch."""
-    parts = [call.operand(place, name) for place, name in enumerate(("query", "key", "value"))]
+    parts = [call.operand(position, name) for position, name in enumerate(("query", "key", "value"))]
     mask = call.operand(3, "attn_mask") if call.argument(3, "attn_mask") is not None else None
     ndim = len(parts[0].shape)
-    found = {
-        each.layout._replace(dim=each.layout.dim + ndim - len(each.shape))
-        for each in (*parts, mask)
-        if each is not None and each.layout is not None
+    layouts = {
+        operand.layout._replace(dim=operand.layout.dim + ndim - len(operand.shape))
+        for operand in (*parts, mask)
+        if operand is not None and operand.layout is not None
     }
-    if len(found) != 1:
+    if len(layouts) != 1:
         raise Blocked(call.differ)
-    (layout,) = found
+    (layout,) = layouts
     if layout.dim >= ndim - 2:
         raise Blocked(call.along)
-    for each in parts:
-        if each.layout is None:
-            if each.shape[layout.dim] == 1 and each.leaf in call.reduced:
+    for operand in parts:
+        if operand.layout is None:
+            if operand.shape[layout.dim] == 1 and operand.leaf in call.reduced:
                 continue
-            if each.shape[layout.dim] == 1 or not isinstance(each.leaf, Value):
+            if operand.shape[layout.dim] == 1 or not isinstance(operand.leaf, Value):
                 raise Shares(
                     f"{call.at} takes a whole key or value that all heads share; one that a linear layer makes works",
-                    each.leaf,
+                    operand.leaf,
                 )
-            raise Needs(each.leaf, layout)
-        call.sizes.add(each.shape[layout.dim] // layout.outer)
+            raise Needs(operand.leaf, layout)
+        call.sizes.add(operand.shape[layout.dim] // layout.outer)
     if mask is not None and mask.layout is None:
         call.meets(mask, layout.dim - ndim + len(mask.shape), parts[0].shape[layout.dim], layout.outer)
     return layout

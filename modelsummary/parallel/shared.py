@@ -38,9 +38,9 @@ class Shared:
 
     def is_alone(self, calls: Calls, functions: Collection[Event]) -> bool:
         """Return True if nothing takes the values but these functions and the functions of the heads."""
-        own = {*self.events, *functions}
+        members = {*self.events, *functions}
         takers = (event for value in self.values for event in calls.takers.get(value, ()))
-        return all(event in own or self._returns_own(event) for event in takers)
+        return all(event in members or self._returns_own(event) for event in takers)
 
     def _returns_own(self, event: Event) -> bool:
         """Return True for a function that returns what it takes, such as ``to`` for the same dtype."""
@@ -53,17 +53,17 @@ def find_shared(calls: Calls, value: Value, pieces: Collection[Value] = ()) -> S
     Args:
         pieces: results of functions that take pieces which are whole on each rank; their layer sums the gradients.
     """
-    found = Shared()
+    shared = Shared()
     pending = [value]
     while pending:
-        each = pending.pop()
-        if each in found.values or each in found.expanded or not each.requires_grad:
+        tensor = pending.pop()
+        if tensor in shared.values or tensor in shared.expanded or not tensor.requires_grad:
             continue
-        if each in pieces:
-            found.values.add(each)
+        if tensor in pieces:
+            shared.values.add(tensor)
             continue
-        event = calls.maker.get(each)
-        layer = calls.norm_of.get(each, event)
+        event = calls.maker.get(tensor)
+        layer = calls.norm_of.get(tensor, event)
         if layer is None:
             return None
         if layer.is_module:
@@ -71,32 +71,32 @@ def find_shared(calls: Calls, value: Value, pieces: Collection[Value] = ()) -> S
             # The gradient of a norm's result is summed before it reaches the weight of the norm.
             if layer is event and not (calls.is_linear(event) or isinstance(module, (nn.LayerNorm, nn.RMSNorm))):
                 return None
-            found.values.add(each)
-            add_part(found.parts, layer.fqn, 0, each.shape[-1])
+            shared.values.add(tensor)
+            add_part(shared.parts, layer.fqn, 0, tensor.shape[-1])
             continue
         assert event is not None
-        part = _part_of_layer(calls, event, each)
+        part = _part_of_layer(calls, event, tensor)
         if part is not None:
-            found.values.add(each)
-            add_part(found.parts, *part)
+            shared.values.add(tensor)
+            add_part(shared.parts, *part)
             continue
-        if any(calls.needs_grad(each) for each in attributes_in((event.args, event.kwargs))):
+        if any(calls.needs_grad(attribute) for attribute in attributes_in((event.args, event.kwargs))):
             return None  # the gradient of a parameter on the way would be in parts
-        found.events.append(event)
-        dim = _expanded_dim(event, each)
+        shared.events.append(event)
+        dim = _expanded_dim(event, tensor)
         if dim is not None:
-            found.expanded[each] = Sharded(dim)
+            shared.expanded[tensor] = Sharded(dim)
         else:
-            found.values.add(each)
+            shared.values.add(tensor)
         pending += values_in((event.args, event.kwargs))
     # What is made of the copies is sharded like them.
-    after = set(found.expanded)
-    for event in sorted(found.events, key=calls.position.__getitem__):
+    after = set(shared.expanded)
+    for event in sorted(shared.events, key=calls.position.__getitem__):
         if after & set(values_in((event.args, event.kwargs))):
             after.update(values_in(event.result))
-    found.values -= after
-    has_source = found.parts or not found.values.isdisjoint(pieces)
-    return found if has_source and (found.expanded or value in found.values) else None
+    shared.values -= after
+    has_source = shared.parts or not shared.values.isdisjoint(pieces)
+    return shared if has_source and (shared.expanded or value in shared.values) else None
 
 
 def add_part(parts: dict[str, list[tuple[int, int]]], fqn: str, start: int, stop: int) -> None:
@@ -125,22 +125,22 @@ def _expanded_dim(event: Event, value: Value) -> int | None:
 def _part_of_layer(calls: Calls, event: Event, value: Value) -> tuple[str, int, int] | None:
     """Return the layer and the range if a function cuts a value off the last dimension of a layer's result."""
     assert event.function is not None
-    given = values_in(event.args)
-    if event.function.short_name not in ("split", "chunk", "split_with_sizes", "getitem") or len(given) != 1:
+    inputs = values_in(event.args)
+    if event.function.short_name not in ("split", "chunk", "split_with_sizes", "getitem") or len(inputs) != 1:
         return None
-    maker = calls.maker.get(given[0])
+    maker = calls.maker.get(inputs[0])
     if maker is None or not calls.is_linear(maker):
         return None
-    width = given[0].shape[-1]
+    width = inputs[0].shape[-1]
     if event.function.short_name == "getitem":
         index = event.args[1]
         last = index[-1] if isinstance(index, (tuple, list)) and Ellipsis in index else None
-        if not isinstance(last, slice) or len(value.shape) != len(given[0].shape):
+        if not isinstance(last, slice) or len(value.shape) != len(inputs[0].shape):
             return None
         start, stop, step = last.indices(width)
         return (maker.fqn, start, stop) if step == 1 else None
     pieces = values_in(event.result)
-    if sum(each.shape[-1] for each in pieces) != width:
+    if sum(piece.shape[-1] for piece in pieces) != width:
         return None
-    start = sum(each.shape[-1] for each in pieces[: pieces.index(value)])
+    start = sum(piece.shape[-1] for piece in pieces[: pieces.index(value)])
     return maker.fqn, start, start + value.shape[-1]

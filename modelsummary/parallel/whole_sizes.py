@@ -19,12 +19,12 @@ Sizes = Mapping[str, Sequence[Mapping[str, Any]]]
 
 def whole_sizes(regions: Iterable[Region], n_ranks: int) -> Sizes:
     """Return the calls in which regions write a size of the whole model where the result is sharded."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_module: dict[str, list[Mapping[str, Any]]] = {}
     for region in regions:
         for event in region.functions:
-            calls = found.setdefault(event.fqn, []) if _runs_once(event) else []
-            calls += [each for each in _calls(event, region, n_ranks) if each not in calls]
-    return {fqn: tuple(calls) for fqn, calls in found.items() if calls}
+            calls = by_module.setdefault(event.fqn, []) if _runs_once(event) else []
+            calls += [call for call in _calls(event, region, n_ranks) if call not in calls]
+    return {fqn: tuple(calls) for fqn, calls in by_module.items() if calls}
 
 
 def _runs_once(event: Event) -> bool:
@@ -47,9 +47,9 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
         ends = accumulate(value.shape[layout.dim] for value in values_in(event.result))
         borders = [local_position(border, layout, n_ranks) for border in (0, *ends)]
         local_sizes = tuple(after - before for before, after in pairwise(borders))
-        given = others[0] if type(others[0]) is int else tuple(others[0])
+        whole_parts = others[0] if type(others[0]) is int else tuple(others[0])
         if sum(local_sizes) == local:
-            yield {"name": name, "kind": "split", "at": at, "whole": given, "local": local, "sizes": local_sizes}
+            yield {"name": name, "kind": "split", "at": at, "whole": whole_parts, "local": local, "sizes": local_sizes}
     elif name == "getitem" and (part := part_at(others[0], len(tensor.shape), layout.dim)) is not None:
         parts = others[0] if isinstance(others[0], tuple) else (others[0],)
         bounds = (parts[part].start, parts[part].stop)
