@@ -23,7 +23,7 @@ def replace_forward(module: Any, around: Any) -> None:
         return whole(*args, **kwargs)
 
     @wraps(whole.__func__ if getattr(whole, "__self__", None) is module else unbound)
-    def forward(own: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return around(own, partial(forward.__wrapped__, own), *args, **kwargs)
+    def forward(bound_module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return around(bound_module, partial(forward.__wrapped__, bound_module), *args, **kwargs)
 
     module.forward = MethodType(forward, module)

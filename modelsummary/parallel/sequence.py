@@ -82,7 +82,7 @@ def find_stream(
 
 def _result_shapes(calls: Calls, fqn: str) -> list[tuple[int, ...]]:
     """Return the shape of each result of a layer, of an attention the first."""
-    return [values_in(calls.events[place].result)[0].shape for place in calls.places[fqn]]
+    return [values_in(calls.events[position].result)[0].shape for position in calls.places[fqn]]
 
 
 def _token_dim(derivation: Derivation, fqn: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
@@ -94,7 +94,7 @@ def _token_dim(derivation: Derivation, fqn: str, shapes: Sequence[tuple[int, ...
     n_dims = {len(shape) for shape in shapes}
     if n_dims == {3}:
         return 1
-    region = next((each for each in derivation.regions if fqn in each.rows), None)
+    region = next((region for region in derivation.regions if fqn in region.rows), None)
     return 0 if n_dims == {2} and region is not None and _is_tokenwise(region) else None
 
 
@@ -151,13 +151,15 @@ class _Walk:
         calls = derivation.calls
         self.stream = Stream(stream.scattered, stream.entries, stream.exits)
         self._origins: dict[Value, frozenset[str]] = {}
-        self._place = 0
+        self._position = 0
         self._event: Event | None = None
         self._spans: dict[str, list[tuple[Event, int, int]]] = {}
         for event, (begin, end) in calls.entered.items():
             self._spans.setdefault(event.fqn, []).append((event, begin, end))
         for fqn, places in calls.places.items():
-            self._spans.setdefault(fqn, []).extend((calls.events[place], place, place + 1) for place in places)
+            self._spans.setdefault(fqn, []).extend(
+                (calls.events[position], position, position + 1) for position in places
+            )
         for boundary in (*stream.entries, *stream.exits):
             self._apply(boundary)
 
@@ -173,11 +175,11 @@ class _Walk:
     def run(self) -> None:
         """Fill the stream. Raises ``Blocked`` or ``Needs``."""
         events = self._calls.events
-        while self._place < len(events):
-            place = self._place
-            event = self._event = events[place]
-            if place in self._calls.norms and self._norm_of_functions(*self._calls.norms[place]):
-                self._place = self._calls.norms[place][1]
+        while self._position < len(events):
+            position = self._position
+            event = self._event = events[position]
+            if position in self._calls.norms and self._norm_of_functions(*self._calls.norms[position]):
+                self._position = self._calls.norms[position][1]
                 continue
             layer = self._layers.get(event.fqn) if event.is_module else None
             if layer is not None and layer.role == "heads":
@@ -186,12 +188,12 @@ class _Walk:
                 self._start(event)
             elif self._sharded(event):
                 self._layer(event) if event.is_module else self._function(event)
-            self._note_results(event, place)
-            self._place += 1
+            self._note_results(event, position)
+            self._position += 1
         self._event = self._calls.record.root
-        if any(self.stream.layout_at(value, self._place) for value in values_in(self._event.result)):
+        if any(self.stream.layout_at(value, self._position) for value in values_in(self._event.result)):
             raise Blocked("the model returns a chunk of the sequence; the whole sequence is expected")
-        kept = next((value for value in self._calls.kept if self.stream.layout_at(value, self._place)), None)
+        kept = next((value for value in self._calls.kept if self.stream.layout_at(value, self._position)), None)
         if kept is not None:
             maker = self._calls.maker[kept]
             raise Blocked(
@@ -209,27 +211,31 @@ class _Walk:
         )
 
     def _sharded(self, event: Event) -> dict[Value, Sharded]:
-        found = ((each, self._layout(each)) for each in values_in((event.args, event.kwargs)))
-        return {value: layout for value, layout in found if layout is not None}
+        layouts = ((value, self._layout(value)) for value in values_in((event.args, event.kwargs)))
+        return {value: layout for value, layout in layouts if layout is not None}
 
     def _layout(self, value: Value) -> Sharded | None:
-        return self.stream.layout_at(value, self._place)
+        return self.stream.layout_at(value, self._position)
 
-    def _note_results(self, event: Event, place: int) -> None:
-        exits = {each.position: each for each in self.stream.exits if event.is_module and each.fqn == event.fqn}
+    def _note_results(self, event: Event, position: int) -> None:
+        exits = {
+            boundary.position: boundary
+            for boundary in self.stream.exits
+            if event.is_module and boundary.fqn == event.fqn
+        }
         values = values_in(event.result)
-        if exits or any(self.stream.layout_at(value, place) is not None for value in values):
-            changed = {_results(event)[int(position)]: each for position, each in exits.items()}
-            self.stream.results[place] = [
-                self.stream.layout_at(value, place) if value not in changed else _after(changed[value])
+        if exits or any(self.stream.layout_at(value, position) is not None for value in values):
+            changed = {_results(event)[int(index)]: boundary for index, boundary in exits.items()}
+            self.stream.results[position] = [
+                self.stream.layout_at(value, position) if value not in changed else _after(changed[value])
                 for value in values
             ]
 
     def _give(self, event: Event, layout: Sharded, origins: frozenset[str]) -> None:
-        given = values_in((event.args, event.kwargs))
+        inputs = values_in((event.args, event.kwargs))
         for value in values_in(event.result):
-            if value not in given:  # a function may return what it takes, such as ``to`` for the same dtype
-                self.stream.made[value] = layout
+            if value not in inputs:  # a function may return what it takes, such as ``to`` for the same dtype
+                self.stream.layouts[value] = layout
                 self._origins[value] = origins
 
     def _origins_of(self, event: Event) -> frozenset[str]:
@@ -247,16 +253,16 @@ class _Walk:
     def _attention(self, event: Event) -> None:
         """Gather the inputs of an ``nn.MultiheadAttention``, and scatter its result."""
         inputs = attention_inputs(event)
-        layouts = tuple(self._layout(each) if isinstance(each, Value) else None for each in inputs)
+        layouts = tuple(self._layout(tensor) if isinstance(tensor, Value) else None for tensor in inputs)
         chunks = self._sharded(event)
-        is_chunked = all(each in inputs and layout == Sharded(1) for each, layout in chunks.items())
+        is_chunked = all(value in inputs and layout == Sharded(1) for value, layout in chunks.items())
         if not is_chunked or self.stream.attended.setdefault(event.fqn, layouts) != layouts:
             raise Blocked(
                 f"{event.fqn} takes other chunks in each call, or chunks of a mask; chunks of query, key and value work"
             )
         if event.fqn in self.stream.scattered:
             result = values_in(event.result)[0]
-            self.stream.made[result], self._origins[result] = Sharded(1), frozenset({event.fqn})
+            self.stream.layouts[result], self._origins[result] = Sharded(1), frozenset({event.fqn})
 
     def _layer(self, event: Event) -> None:
         self._calls.check_hooks(event)
@@ -302,26 +308,26 @@ class _Walk:
 
     def _norm_of_functions(self, event: Event, end: int) -> bool:
         """Follow a norm that is written in Python; return False if it takes nothing sharded."""
-        begin = self._place
-        given = self._sharded(event)
-        if not given or event.fqn in self._layers:
+        begin = self._position
+        chunks = self._sharded(event)
+        if not chunks or event.fqn in self._layers:
             return False
-        (value, layout), *others = given.items()
+        (value, layout), *others = chunks.items()
         if others or not event.args or event.args[0] is not value:
             return False
         origins = self._origins_of(event)
         reduced: set[object] = set()
-        for place in range(begin, end):
-            self._place, self._event = place, self._calls.events[place]
+        for position in range(begin, end):
+            self._position, self._event = position, self._calls.events[position]
             inner = self._event
             reduced.update(attributes_in((inner.args, inner.kwargs)))
             if self._sharded(inner):
                 self._function(inner, reduced)
             else:
                 reduced.update(values_in(inner.result))
-            self._note_results(inner, place)
+            self._note_results(inner, position)
         results = values_in(event.result)
-        if len(results) != 1 or self.stream.made.get(results[0]) != layout:
+        if len(results) != 1 or self.stream.layouts.get(results[0]) != layout:
             raise Blocked(
                 f"{event.fqn} returns a tensor that is not sharded like its input; a norm of equal shape works"
             )
@@ -332,7 +338,7 @@ class _Walk:
     def _function(self, event: Event, reduced: set[object] | None = None) -> None:
         if event.is_decision:
             raise Blocked(f"{event.fqn} decides by values that are sharded; values of whole tensors work")
-        if self._place in self._whole:
+        if self._position in self._whole:
             raise Blocked(
                 f"{event.name}() in {event.fqn or 'the model'} takes no chunk of the sequence; -1 in sizes works"
             )
@@ -354,13 +360,13 @@ class _Walk:
             if event in self._calls.entered:
                 yield event, *self._calls.entered[event]
             elif event.is_module:
-                yield event, self._place, self._place + 1
+                yield event, self._position, self._position + 1
             event = event.parent
 
     def _with(self, added: Boundary, *, is_entry: bool) -> Stream | None:
         """Return the stream with a further boundary; None if the module has it already."""
         old = self.stream.entries if is_entry else self.stream.exits
-        if any((each.fqn, each.position) == (added.fqn, added.position) for each in old):
+        if any((boundary.fqn, boundary.position) == (added.fqn, added.position) for boundary in old):
             return None
         more = {**old, added: None}
         return Stream(
@@ -387,11 +393,11 @@ class _Walk:
             if maker is not None and maker.is_module and maker.fqn in self.stream.scattered:
                 return self._without(frozenset({maker.fqn}))
             before = values_in((maker.args, maker.kwargs)) if maker is not None and not maker.is_module else ()
-            pending += [(each, chunk) for each in before if (chunk := self._layout(each)) is not None]
+            pending += [(source, chunk) for source in before if (chunk := self._layout(source)) is not None]
             for module, position in self._returners(value) if layout.outer == 1 else ():
-                found = self._with(Boundary(module.fqn, position, layout, True), is_entry=False)
-                if found is not None:
-                    return found
+                stream = self._with(Boundary(module.fqn, position, layout, True), is_entry=False)
+                if stream is not None:
+                    return stream
         return self._give_up()
 
     def _taken_whole(self) -> Boundary | None:
@@ -399,18 +405,18 @@ class _Walk:
 
         That is the outermost module in which only layers take the chunk, else the innermost one.
         """
-        found = None
+        boundary = None
         for module, begin, end in self._around():
-            given = [*enumerate(module.args), *module.kwargs.items()]
-            for position, value in given:
+            arguments = [*enumerate(module.args), *module.kwargs.items()]
+            for position, value in arguments:
                 layout = self.stream.layout_at(value, begin) if isinstance(value, Value) else None
-                if layout is None or layout.outer != 1 or sum(each is value for _, each in given) > 1:
+                if layout is None or layout.outer != 1 or sum(argument is value for _, argument in arguments) > 1:
                     continue
                 takers = [self._calls.position[event] for event in self._calls.takers.get(value, ())]
-                events = [self._calls.events[place] for place in takers if begin <= place < end]
-                if found is None or all(self._is_layer(event) for event in events):
-                    found = Boundary(module.fqn, position, layout, True)
-        return found
+                events = [self._calls.events[index] for index in takers if begin <= index < end]
+                if boundary is None or all(self._is_layer(event) for event in events):
+                    boundary = Boundary(module.fqn, position, layout, True)
+        return boundary
 
     def _is_layer(self, event: Event) -> bool:
         """Return True for a layer that takes no chunk of the sequence, or gathers it."""
@@ -420,8 +426,8 @@ class _Walk:
     def _values_at_hand(self) -> dict[Value, Sharded]:
         assert self._event is not None
         if self._event.parent is None:  # the model returns
-            found = ((each, self.stream.layout_at(each, self._place)) for each in values_in(self._event.result))
-            return {value: layout for value, layout in found if layout is not None}
+            layouts = ((value, self.stream.layout_at(value, self._position)) for value in values_in(self._event.result))
+            return {value: layout for value, layout in layouts if layout is not None}
         return self._sharded(self._event)
 
     def _give_up(self) -> Stream | None:
@@ -438,39 +444,39 @@ class _Walk:
             return self._give_up()
         ways = [self._cut_at_exit, self._cut_at_entry]
         for way in reversed(ways) if cuts_inputs else ways:
-            found = way(value, layout)
-            if found is not None:
-                return found
+            stream = way(value, layout)
+            if stream is not None:
+                return stream
         return self._give_up()
 
     def _cut_at_exit(self, value: Value, layout: Sharded) -> Stream | None:
         for module, position in self._returners(value):
-            found = self._with(Boundary(module.fqn, position, layout, False), is_entry=False)
-            if found is not None:
-                return found
+            stream = self._with(Boundary(module.fqn, position, layout, False), is_entry=False)
+            if stream is not None:
+                return stream
         return None
 
     def _cut_at_entry(self, value: Value, layout: Sharded) -> Stream | None:
         for module, _, _ in reversed(list(self._around())):
-            for position, each in (*enumerate(module.args), *module.kwargs.items()):
-                if each is value:
+            for position, argument in (*enumerate(module.args), *module.kwargs.items()):
+                if argument is value:
                     return self._with(Boundary(module.fqn, position, layout, False), is_entry=True)
         return None
 
     def _returners(self, value: Value) -> Iterator[tuple[Event, int]]:
         """Yield the modules that returned a value before the event at hand: inner ones first."""
-        found = []
+        returners = []
         for fqn, spans in self._spans.items():
             for event, begin, end in spans:
-                if fqn and end <= self._place and value in (results := _results(event)):
-                    found.append((len(spans), end - begin, -len(fqn), event, results.index(value)))
-        for *_, event, position in sorted(found, key=lambda each: each[:3]):
+                if fqn and end <= self._position and value in (results := _results(event)):
+                    returners.append((len(spans), end - begin, -len(fqn), event, results.index(value)))
+        for *_, event, position in sorted(returners, key=lambda returner: returner[:3]):
             yield event, position
 
     def inconsistent(self) -> list[Any]:
         """Return the layers and boundaries that do not see the same layouts in all calls of their module."""
         stream = self.stream
-        found: list[Any] = [
+        wrong: list[Any] = [
             fqn
             for fqn in (*stream.gathered, *stream.norms)
             if any(stream.layout_at(event.args[0], begin) is None for event, begin, _ in self._spans[fqn])
@@ -480,14 +486,14 @@ class _Walk:
                 value = _argument(event, boundary.position)
                 before = stream.layout_at(value, begin, outside=begin) if isinstance(value, Value) else boundary
                 if before != (boundary.layout if boundary.gathers else None):
-                    found.append(boundary)
+                    wrong.append(boundary)
         for boundary in stream.exits:
             for event, _, end in self._spans[boundary.fqn]:
                 value = _results(event)[int(boundary.position)]
                 before = stream.layout_at(value, end, outside=end)
                 if before != (boundary.layout if boundary.gathers else None):
-                    found.append(boundary)
-        return found
+                    wrong.append(boundary)
+        return wrong
 
 
 def _after(boundary: Boundary) -> Sharded | None:

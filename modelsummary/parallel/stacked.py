@@ -44,21 +44,21 @@ class _Wants(Exception):
 
 def is_stack(module: nn.Module) -> bool:
     """Return True for a module with stacked weights; a stack of one has several, unlike embeddings of positions."""
-    weights = [each for each in module._parameters.values() if each is not None and each.dim() >= 3]
-    return any(each.shape[0] > 1 for each in weights) or sum(min(each.shape[1:]) > 1 for each in weights) > 1
+    weights = [weight for weight in module._parameters.values() if weight is not None and weight.dim() >= 3]
+    return any(weight.shape[0] > 1 for weight in weights) or sum(min(weight.shape[1:]) > 1 for weight in weights) > 1
 
 
 def grow_stacked(calls: Calls, fqn: str) -> Region:
     """Return the region of a module with stacked parameters; ``blocked`` says why it cannot be sharded."""
-    event, (begin, end) = next((each, span) for each, span in calls.entered.items() if each.fqn == fqn)
+    event, (begin, end) = next((event, span) for event, span in calls.entered.items() if event.fqn == fqn)
     used = dict.fromkeys(
-        each.fqn for inner in calls.events[begin:end] for each in attributes_in((inner.args, inner.kwargs))
+        attribute.fqn for inner in calls.events[begin:end] for attribute in attributes_in((inner.args, inner.kwargs))
     )
     factors = {
-        each.fqn
+        attribute.fqn
         for inner in calls.events[begin:end]
         if inner.function is not None and inner.function.short_name in _PRODUCTS
-        for each in attributes_in((inner.args, inner.kwargs))
+        for attribute in attributes_in((inner.args, inner.kwargs))
     }
     stacked = [name for name in used if name in calls.parameters and calls.parameters[name].dim() >= 3]
     stacked = stacked or [name for name in used if name in factors]
@@ -92,9 +92,9 @@ class _Search:
             walk.run(self._module, self._begin, self._end)
         except _Wants as wants:
             for layout in wants.options if wants.fqn not in parameters else ():
-                found = self.run({**parameters, wants.fqn: layout})
-                if found is not None:
-                    return found
+                region = self.run({**parameters, wants.fqn: layout})
+                if region is not None:
+                    return region
             return None
         except (Blocked, Needs) as blocked:
             self.reason = str(blocked)
@@ -128,9 +128,11 @@ class _Walk:
                     f"{module.fqn} returns no sum over the ranks; a result that is linear in its last weight works"
                 )
         for event in self._calls.events[begin:end]:
-            for each in attributes_in((event.args, event.kwargs)):
-                if self._calls.needs_grad(each) and each not in self._states:
-                    raise Blocked(f"each rank would have a part of the gradient of {each.fqn}; parameters as wide work")
+            for attribute in attributes_in((event.args, event.kwargs)):
+                if self._calls.needs_grad(attribute) and attribute not in self._states:
+                    raise Blocked(
+                        f"each rank would have a part of the gradient of {attribute.fqn}; parameters as wide work"
+                    )
         self.region.layouts = {
             leaf: layout for leaf, layout in self._states.items() if isinstance(leaf, Value) and layout != PARTIAL
         }
@@ -139,10 +141,10 @@ class _Walk:
         module = self._calls.modules[event.fqn]
         if any(True for _ in module.parameters()):
             raise Blocked(f"{event.fqn} has parameters; layers without parameters work")
-        given = [each for each in values_in((event.args, event.kwargs)) if each in self._states]
-        if not given:
+        values = [value for value in values_in((event.args, event.kwargs)) if value in self._states]
+        if not values:
             return
-        (value,) = given
+        (value,) = values
         if not isinstance(module, ELEMENTWISE_LAYERS):
             raise Blocked(f"{event.fqn} takes no sharded tensor; elementwise layers do")
         if self._states[value] == PARTIAL and not isinstance(module, nn.Identity):
@@ -152,7 +154,7 @@ class _Walk:
     def _function(self, event: Event) -> None:
         taken = {*values_in((event.args, event.kwargs)), *attributes_in((event.args, event.kwargs))}
         call = FunctionCall(event, self._operand, set(), taken)  # the style of the module sums all gradients
-        layouts = [each.layout for each in call.operands if each.layout is not None]
+        layouts = [operand.layout for operand in call.operands if operand.layout is not None]
         if not layouts:
             return
         if event.is_decision:
@@ -179,10 +181,10 @@ class _Walk:
                 raise self._wants(bias.leaf, PARTIAL)
 
     def _operand(self, leaf: Any) -> Operand | None:
-        found = self._calls.operand(leaf, self._states.get)
-        if found is None or not isinstance(leaf, Attribute):
-            return found
-        return replace(found, layout=self._states.get(leaf))
+        operand = self._calls.operand(leaf, self._states.get)
+        if operand is None or not isinstance(leaf, Attribute):
+            return operand
+        return replace(operand, layout=self._states.get(leaf))
 
     def _partial(self, call: FunctionCall) -> Sharded:
         """Follow a function that takes a partial tensor; it must be linear in it."""
@@ -191,9 +193,9 @@ class _Walk:
         ):
             return PARTIAL
         follow_partial(call)
-        for each in call.operands if call.name in ("add", "iadd", "sub", "isub") else ():
-            if each.layout is None and not self._calls.is_zeros(each.leaf):
-                raise self._wants(each.leaf, PARTIAL)
+        for operand in call.operands if call.name in ("add", "iadd", "sub", "isub") else ():
+            if operand.layout is None and not self._calls.is_zeros(operand.leaf):
+                raise self._wants(operand.leaf, PARTIAL)
         if (
             call.name in ("index_add", "scatter_add")
             and call.first.layout is None
@@ -236,13 +238,15 @@ def _adds_partial(call: FunctionCall) -> bool:
     if call.name not in names or call.argument(*names[call.name]) is None:
         return False
     bias = call.operand(*names[call.name])
-    return bias.layout == PARTIAL and all(each.layout != PARTIAL for each in call.operands if each.leaf != bias.leaf)
+    return bias.layout == PARTIAL and all(
+        operand.layout != PARTIAL for operand in call.operands if operand.leaf != bias.leaf
+    )
 
 
 def follow_partial(call: FunctionCall) -> None:
     """Check that a function is linear in the partial tensors that it takes. Raises ``Blocked``."""
-    partial = [each for each in call.operands if each.layout == PARTIAL]
-    if any(each.layout not in (None, PARTIAL) for each in call.operands):
+    partial = [operand for operand in call.operands if operand.layout == PARTIAL]
+    if any(operand.layout not in (None, PARTIAL) for operand in call.operands):
         raise Blocked(f"{call.at} takes a sharded tensor and a sum over the ranks; one kind works")
     name = call.name
     if name in ("cat", "stack", "concat"):
@@ -263,11 +267,11 @@ def follow_partial(call: FunctionCall) -> None:
 
 def summed_arguments(module: Event) -> Iterable[int | str]:
     """Yield the arguments of a module that are floating point tensors. Raises ``Blocked`` for tensors in containers."""
-    for position, given in (*enumerate(module.args), *module.kwargs.items()):
-        if isinstance(given, Value):
-            if given.dtype.is_floating_point:
+    for position, argument in (*enumerate(module.args), *module.kwargs.items()):
+        if isinstance(argument, Value):
+            if argument.dtype.is_floating_point:
                 yield position
-        elif any(value.dtype.is_floating_point for value in values_in(given)):
+        elif any(value.dtype.is_floating_point for value in values_in(argument)):
             raise Blocked(f"{module.fqn} takes tensors in a container; tensors that are arguments of their own work")
 
 
@@ -276,25 +280,25 @@ def _product(call: FunctionCall) -> Sharded | None:
     if call.name == "einsum":
         return _summed(call) or layout_after(call)
     first = 1 if call.name in ("addmm", "baddbmm") else 0
-    given = call.operand(first)
+    factor = call.operand(first)
     weight = call.operand(first + 1, "weight")
     ndim = len(weight.shape)
     summed, free = (1, 0) if call.name == "linear" else (ndim - 2, ndim - 1)
-    last = len(given.shape) - 1
-    for (one, dim), (other, place) in (((given, last), (weight, summed)), ((weight, summed), (given, last))):
+    last = len(factor.shape) - 1
+    for (one, dim), (other, other_dim) in (((factor, last), (weight, summed)), ((weight, summed), (factor, last))):
         if one.layout is None or one.layout.dim != dim:
             continue
         if other.layout is None:
-            raise Needs(other.leaf, Sharded(place, one.layout.outer))
-        if other.layout != Sharded(place, one.layout.outer):
+            raise Needs(other.leaf, Sharded(other_dim, one.layout.outer))
+        if other.layout != Sharded(other_dim, one.layout.outer):
             raise Blocked(call.differ)
         return PARTIAL
-    if weight.layout is None or weight.layout.dim != free or given.layout is not None:
+    if weight.layout is None or weight.layout.dim != free or factor.layout is not None:
         return layout_after(call)
     result = Sharded(len(call.result_shape) - 1, weight.layout.outer)
     for bias in call.operands:
         wanted = Sharded(len(bias.shape) - 1, result.outer)
-        if bias not in (given, weight) and _is_float(bias.leaf) and bias.layout != wanted:
+        if bias not in (factor, weight) and _is_float(bias.leaf) and bias.layout != wanted:
             raise Needs(bias.leaf, wanted)
     return result
 

@@ -38,7 +38,7 @@ class Stream:
         norms: FQN of a norm -> dimension of its input that is sharded.
         gathered: FQN of a column-parallel layer that takes a chunk -> dimension along which it is gathered.
         attended: FQN of an ``nn.MultiheadAttention`` -> layouts of its query, key and value; None: whole.
-        made: value -> its layout where it is made.
+        layouts: value -> its layout where it is made.
         results: position of an event -> layouts of its results, after the boundaries of that module.
     """
 
@@ -48,7 +48,7 @@ class Stream:
     norms: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, int] = field(default_factory=dict)
     attended: dict[str, tuple[Sharded | None, ...]] = field(default_factory=dict)
-    made: dict[Value, Sharded] = field(default_factory=dict)
+    layouts: dict[Value, Sharded] = field(default_factory=dict)
     results: dict[int, list[Sharded | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,22 +56,22 @@ class Stream:
 
     def without(self, wrong: Collection[Any]) -> Stream | None:
         """Return the stream without these boundaries; None if they are not all boundaries."""
-        if not all(isinstance(each, Boundary) for each in wrong):
+        if not all(isinstance(boundary, Boundary) for boundary in wrong):
             return None
-        entries = {each: None for each in self.entries if each not in wrong}
-        return Stream(self.scattered, entries, {each: None for each in self.exits if each not in wrong})
+        entries = {boundary: None for boundary in self.entries if boundary not in wrong}
+        return Stream(self.scattered, entries, {boundary: None for boundary in self.exits if boundary not in wrong})
 
-    def layout_at(self, value: Value, place: int, outside: int | None = None) -> Sharded | None:
+    def layout_at(self, value: Value, position: int, outside: int | None = None) -> Sharded | None:
         """Return the layout of a value for the event at a position; None if it is whole.
 
         Args:
             outside: ignore modules that are entered at this position or later.
         """
-        found, latest = self.made.get(value), -1
+        latest_layout, latest_begin = self.layouts.get(value), -1
         for begin, end, layout in self._scopes.get(value, ()):
-            if latest <= begin <= place < end and (outside is None or begin < outside):
-                found, latest = layout, begin
-        return found
+            if latest_begin <= begin <= position < end and (outside is None or begin < outside):
+                latest_layout, latest_begin = layout, begin
+        return latest_layout
 
     def change(self, value: Value, begin: int, end: int, layout: Sharded | None) -> None:
         """Give a value another layout for the events between two positions."""

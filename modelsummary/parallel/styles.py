@@ -65,17 +65,17 @@ class LocalParallel(ParallelStyle):
         for name in self._names():
             parameter = module.get_parameter(name)
             placement = self.shards.get(name, Replicate())
-            made = distribute_tensor(parameter, device_mesh, [placement], **source)
-            self._put(module, {name: nn.Parameter(made, requires_grad=parameter.requires_grad)})
+            distributed = distribute_tensor(parameter, device_mesh, [placement], **source)
+            self._put(module, {name: nn.Parameter(distributed, requires_grad=parameter.requires_grad)})
 
-        def local_forward(own: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def local_forward(bound_module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
             args, kwargs = self._prepared(args, kwargs, device_mesh)
-            whole = {name: self._get(own, name) for name in self._names()}
-            self._put(own, self._local(whole, device_mesh))
+            whole = {name: self._get(bound_module, name) for name in self._names()}
+            self._put(bound_module, self._local(whole, device_mesh))
             try:
-                result = self._call(own, forward, args, kwargs, device_mesh)
+                result = self._call(bound_module, forward, args, kwargs, device_mesh)
             finally:
-                self._put(own, whole)
+                self._put(bound_module, whole)
             return self._finished(result, whole, device_mesh)
 
         replace_forward(module, local_forward)
@@ -108,25 +108,25 @@ class LocalParallel(ParallelStyle):
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         """Return the local tensors that replace the parameters during the forward."""
-        found = {name: self._in_parts(whole[name]) for name in self.shards}
+        local = {name: self._in_parts(whole[name]) for name in self.shards}
         is_first = device_mesh.get_local_rank() == 0
         for name in self.once:
-            found[name] = self._in_parts(whole[name]) * (1 if is_first else 0)
-        return found
+            local[name] = self._in_parts(whole[name]) * (1 if is_first else 0)
+        return local
 
     def _in_parts(self, parameter: Any) -> Any:
         """Return the local tensor, whose gradient is summed over the ranks that hold the same one."""
-        placements = [Partial() if each.is_replicate() else each for each in parameter.placements]
+        placements = [Partial() if placement.is_replicate() else placement for placement in parameter.placements]
         return parameter.to_local(grad_placements=placements)
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the arguments, with the gradients of some of them summed over the ranks."""
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for name in self.summed:
-            if isinstance(given[name], torch.Tensor) and given[name].is_floating_point():
-                whole = DTensor.from_local(given[name], device_mesh, [Replicate()], run_check=False)
-                given[name] = whole.to_local(grad_placements=[Partial()])
-        return tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+            if isinstance(arguments[name], torch.Tensor) and arguments[name].is_floating_point():
+                whole = DTensor.from_local(arguments[name], device_mesh, [Replicate()], run_check=False)
+                arguments[name] = whole.to_local(grad_placements=[Partial()])
+        return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
 
 
 class LinearParallel(LocalParallel):
@@ -161,10 +161,10 @@ class LinearParallel(LocalParallel):
         return [*self.shards, self.bias] if self.bias else [*self.shards]
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
-        found = super()._local(whole, device_mesh)
+        local = super()._local(whole, device_mesh)
         if self.pieces:
-            found = {name: self._exchanged(each, self.shards[name].dim, device_mesh) for name, each in found.items()}
-        return {**found, self.bias: torch.zeros_like(whole[self.bias].to_local())} if self.bias else found
+            local = {name: self._exchanged(chunk, self.shards[name].dim, device_mesh) for name, chunk in local.items()}
+        return {**local, self.bias: torch.zeros_like(whole[self.bias].to_local())} if self.bias else local
 
     def _exchanged(self, chunk: Any, dim: int, device_mesh: Any) -> Any:
         """Return what this rank needs of each piece, from the chunks of all ranks; gradients go back the same way."""
@@ -173,13 +173,13 @@ class LinearParallel(LocalParallel):
 
         def rows(needs: int, has: int) -> Any:
             """Return the start and number of the rows in the chunk of one rank that another one needs."""
-            start, found = -has * length, []
+            start, bounds = -has * length, []
             for size, is_whole in self.pieces:
                 part = size if is_whole else size // len(ranks)
                 begin = start if is_whole else start + needs * part
-                found.append((max(begin, 0), min(begin + part, length)))
+                bounds.append((max(begin, 0), min(begin + part, length)))
                 start += size
-            return [(begin, end - begin) for begin, end in found if begin < end]
+            return [(begin, end - begin) for begin, end in bounds if begin < end]
 
         whole = chunk.movedim(dim, 0)
         sent = torch.cat([whole.narrow(0, *part) for other in ranks for part in rows(other, rank)])
@@ -189,21 +189,21 @@ class LinearParallel(LocalParallel):
         return all_to_all_single_autograd(sent, arrives, leaves, device_mesh.get_group()).movedim(0, dim)
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
-        given, *others = args
-        if not isinstance(given, DTensor):
-            given = DTensor.from_local(given, device_mesh, [self.input_layouts], run_check=False)
-        if given.placements != (self.wanted,):  # else its backward would reduce before the gradient is scattered
-            given = given.redistribute(placements=[self.wanted])
+        tensor, *others = args
+        if not isinstance(tensor, DTensor):
+            tensor = DTensor.from_local(tensor, device_mesh, [self.input_layouts], run_check=False)
+        if tensor.placements != (self.wanted,):  # else its backward would reduce before the gradient is scattered
+            tensor = tensor.redistribute(placements=[self.wanted])
         # Each rank has a part of the gradient of an input that is whole.
-        parts = [Partial()] if self.wanted.is_replicate() else given.placements
-        return (given.to_local(grad_placements=parts), *others), kwargs
+        parts = [Partial()] if self.wanted.is_replicate() else tensor.placements
+        return (tensor.to_local(grad_placements=parts), *others), kwargs
 
     def _finished(self, result: Any, whole: dict[str, Any], device_mesh: Any) -> Any:
         if not self.sums_result and self.output_layouts is None:
             return result
-        made = Partial() if self.sums_result else Shard(-1)
+        placement = Partial() if self.sums_result else Shard(-1)
         layout = self.output_layouts or Replicate()
-        spread = DTensor.from_local(result, device_mesh, [made], run_check=False)
+        spread = DTensor.from_local(result, device_mesh, [placement], run_check=False)
         finished = spread.redistribute(placements=[layout]).to_local()
         if not self.bias:
             return finished
@@ -236,8 +236,8 @@ class ExpertParallel(LocalParallel):
                 local = local.chunk(mesh.size())[mesh.get_local_rank()].clone()
             placements = [self.shards.pop(name, Replicate()), *whole.placements]
             options = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
-            made = DTensor.from_local(local, device_mesh, placements, **options)
-            self._put(module, {name: nn.Parameter(made, requires_grad=whole.requires_grad)})
+            distributed = DTensor.from_local(local, device_mesh, placements, **options)
+            self._put(module, {name: nn.Parameter(distributed, requires_grad=whole.requires_grad)})
         self.shared = tuple(name for name in self.shared if name not in split)
         if not split:
             return super()._apply(module, mesh)
@@ -251,18 +251,20 @@ class ExpertParallel(LocalParallel):
         return [*self.shards, *self.shared]
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
-        found = super()._local({name: whole[name] for name in self.shards}, device_mesh)
-        return found | {name: whole[name].to_local(grad_placements=[Partial()]) for name in self.shared}
+        local = super()._local({name: whole[name] for name in self.shards}, device_mesh)
+        return local | {name: whole[name].to_local(grad_placements=[Partial()]) for name in self.shared}
 
     def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:
         shards = [self._get(module, name) for name in self.stacked]
         shared = [self._get(module, name) for name in self.shared]
-        given = [each for each in (*args, *kwargs.values(), *module.buffers()) if isinstance(each, torch.Tensor)]
-        mode = ExpertShards(device_mesh.get_local_rank(), device_mesh.size(), shards, given)
+        tensors = [
+            tensor for tensor in (*args, *kwargs.values(), *module.buffers()) if isinstance(tensor, torch.Tensor)
+        ]
+        mode = ExpertShards(device_mesh.get_local_rank(), device_mesh.size(), shards, tensors)
         try:
             with mode:
                 result = forward(*args, **kwargs)
-            return mode.whole(result, device_mesh, [*shards, *shared, *given])
+            return mode.whole(result, device_mesh, [*shards, *shared, *tensors])
         finally:
             mode.unmark(shards)  # without gradients, these are the tensors in the parameters
 
@@ -289,8 +291,8 @@ class ExpertListParallel(ParallelStyle):
         def sum_result(_expert: Any, _args: Any, result: Any) -> Any:
             return DTensor.from_local(result, mesh, [Partial()], run_check=False).full_tensor()
 
-        for number, expert in enumerate(experts):
-            if number // local != mesh.get_local_rank():
+        for index, expert in enumerate(experts):
+            if index // local != mesh.get_local_rank():
                 self._empty(expert)
             expert.register_forward_pre_hook(sum_gradient, prepend=True)
             expert.register_forward_hook(sum_result)
@@ -324,12 +326,12 @@ class ReduceGradient(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         def sum_gradients(_module: Any, _args: Any, result: Any) -> Any:
-            pieces, place = [], 0
+            pieces, end = [], 0
             for start, stop in self.parts:
                 whole = DTensor.from_local(result[..., start:stop], device_mesh, [Replicate()], run_check=False)
-                pieces += [result[..., place:start], whole.to_local(grad_placements=[Partial()])]
-                place = stop
-            return torch.cat([*pieces, result[..., place:]], dim=-1)
+                pieces += [result[..., end:start], whole.to_local(grad_placements=[Partial()])]
+                end = stop
+            return torch.cat([*pieces, result[..., end:]], dim=-1)
 
         module.register_forward_hook(sum_gradients)
         return module
@@ -352,22 +354,22 @@ class ReplicateParallel(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         source = {"src_data_rank": self.src_data_rank} if hasattr(self, "src_data_rank") else {}  # since torch 2.7
-        made: dict[int, Any] = {}  # id of a parameter -> it, and the distributed one
+        replicated: dict[int, Any] = {}  # id of a parameter -> it, and the distributed one
         running = {"calls": 0}
         readers: dict[Any, dict[str, Any]] = {}
         for part in module.modules():
             for name, parameter in part._parameters.items():
                 if parameter is None or not self._takes(parameter) or isinstance(part, torch.jit.ScriptModule):
                     continue
-                if id(parameter) not in made:
+                if id(parameter) not in replicated:
                     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                     whole = distribute_tensor(local.detach(), device_mesh, [Replicate()] * device_mesh.ndim, **source)
-                    made[id(parameter)] = parameter, nn.Parameter(whole, requires_grad=parameter.requires_grad)
-                part._parameters[name] = made[id(parameter)][1]
+                    replicated[id(parameter)] = parameter, nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                part._parameters[name] = replicated[id(parameter)][1]
                 readers.setdefault(part, {})[name] = self._reader(name, running)
-        whole_ones = {id(whole) for _, whole in made.values()}
+        whole_ids = {id(whole) for _, whole in replicated.values()}
         for part in list(module.modules()):
-            holds_whole = part is module or not whole_ones.isdisjoint(map(id, part.parameters()))
+            holds_whole = part is module or not whole_ids.isdisjoint(map(id, part.parameters()))
             if holds_whole and not isinstance(part, torch.jit.ScriptModule):
                 part.__class__ = self._class_of(part, readers.get(part, {}), running)
         return module
@@ -423,7 +425,7 @@ class ReplicateParallel(ParallelStyle):
         if isinstance(module, nn.RNNBase) and readers:  # its forward reads a list of parameters
             names = list(module._flat_weights_names)
             readers["_flat_weights"] = property(
-                lambda own: [getattr(own, name) for name in names], lambda _own, _value: None
+                lambda rnn: [getattr(rnn, name) for name in names], lambda _rnn, _value: None
             )
         # A checkpoint repeats the forward alone.
         methods = {method: counted(method) for method in ("__call__", "forward")}
