@@ -80,22 +80,22 @@ class Splitter:
         as asked, raise the error of the first record, which is the most informative.
         """
         first_error: Exception | None = None
-        found: list[Choice] = []
+        choices: list[Choice] = []
         for sequence in self._sequences():
             try:
                 if isinstance(sequence, SplitError):
                     raise sequence
-                found.append(self._choice(sequence, by, wishes))
+                choices.append(self._choice(sequence, by, wishes))
             except (SplitError, InputError) as error:
                 first_error = first_error or error
                 continue
-            if found[-1].largest <= AS_GOOD * max(found[-1].could_be, self._least(found[-1], by, wishes)):
+            if choices[-1].largest <= AS_GOOD * max(choices[-1].could_be, self._least(choices[-1], by, wishes)):
                 break
-        if not found:
+        if not choices:
             assert first_error is not None
             raise first_error
-        smallest = min(choice.largest for choice in found)
-        return next(choice for choice in found if choice.largest <= AS_GOOD * smallest)
+        smallest = min(choice.largest for choice in choices)
+        return next(choice for choice in choices if choice.largest <= AS_GOOD * smallest)
 
     def _least(self, choice: Choice, by: By, wishes: Wishes) -> float:
         """Return the largest stage of the record of one run alone, in which most can be cut; 0.0 if it is not known."""

@@ -23,9 +23,9 @@ def build(model: nn.Module, sequence: CallSequence, parts: Sequence[StagePart], 
     """Return one stage per part: a plain ``nn.Sequential`` if the part is a chain of layers, else a ``Stage``."""
     holdings = Holdings(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
-    for number, part in enumerate(parts):
-        is_first, is_last = number == 0, number == len(parts) - 1
-        builder = _StageBuilder(model, sequence, part, holdings.of(number))
+    for index, part in enumerate(parts):
+        is_first, is_last = index == 0, index == len(parts) - 1
+        builder = _StageBuilder(model, sequence, part, holdings.of(index))
         stage = builder.chain(is_first, is_last, inputs)
         stages.append(stage if stage is not None else builder.stage(is_first, is_last, inputs))
     return stages
@@ -41,8 +41,8 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[StagePar
             names.append(parameter.name)
         if parameter.default is not parameter.empty:
             defaults[parameter.name] = parameter.default
-    given = values_in((record.root.args, record.root.kwargs))
-    batches = tuple((value.index, *value.batch) for value in given if value.batch is not None)
+    values = values_in((record.root.args, record.root.kwargs))
+    batches = tuple((value.index, *value.batch) for value in values if value.batch is not None)
     inputs = Inputs(tuple(names), defaults, {}, _fixed_sizes(sequence, parts), batches=batches)
     inputs = inputs._replace(smallest_batch=record.smallest_batch if record.batch_size != 1 else 1)
     arguments = inputs.named(_slots(record.root.args), _slots(record.root.kwargs))
@@ -169,13 +169,13 @@ class _StageBuilder:
     def stage(self, is_first: bool, is_last: bool, inputs: Inputs) -> Stage:
         """Return a ``Stage`` that follows a plan."""
         part, record = self._part, self._record
-        showing = next((value for value in part.takes if value.batch is not None), None)
+        batched = next((value for value in part.takes if value.batch is not None), None)
         plan = StageProgram(
             steps=tuple(self._steps()),
             inputs=inputs if is_first else None,
             takes=tuple(value.index for value in part.takes),
-            gives=_slots(record.root.result) if is_last else _one_or_all([Slot(each.index) for each in part.gives]),
-            batch=(showing.index, *showing.batch) if showing is not None and showing.batch is not None else None,
+            gives=_slots(record.root.result) if is_last else _one_or_all([Slot(value.index) for value in part.gives]),
+            batch=(batched.index, *batched.batch) if batched is not None and batched.batch is not None else None,
             dtypes=_dtypes(part.takes) if self._is_dtype_bound(is_last) else (),
             recorded_mode=self._model.training if record.no_other_mode else None,
         )
@@ -196,13 +196,13 @@ class _StageBuilder:
 
     def _steps(self) -> list[StageCall]:
         last_use: dict[Value, int] = {}
-        for number, event in enumerate(self._part.events):
-            last_use.update(dict.fromkeys(values_in((event.args, event.kwargs, event.result)), number))
+        for index, event in enumerate(self._part.events):
+            last_use.update(dict.fromkeys(values_in((event.args, event.kwargs, event.result)), index))
         last_use.update(dict.fromkeys(self._part.gives, len(self._part.events)))
         frees: list[list[int]] = [[] for _ in self._part.events]
-        for value, number in last_use.items():
-            if number < len(frees):
-                frees[number].append(value.index)
+        for value, index in last_use.items():
+            if index < len(frees):
+                frees[index].append(value.index)
         return [
             StageCall(
                 path=event.fqn if event.is_module else "",
@@ -217,11 +217,11 @@ class _StageBuilder:
                 scope=_scope_of(event) if _depends_on_mode(event) else "",
                 grad=event.grad,
                 checkpointed=event.checkpointed,
-                frees=tuple(frees[number]),
+                frees=tuple(frees[index]),
                 n_leaves=len(leaves_of(event.result)),
                 expects=(event.result,) if event.is_decision else (),
             )
-            for number, event in enumerate(self._part.events)
+            for index, event in enumerate(self._part.events)
         ]
 
     def _place(self, stage: Stage, path: str) -> None:
@@ -253,10 +253,10 @@ class _StageBuilder:
                 inner = StageScope()
                 inner.training = source.training
                 scope._modules[name] = inner
-            found = scope._modules[name]
-            if not isinstance(found, StageScope):
+            child = scope._modules[name]
+            if not isinstance(child, StageScope):
                 return None
-            scope = found
+            scope = child
         return scope
 
 
@@ -279,8 +279,10 @@ def _scope_of(event: Event) -> str:
 
 
 def _depends_on_mode(event: Event) -> bool:
-    told = event.result if event.is_decision else None
-    return any(isinstance(leaf, ModeChoice) for leaf in leaves_of((event.args, event.kwargs, event.checkpointed, told)))
+    answer = event.result if event.is_decision else None
+    return any(
+        isinstance(leaf, ModeChoice) for leaf in leaves_of((event.args, event.kwargs, event.checkpointed, answer))
+    )
 
 
 def _dtypes(values: Sequence[Value]) -> tuple[tuple[int, torch.dtype], ...]:
@@ -293,10 +295,10 @@ def _one_or_all(slots: list[Slot]) -> Any:
 
 def _free(name: str, taken: set[str]) -> str:
     """Return ``name``, or the first free of ``name_1``, ``name_2`` ... if it is taken."""
-    number, free = 0, name
+    suffix, free = 0, name
     while free in taken:
-        number += 1
-        free = f"{name}_{number}"
+        suffix += 1
+        free = f"{name}_{suffix}"
     return free
 
 

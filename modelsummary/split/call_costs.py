@@ -46,11 +46,11 @@ def check_by(by: By, rows: Sequence[LayerInfo]) -> None:
     elif by == "latency" or isinstance(by, LatencyEstimate):
         _seconds(by, rows)
     elif not callable(by) and by not in COSTS:
-        meant = close_to(by, COSTS) if isinstance(by, str) else ""
-        known = ", ".join(COSTS)
+        suggestion = close_to(by, COSTS) if isinstance(by, str) else ""
+        kinds = ", ".join(COSTS)
         raise InputError(
-            f"by must be one of {known}, a result of estimate_latency, a dict FQN -> cost, or a function, got "
-            f"{by!r}{meant}"
+            f"by must be one of {kinds}, a result of estimate_latency, a dict FQN -> cost, or a function, got "
+            f"{by!r}{suggestion}"
         )
 
 
@@ -72,7 +72,7 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
     elif isinstance(by, Mapping):
         costs = _scaled(_of_rows(_checked(by, rows), sequence))
     else:
-        by_row = {row.key: _told(by, row) for row in rows if row.executed and row.is_leaf}
+        by_row = {row.key: _cost_of(by, row) for row in rows if row.executed and row.is_leaf}
         costs = _scaled(_of_rows(by_row, sequence))
     costs = replace(costs, by=by)
     if not any(costs.costs):
@@ -89,12 +89,18 @@ def _named(by: str, sequence: CallSequence, model: nn.Module) -> list[int]:
     if by in ("params", "param_bytes"):
         counted: set[int] = set()
         costs = []
-        for held in held_by_calls(sequence, model):
-            new = {id(each): each for each in held if isinstance(each, nn.Parameter) and id(each) not in counted}
+        for tensors in held_by_calls(sequence, model):
+            new = {
+                id(tensor): tensor
+                for tensor in tensors
+                if isinstance(tensor, nn.Parameter) and id(tensor) not in counted
+            }
             counted.update(new)
-            costs.append(sum(numel_of(each) if by == "params" else nbytes_of(each) for each in new.values()))
+            costs.append(
+                sum(numel_of(parameter) if by == "params" else nbytes_of(parameter) for parameter in new.values())
+            )
         return costs
-    return [sequence.activation_bytes(number) for number in range(len(sequence.calls))]
+    return [sequence.activation_bytes(index) for index in range(len(sequence.calls))]
 
 
 def held_by_calls(sequence: CallSequence, model: nn.Module) -> list[list[Tensor]]:
@@ -127,7 +133,7 @@ def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[CallKey
     unknown = [fqn for fqn in by if fqn not in calls]
     if unknown:
         raise InputError(f"by gives a cost to {unknown[0]!r}, but no layer of this name was called")
-    return {key: _number(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
+    return {key: _checked_cost(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
 
 
 def _milliseconds(by: By, rows: Sequence[LayerInfo]) -> dict[CallKey, tuple[float | None, float | None]]:
@@ -171,15 +177,15 @@ def seconds_of_calls(by: By, sequence: CallSequence, rows: Sequence[LayerInfo]) 
     return phases[0], phases[1]
 
 
-def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:
+def _cost_of(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:
     try:
         cost = by(row)
     except Exception as error:
         raise InputError(f"by={by!r:.60} failed for {row.fqn!r} with {type(error).__name__}: {error}") from error
-    return _number(row.fqn, cost)
+    return _checked_cost(row.fqn, cost)
 
 
-def _number(fqn: str, cost: Any) -> float:
+def _checked_cost(fqn: str, cost: Any) -> float:
     if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
         raise InputError(f"by must give {fqn!r} a cost >= 0, got {cost!r}")
     return float(cost)
@@ -191,26 +197,26 @@ def _of_rows(costs: Mapping[CallKey, float], sequence: CallSequence) -> list[flo
     The cost of a module call includes its inner calls. The part that no inner row has is spread over the remaining
     calls by their MACs.
     """
-    calls: list[float] = [0.0] * len(sequence.calls)
+    by_call: list[float] = [0.0] * len(sequence.calls)
 
     def spread(event: Event) -> float:
         """Set the costs of the calls within ``event``. Return their sum."""
-        inner = [child for child in event.children if child in sequence.span] if event not in index else []
+        inner = [child for child in event.children if child in sequence.span] if event not in smallest else []
         total = sum(map(spread, inner))
-        own = costs.get(event.key) if event.is_module else None
-        if own is not None and event in sequence.span and own > total:
-            rest = [number for number in range(*sequence.span[event]) if not calls[number]]
+        cost = costs.get(event.key) if event.is_module else None
+        if cost is not None and event in sequence.span and cost > total:
+            rest = [index for index in range(*sequence.span[event]) if not by_call[index]]
             rest = rest or list(range(*sequence.span[event]))
-            weights = [sequence.calls[number].macs for number in rest]
+            weights = [sequence.calls[index].macs for index in rest]
             weights = weights if any(weights) else [1] * len(rest)
-            for number, weight in zip(rest, weights, strict=True):
-                calls[number] += (own - total) * weight / sum(weights)
-            total = own
+            for index, weight in zip(rest, weights, strict=True):
+                by_call[index] += (cost - total) * weight / sum(weights)
+            total = cost
         return total
 
-    index = set(sequence.calls)
+    smallest = set(sequence.calls)
     spread(sequence.record.root)
-    return calls
+    return by_call
 
 
 def _scaled(costs: list[float]) -> CallCosts:

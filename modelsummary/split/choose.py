@@ -122,7 +122,7 @@ class Choice:
     def limits(self) -> list[Limit]:
         """Return why the largest stage exceeds the mean by more than ``AS_GOOD``; empty if it does not."""
         total, mean = sum(self.costs.costs), sum(self.costs.costs) / len(self.ranges)
-        begin, end = max(self.ranges, key=lambda each: sum(self.costs.costs[slice(*each)]))
+        begin, end = max(self.ranges, key=lambda bounds: sum(self.costs.costs[slice(*bounds)]))
         excess = sum(self.costs.costs[begin:end]) - mean
         if excess <= (AS_GOOD - 1) * mean:
             return []
@@ -152,9 +152,9 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
     legal = [cut for cut in sequence.cuts if not _obstacle(cut, wishes)]
     required = [_boundary(sequence, fqn, wishes) for fqn in wishes.boundaries or ()]
     chain = _chain(sequence, costs, legal, required, wishes.caps, model)
-    found = list(partitions(chain, wishes.n_stages, wishes.caps))
-    if found:
-        return _quickest(chain, found)
+    candidates = list(partitions(chain, wishes.n_stages, wishes.caps))
+    if candidates:
+        return _quickest(chain, candidates)
     possible = len(legal) + 1
     if possible < wishes.n_stages:
         raise SplitError(_too_few(sequence, wishes, possible), possible)
@@ -183,7 +183,7 @@ def _keeping_whole(sequence: CallSequence, fqns: Collection[str]) -> CallSequenc
     return replace(sequence, cuts=cuts)
 
 
-def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:
+def _quickest(chain: Chain, candidates: Sequence[Sequence[int]]) -> list[int]:
     """Return the partition with the shortest simulated step; among those within 1 %, the one with the fewest bytes.
 
     All have equal bottlenecks. A pipeline drains sooner if the expensive stages come first, up to 12 % for a few
@@ -191,12 +191,14 @@ def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:
     the quickest may leave devices empty: if its least part is less than half of the evenest partition's least part, the
     evenest is returned.
     """
-    parts = [[sum(chain.costs[begin:end]) for begin, end in pairwise([0, *cuts, len(chain.costs)])] for cuts in found]
+    parts = [
+        [sum(chain.costs[begin:end]) for begin, end in pairwise([0, *cuts, len(chain.costs)])] for cuts in candidates
+    ]
     times = [simulate([StageLoad(cost, cost, cost) for cost in costs], 2 * len(costs)).makespan for costs in parts]
     quick = [index for index, time in enumerate(times) if time <= 1.01 * min(times)]
-    chosen = min(quick, key=lambda index: sum(chain.crossing[cut] for cut in found[index]))
-    evenest = min(range(len(found)), key=lambda index: sum(cost**2 for cost in parts[index]))
-    return list(found[evenest if 2 * min(parts[chosen]) < min(parts[evenest]) else chosen])
+    chosen = min(quick, key=lambda index: sum(chain.crossing[cut] for cut in candidates[index]))
+    evenest = min(range(len(candidates)), key=lambda index: sum(cost**2 for cost in parts[index]))
+    return list(candidates[evenest if 2 * min(parts[chosen]) < min(parts[evenest]) else chosen])
 
 
 def _obstacle(cut: Cut, wishes: Wishes) -> str:
@@ -238,10 +240,10 @@ def _chain(
         return Chain(costs.costs, crossing, frozenset(required))
     holds: list[list[int]] = []
     sizes: dict[Hashable, int] = {}
-    for number, tensors in enumerate(held_by_calls(sequence, model)):
+    for index, tensors in enumerate(held_by_calls(sequence, model)):
         sizes.update((id(tensor), nbytes_of(tensor)) for tensor in tensors)
-        sizes[-1 - number] = sequence.activation_bytes(number)
-        holds.append([-1 - number, *(id(tensor) for tensor in tensors)])
+        sizes[-1 - index] = sequence.activation_bytes(index)
+        holds.append([-1 - index, *(id(tensor) for tensor in tensors)])
     return Chain(costs.costs, crossing, frozenset(required), holds, sizes)
 
 

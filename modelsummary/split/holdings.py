@@ -25,29 +25,29 @@ class Holdings:
         for fqn, module in model.named_modules(remove_duplicate=False):
             self._aliases.setdefault(id(module), []).append(fqn)
         tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        of_tensor: dict[int, list[str]] = {}
+        names_of: dict[int, list[str]] = {}
         for fqn, tensor in tensors:
-            of_tensor.setdefault(id(tensor), []).append(fqn)
+            names_of.setdefault(id(tensor), []).append(fqn)
         stage_of: dict[str, set[int]] = {}
         self._extra: list[list[str]] = [[] for _ in parts]
         self._placed: list[list[str]] = []
-        for number, part in enumerate(parts):
+        for index, part in enumerate(parts):
             modules = list(dict.fromkeys(event.fqn for event in part.events if event.is_module))
             paths = [alias for fqn in modules for alias in self._aliases[id(model.get_submodule(fqn))]]
             used = [(event.args, event.kwargs) for event in part.events]
-            if number == len(parts) - 1:
+            if index == len(parts) - 1:
                 used.append(result)  # the model may return its own parameter or buffer
             for templates in used:
                 for attribute in attributes_in(templates):
                     paths.append(attribute.fqn)
                     owner, _, name = attribute.fqn.rpartition(".")
                     tensor = getattr(model.get_submodule(owner), name)
-                    paths.extend(of_tensor.get(id(tensor), ()))
+                    paths.extend(names_of.get(id(tensor), ()))
             self._placed.append(paths)
             placed = set(paths)
             for fqn, _ in tensors:
                 if _is_within(fqn, placed):
-                    stage_of.setdefault(fqn, set()).add(number)
+                    stage_of.setdefault(fqn, set()).add(index)
         self._attach_unused([fqn for fqn, tensor in _in_order(model) if tensor is not None], stage_of)
         self._position = {fqn: position for position, (fqn, _) in enumerate(_in_order(model))}
 
@@ -59,9 +59,9 @@ class Holdings:
             else:
                 self._extra[last].append(fqn)
 
-    def of(self, number: int) -> list[str]:
+    def of(self, stage_index: int) -> list[str]:
         """Return the paths that a stage holds, in the order of the model: a tied parameter keeps its first name."""
-        paths = dict.fromkeys([*self._placed[number], *self._extra[number]])
+        paths = dict.fromkeys([*self._placed[stage_index], *self._extra[stage_index]])
         return sorted(paths, key=lambda path: self._position.get(path, len(self._position)))
 
 

@@ -49,7 +49,7 @@ class CallSequence:
         span: call -> half-open range of its smallest calls; a smallest call spans itself.
         units: module calls that can be called as they are.
         why_whole: smallest call with inner calls -> why it cannot be replaced by them.
-        made: for each call, the tensors that it makes, without views of others.
+        allocated: for each call, the tensors that it makes, without views of others.
     """
 
     record: Record
@@ -58,11 +58,11 @@ class CallSequence:
     span: dict[Event, tuple[int, int]]
     units: set[Event]
     why_whole: dict[Event, str]
-    made: list[list[Value]] = field(default_factory=list)
+    allocated: list[list[Value]] = field(default_factory=list)
 
     def activation_bytes(self, call: int) -> int:
         """Return the bytes of the tensors that a call makes, without views of others."""
-        return sum(value.nbytes for value in self.made[call])
+        return sum(value.nbytes for value in self.allocated[call])
 
 
 def analyse(record: Record) -> CallSequence:
@@ -79,7 +79,7 @@ def analyse(record: Record) -> CallSequence:
         call: openings.why_whole(call) for call in calls if call.is_module and (call.children or call.obstacle)
     }
     sequence = CallSequence(record, calls, [], span, openings.units, why_whole)
-    sequence.cuts, sequence.made = _cuts(sequence)
+    sequence.cuts, sequence.allocated = _cuts(sequence)
     return sequence
 
 
@@ -92,7 +92,7 @@ def _smallest(event: Event, openings: Openings) -> Iterator[Event]:
 
 
 def _spans(root: Event, calls: list[Event]) -> dict[Event, tuple[int, int]]:
-    span = {call: (number, number + 1) for number, call in enumerate(calls)}
+    span = {call: (index, index + 1) for index, call in enumerate(calls)}
 
     def visit(event: Event) -> None:
         for child in event.children if event not in span else ():
@@ -115,15 +115,15 @@ def _cuts(sequence: CallSequence) -> tuple[list[Cut], list[list[Value]]]:
     made_at = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
     last_use: dict[Value, int] = {}
     seen_storages = {value.storages[0] for value in made_at}
-    made: list[list[Value]] = []
-    for number, call in enumerate(calls):
-        made.append([])
+    allocated: list[list[Value]] = []
+    for index, call in enumerate(calls):
+        allocated.append([])
         for value in values_in(call.result):
             if value not in made_at:
-                made_at[value] = number
+                made_at[value] = index
                 if value.storages[0] not in seen_storages:
                     seen_storages.add(value.storages[0])
-                    made[-1].append(value)
+                    allocated[-1].append(value)
     for event, (first, _) in sequence.span.items():  # a module called as a unit needs all of its arguments
         if event is not root:
             for value in values_in((event.args, event.kwargs)):
@@ -135,7 +135,10 @@ def _cuts(sequence: CallSequence) -> tuple[list[Cut], list[list[Value]]]:
         for position in range(max(begin, 0) + 1, min(last_use.get(value, -1), n_calls - 1) + 1):
             by_position[position].append(value)
     obstacles = _Obstacles(sequence)
-    return [Cut(at, by_position[at], obstacles.at(at, by_position[at])) for at in range(1, n_calls)], made
+    return [
+        Cut(position, by_position[position], obstacles.at(position, by_position[position]))
+        for position in range(1, n_calls)
+    ], allocated
 
 
 class _Obstacles:
@@ -146,16 +149,16 @@ class _Obstacles:
         self._last_write: dict[tuple[int, int], int] = {}
         self._first_use: dict[tuple[int, int], int] = {}
         self._last_batch = -1
-        for number, call in enumerate(self._calls):
+        for index, call in enumerate(self._calls):
             for value in values_in((call.args, call.kwargs, call.result)):
                 for key in enumerate(value.storages):
-                    self._first_use.setdefault(key, number)
+                    self._first_use.setdefault(key, index)
             for run, storages in enumerate(call.writes):
                 for storage in storages:
-                    self._last_write[run, storage] = number
-            told = call.result if call.is_decision else None
-            if any(isinstance(leaf, BatchSize) for leaf in leaves_of((call.args, call.kwargs, told))):
-                self._last_batch = number
+                    self._last_write[run, storage] = index
+            answer = call.result if call.is_decision else None
+            if any(isinstance(leaf, BatchSize) for leaf in leaves_of((call.args, call.kwargs, answer))):
+                self._last_batch = index
         self._together = [*_same_state(sequence), *_same_tensor(sequence)]
 
     def at(self, position: int, values: Iterable[Value]) -> str:
@@ -200,7 +203,7 @@ def _same_state(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
 def _same_tensor(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
     """Yield (first call, last call, reason) for model tensors written in place: one stage must hold all their users."""
     storages_of = sequence.record.storages_of
-    owner = {(run, storage): fqn for fqn, each in storages_of.items() for run, storage in enumerate(each)}
+    owner = {(run, storage): fqn for fqn, storages in storages_of.items() for run, storage in enumerate(storages)}
     written = {
         owner[key]
         for call in sequence.calls
@@ -208,19 +211,19 @@ def _same_tensor(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
         for storage in storages
         if (key := (run, storage)) in owner
     }
-    written.update(*(each.assigned & storages_of.keys() for call in sequence.calls for each in call.walk()))
+    written.update(*(event.assigned & storages_of.keys() for call in sequence.calls for event in call.walk()))
     if not written:
         return
     names = sorted(storages_of)
     users: defaultdict[str, list[int]] = defaultdict(list)
-    for number, call in enumerate(sequence.calls):
+    for index, call in enumerate(sequence.calls):
         used: set[str] = {attribute.fqn for attribute in attributes_in((call.args, call.kwargs))}
         if call.is_module:
             used.update(_below(call.fqn, names))
         for fqn in used & written:
-            users[fqn].append(number)
-    for fqn, numbers in users.items():
-        yield min(numbers), max(numbers), f"{fqn!r} is written in place and used on both sides"
+            users[fqn].append(index)
+    for fqn, indices in users.items():
+        yield min(indices), max(indices), f"{fqn!r} is written in place and used on both sides"
 
 
 def _below(fqn: str, names: list[str]) -> Iterator[str]:

@@ -31,11 +31,11 @@ def materialize(
     Raises:
         SplitError: a tensor on meta gets no values, or has another shape in the checkpoint.
     """
-    made: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
     empty: dict[str, nn.Module] = {}
     for stage in stages:
         for fqn, module in stage.named_modules():
-            if _make(module, device, made):
+            if _make(module, device, replacements):
                 empty[fqn] = module
     for module in empty.values() if init is not None else ():
         assert init is not None
@@ -44,7 +44,7 @@ def materialize(
     if checkpoint is not None:
         filled = _load(stages, checkpoint)
     if init is None:
-        new = set(map(id, made.values()))
+        new = set(map(id, replacements.values()))
         for stage in stages:
             for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
                 if id(tensor) in new and id(tensor) not in filled:
@@ -56,28 +56,28 @@ def materialize(
         stage.to(device)
 
 
-def _make(module: nn.Module, device: torch.device, made: dict[int, Tensor]) -> bool:
+def _make(module: nn.Module, device: torch.device, replacements: dict[int, Tensor]) -> bool:
     """Replace a module's meta tensors by empty ones on the device. Return True if there are any.
 
     ``made`` holds the replacements, so tied tensors stay tied.
     """
-    places: list[Any] = [module._parameters, module._buffers]
-    found = False
-    for tensors in places:
-        for name, tensor in tensors.items():
+    tables: list[Any] = [module._parameters, module._buffers]
+    has_meta = False
+    for table in tables:
+        for name, tensor in table.items():
             if tensor is None or not tensor.is_meta:
                 continue
-            if id(tensor) not in made:
+            if id(tensor) not in replacements:
                 new: Tensor = torch.empty_like(tensor, device=device)
                 if isinstance(tensor, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-                made[id(tensor)] = new
-                made[-id(tensor)] = tensor  # kept alive, so that its id is not reused
-            tensors[name] = made[id(tensor)]
-            found = True
-    if found and isinstance(module, nn.RNNBase):
+                replacements[id(tensor)] = new
+                replacements[-id(tensor)] = tensor  # kept alive, so that its id is not reused
+            table[name] = replacements[id(tensor)]
+            has_meta = True
+    if has_meta and isinstance(module, nn.RNNBase):
         module._init_flat_weights()
-    return found
+    return has_meta
 
 
 @torch.no_grad()

@@ -186,7 +186,7 @@ class _Reach:
         self.sums = sums
         self._earliest = earliest
         self._n_points = len(sums)
-        self._alike = all(each is earliest[0] for each in earliest)
+        self._alike = all(begins is earliest[0] for begins in earliest)
         self._latest = _inverse(earliest[0]) if self._alike else []
 
     def fits(self, limit: int) -> bool:

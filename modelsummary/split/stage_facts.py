@@ -109,7 +109,7 @@ def loads_of(facts: Sequence[StageFacts], seconds: Callable[[StageFacts], float]
 
     The backward takes ``backward`` times as long, half of it for the inputs and half for the weights.
     """
-    return [load_of(each, (time := seconds(each)), time * backward / 2, time * backward / 2) for each in facts]
+    return [load_of(stage, (time := seconds(stage)), time * backward / 2, time * backward / 2) for stage in facts]
 
 
 def load_of(facts: StageFacts, forward: float, backward_input: float, backward_weight: float) -> StageLoad:
@@ -125,11 +125,11 @@ def facts_of_parts(
     forward, backward = seconds_of_calls(costs.by, sequence, rows)
     total = sum(costs.costs)
     facts = []
-    for number, (part, tensors, (begin, end)) in enumerate(zip(parts, held, choice.ranges, strict=True)):
+    for index, (part, tensors, (begin, end)) in enumerate(zip(parts, held, choice.ranges, strict=True)):
         cost = sum(costs.costs[begin:end])
-        unique = {id(each): each for each in tensors}.values()
-        parameters = [each for each in unique if isinstance(each, nn.Parameter)]
-        crossing = part.gives if number < len(parts) - 1 else []
+        unique = {id(tensor): tensor for tensor in tensors}.values()
+        parameters = [tensor for tensor in unique if isinstance(tensor, nn.Parameter)]
+        crossing = part.gives if index < len(parts) - 1 else []
         facts.append(
             StageFacts(
                 first=_name(part.events[0]),
@@ -137,7 +137,7 @@ def facts_of_parts(
                 calls=len(part.events),
                 params=sum(map(numel_of, parameters)),
                 param_bytes=sum(map(nbytes_of, parameters)),
-                buffer_bytes=sum(nbytes_of(each) for each in unique if not isinstance(each, nn.Parameter)),
+                buffer_bytes=sum(nbytes_of(tensor) for tensor in unique if not isinstance(tensor, nn.Parameter)),
                 macs=sum(call.macs for call in sequence.calls[begin:end]),
                 cost=cost if costs.unit == 1.0 else cost * costs.unit,
                 share=cost / total,

@@ -34,23 +34,25 @@ def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[StagePart]:
     """Return the part of each stage."""
     root = sequence.record.root
     bounds = [0, *cuts, len(sequence.calls)]
-    every = [list(_events(sequence, begin, end)) for begin, end in pairwise(bounds)]
+    events_by_part = [list(_events(sequence, begin, end)) for begin, end in pairwise(bounds)]
     made_in = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
     last_use = dict.fromkeys(made_in, -1)
-    for number, events in enumerate(every):
+    for index, events in enumerate(events_by_part):
         for event in events:
-            last_use.update(dict.fromkeys(values_in((event.args, event.kwargs)), number))
+            last_use.update(dict.fromkeys(values_in((event.args, event.kwargs)), index))
             for value in values_in(event.result):
-                made_in.setdefault(value, number)
-    last_use.update(dict.fromkeys(values_in(root.result), len(every)))
-    digests = _digests(sequence, every)
+                made_in.setdefault(value, index)
+    last_use.update(dict.fromkeys(values_in(root.result), len(events_by_part)))
+    digests = _digests(sequence, events_by_part)
     in_order = sorted(made_in, key=lambda value: (digests.get(value, ""), value.index))
 
-    def crossing(number: int) -> list[Value]:
-        return [value for value in in_order if made_in[value] < number <= last_use.get(value, -1)]
+    def crossing(index: int) -> list[Value]:
+        return [value for value in in_order if made_in[value] < index <= last_use.get(value, -1)]
 
-    takes = [values_in((root.args, root.kwargs)), *map(crossing, range(1, len(every)))]
-    return [StagePart(*each) for each in zip(every, takes, [*takes[1:], values_in(root.result)], strict=True)]
+    takes = [values_in((root.args, root.kwargs)), *map(crossing, range(1, len(events_by_part)))]
+    return [
+        StagePart(*fields) for fields in zip(events_by_part, takes, [*takes[1:], values_in(root.result)], strict=True)
+    ]
 
 
 def written_before(parts: Sequence[StagePart]) -> list[frozenset[int]]:
@@ -75,14 +77,14 @@ def _digests(sequence: CallSequence, parts: Sequence[Sequence[Event]]) -> dict[V
     Numbers of values do not serve: a forward that runs over a set of names makes them in another order in each process.
     """
     root = sequence.record.root
-    digests = {value: str(place) for place, value in enumerate(values_in((root.args, root.kwargs)))}
+    digests = {value: str(position) for position, value in enumerate(values_in((root.args, root.kwargs)))}
     for event in (event for events in parts for event in events):
         leaves = leaves_of((event.args, event.kwargs))
         takes = [digests.get(leaf) if isinstance(leaf, Value) else _constant(leaf) for leaf in leaves]
         text = repr((event.fqn, event.is_module or event.name, takes))
         digest = blake2b(text.encode(), digest_size=8).hexdigest()
-        for place, value in enumerate(values_in(event.result)):
-            digests.setdefault(value, f"{digest} {place}")
+        for position, value in enumerate(values_in(event.result)):
+            digests.setdefault(value, f"{digest} {position}")
     return digests
 
 

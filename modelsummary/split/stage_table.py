@@ -25,7 +25,7 @@ def stage_table(facts: Sequence[StageFacts], by: str, below: Sequence[str]) -> R
     report = _table(facts, by, below, {})
     if report.width <= PAGE:
         return report
-    prefixes = {name: auto_prefix(max(getattr(each, name) for each in facts)) for name in _SCALED}
+    prefixes = {name: auto_prefix(max(getattr(stage, name) for stage in facts)) for name in _SCALED}
     return _table(facts, by, below, prefixes).without("Last", "Calls", "Share")
 
 
@@ -34,8 +34,8 @@ def _table(facts: Sequence[StageFacts], by: str, below: Sequence[str], prefixes:
         written = symbol(prefixes.get(name, ""), unit)
         return f"{title} ({written})" if written else title
 
-    def text(each: StageFacts, name: str) -> str:
-        return format_number(getattr(each, name), prefixes.get(name, ""))
+    def text(stage: StageFacts, name: str) -> str:
+        return format_number(getattr(stage, name), prefixes.get(name, ""))
 
     headers = ["Stage", "First", "Last", "Calls", header("Params", "params"), header("MACs", "macs"), "Share"]
     headers += [header("Crossing", "crossing_bytes", "B"), header("Activations", "activation_bytes", "B")]
@@ -43,10 +43,10 @@ def _table(facts: Sequence[StageFacts], by: str, below: Sequence[str], prefixes:
     if has_costs:
         headers.insert(6, f"Cost ({by})" if by != "cost" else "Cost")
     rows = []
-    for number, each in enumerate(facts):
-        row: list[Any] = [number, each.first, each.last, each.calls, text(each, "params"), text(each, "macs")]
+    for index, stage in enumerate(facts):
+        row: list[Any] = [index, stage.first, stage.last, stage.calls, text(stage, "params"), text(stage, "macs")]
         if has_costs:
-            row.append(f"{each.cost:,.6g}" if each.cost != int(each.cost) else grouped(int(each.cost)))
-        crossing = text(each, "crossing_bytes") if number < len(facts) - 1 else NOTHING
-        rows.append([*row, percent(each.share), crossing, text(each, "activation_bytes")])
+            row.append(f"{stage.cost:,.6g}" if stage.cost != int(stage.cost) else grouped(int(stage.cost)))
+        crossing = text(stage, "crossing_bytes") if index < len(facts) - 1 else NOTHING
+        rows.append([*row, percent(stage.share), crossing, text(stage, "activation_bytes")])
     return Report(rows, headers, f"rll{'r' * (len(headers) - 3)}", below=below, ruled=True)
