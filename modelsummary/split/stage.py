@@ -32,7 +32,7 @@ __all__ = ["Function", "Inputs", "Slot", "Stage", "StageCall", "StageProgram", "
 
 @dataclass(frozen=True)
 class Slot(Marker):
-    """A placeholder for a value, by its number."""
+    """A placeholder for a value, by its index."""
 
     index: int
 
@@ -44,11 +44,11 @@ class StageCall(NamedTuple):
         path: path of the module to call; empty for a function.
         function: function to call; None for a module.
         args, kwargs: templates with slots for values.
-        binds: pairs of a leaf's position in the result and the number of the value it becomes.
+        binds: pairs of a leaf's position in the result and the index of the value it becomes.
         scope: path of the module whose forward made the call; its mode decides arguments that depend on the mode.
         grad: True if gradients were enabled.
         checkpointed: True if the call runs under activation checkpointing; a bool or a ``ModeChoice``.
-        frees: numbers of the values that no later call needs.
+        frees: indices of the values that no later call needs.
         n_leaves: number of leaves of the recorded result.
         expects: the result that the forward decided by, as a template in a tuple; empty if any result will do.
     """
@@ -76,9 +76,9 @@ class Inputs(NamedTuple):
         parameters: names of the forward's positional parameters, in order.
         defaults: default values by name.
         arguments: name (or position, beyond the named ones) -> template.
-        sizes: number of a value -> its required sizes, with None where any size will do.
+        sizes: index of a value -> its required sizes, with None where any size will do.
         n_positional: number of arguments given by position; they come first in ``arguments``.
-        batches: ``(number, dim, factor)`` of the values with a batch: their size along ``dim`` is batch size x factor.
+        batches: ``(index, dim, factor)`` of the values with a batch: their size along ``dim`` is batch size x factor.
         smallest_batch: the smallest batch size allowed.
     """
 
@@ -91,26 +91,28 @@ class Inputs(NamedTuple):
     smallest_batch: int = 1
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
-        """Return a dict from the number of each value to its tensor.
+        """Return a dict from the index of each value to its tensor.
 
         Raise ``SplitError`` if the arguments do not match the recorded ones.
         """
-        given: Arguments = {**self.defaults, **self.named(args, kwargs)}
+        arguments: Arguments = {**self.defaults, **self.named(args, kwargs)}
         values: dict[int, Tensor] = {}
         recorded: Arguments = {**self.defaults, **self.arguments}
         for name, template in recorded.items():
-            if name not in given:
+            if name not in arguments:
                 raise SplitError(
                     f"argument {name!r} is missing: the model was recorded with it; pass it, or split again"
                 )
-            _match(name, template, given[name], values)
-        for name in given:
+            _match(name, template, arguments[name], values)
+        for name in arguments:
             if name not in self.arguments and name not in self.defaults:
                 raise SplitError(f"argument {name!r} is new: the model was recorded without it; split again with it")
         for index, size in self.sizes.items():
             shape = values[index].shape
-            if len(shape) != len(size) or any(own not in (None, each) for own, each in zip(size, shape, strict=True)):
-                expected = ["any" if own is None else own for own in size]
+            if len(shape) != len(size) or any(
+                required not in (None, actual) for required, actual in zip(size, shape, strict=True)
+            ):
+                expected = ["any" if required is None else required for required in size]
                 raise SplitError(
                     f"an input has shape {list(shape)}, but the stages were made for {expected}, because the forward "
                     "computes with sizes; split again with an input of this shape"
@@ -131,10 +133,10 @@ class Inputs(NamedTuple):
     def as_recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the same arguments by position or by name, as they were recorded."""
         self.bind(args, kwargs)
-        given: Arguments = {**self.defaults, **self.named(args, kwargs)}
+        arguments: Arguments = {**self.defaults, **self.named(args, kwargs)}
         names = list(self.arguments)
-        positional = tuple(given[name] for name in names[: self.n_positional])
-        return positional, {str(name): given[name] for name in names[self.n_positional :]}
+        positional = tuple(arguments[name] for name in names[: self.n_positional])
+        return positional, {str(name): arguments[name] for name in names[self.n_positional :]}
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Return a dict from the name of each argument to its value; arguments without a name go by position."""
@@ -153,20 +155,23 @@ def _is_alike(one: Any, other: Any) -> bool:
     """Return True for equal constants, and for plain objects of one class with equal attributes."""
     if one is other or bool(one == other):
         return True
-    own, others = getattr(one, "__dict__", None), getattr(other, "__dict__", None)
+    attributes, other_attributes = getattr(one, "__dict__", None), getattr(other, "__dict__", None)
     has_equality = any("__eq__" in vars(kind) for kind in type(one).__mro__[:-1])
-    if type(one) is not type(other) or has_equality or not own or not others:
+    if type(one) is not type(other) or has_equality or not attributes or not other_attributes:
         return False
-    return own.keys() == others.keys() and all(_is_alike(own[name], others[name]) for name in own)
+    return attributes.keys() == other_attributes.keys() and all(
+        _is_alike(attributes[name], other_attributes[name]) for name in attributes
+    )
 
 
 def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]) -> None:
-    expected, given = leaves_of(template), leaves_of(taken_apart(value))
-    if len(expected) != len(given):
+    expected_leaves, actual_leaves = leaves_of(template), leaves_of(taken_apart(value))
+    if len(expected_leaves) != len(actual_leaves):
         raise SplitError(
-            f"argument {name!r} holds {len(given)} values, but was recorded with {len(expected)}; split again"
+            f"argument {name!r} holds {len(actual_leaves)} values, but was recorded with {len(expected_leaves)}; "
+            "split again"
         )
-    for leaf, actual in zip(expected, given, strict=True):
+    for leaf, actual in zip(expected_leaves, actual_leaves, strict=True):
         if isinstance(leaf, Slot):
             if not isinstance(actual, Tensor):
                 raise SplitError(
@@ -216,8 +221,8 @@ class Function(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the arguments as text."""
-        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
-        return ", ".join(given).replace(repr(Slot(0)), "input")
+        arguments = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return ", ".join(arguments).replace(repr(Slot(0)), "input")
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,7 @@ class StageProgram:
     Attributes:
         steps: its calls, in order.
         inputs: the model's arguments, for the first stage; None for the others.
-        takes: numbers of the values that cross into the stage.
+        takes: indices of the values that cross into the stage.
         gives: template of the result.
         batch: ``(value, dim, factor)``, where the batch size is ``value.shape[dim] // factor``; None if not known.
         dtypes: ``(value, dtype)`` pairs that the inputs must have, because a dtype that the forward read is a constant.
@@ -387,19 +392,19 @@ def constant(leaf: Any, size: int | None, device: torch.device | None, training:
 
 def find(module: nn.Module, path: str) -> Any:
     """Return the module, parameter, buffer or attribute at a path."""
-    found: Any = module
+    attribute: Any = module
     for name in path.split("."):
-        if isinstance(getattr(type(found), name, None), property):  # of a sharded parameter, or of the model
-            found = getattr(found, name)
+        if isinstance(getattr(type(attribute), name, None), property):  # of a sharded parameter, or of the model
+            attribute = getattr(attribute, name)
             continue
         # An attribute or method of the stage may have the name of a child.
-        for table in (found._modules, found._parameters, found._buffers):
+        for table in (attribute._modules, attribute._parameters, attribute._buffers):
             if name in table:
-                found = table[name]
+                attribute = table[name]
                 break
         else:
-            found = getattr(found, name)
-    return found
+            attribute = getattr(attribute, name)
+    return attribute
 
 
 # Pickles of version 0.1.0 use these names.

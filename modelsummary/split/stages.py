@@ -99,16 +99,18 @@ class Stages(Printed, Sequence[nn.Sequential]):
         self.inputs = inputs
         self.facts = list(facts)
         self.by = by
-        self.ideal = sum(each.cost for each in facts) / len(facts)
+        self.ideal = sum(stage.cost for stage in facts) / len(facts)
         self.limits = list(limits)
         positional = list(inputs.arguments.values())[: inputs.n_positional]
-        self.n_positional_inputs = sum(isinstance(leaf, Slot) for each in positional for leaf in leaves_of(each))
-        self.crossing = [tuple(each) for each in crossing]
+        self.n_positional_inputs = sum(
+            isinstance(leaf, Slot) for template in positional for leaf in leaves_of(template)
+        )
+        self.crossing = [tuple(crossings) for crossings in crossing]
         self.batch_size = record.batch_size
         self.batch_dim = record.batch_dim
         self.record: Record | None = record
         self._validity = _validity(record, any(event.is_decision for part in calls for event in part))
-        self.calls = [list(each) for each in calls]
+        self.calls = [list(part) for part in calls]
         inside = (event.assigned for part in calls for call in part for event in call.walk())
         self._not_assigned = sorted(record.unread.difference(*inside))
         self._class_name = type(model).__name__
@@ -197,13 +199,14 @@ class Stages(Printed, Sequence[nn.Sequential]):
         """
         if not isinstance(backward, (int, float)) or not 0 <= backward < float("inf"):
             raise InputError(f"backward must be a number >= 0, as a multiple of the forward's time, got {backward!r}")
-        if seconds is None and all(None not in (each.forward_seconds, each.backward_seconds) for each in self.facts):
-            seconds = [(each.forward_seconds or 0.0, each.backward_seconds or 0.0) for each in self.facts]
+        if seconds is None and all(None not in (stage.forward_seconds, stage.backward_seconds) for stage in self.facts):
+            seconds = [(stage.forward_seconds or 0.0, stage.backward_seconds or 0.0) for stage in self.facts]
         if seconds is None:
-            loads = loads_of(self.facts, lambda each: each.cost, backward)
+            loads = loads_of(self.facts, lambda stage: stage.cost, backward)
         else:
             loads = [
-                load_of(*each) for each in zip(self.facts, *zip(*self._checked(seconds), strict=True), strict=True)
+                load_of(*arguments)
+                for arguments in zip(self.facts, *zip(*self._checked(seconds), strict=True), strict=True)
             ]
         unit = "s" if seconds is not None else self.by if self.by in _COUNTS else ""
         return simulate(loads, n_microbatches, schedule, bandwidth=bandwidth, unit=unit)
@@ -212,17 +215,18 @@ class Stages(Printed, Sequence[nn.Sequential]):
         """Return the three times of each stage. Raise ``InputError`` if ``seconds`` does not have them."""
         usable = isinstance(seconds, Sequence) and len(seconds) == len(self)
         if not usable or not all(
-            isinstance(each, Sequence)
-            and len(each) in (2, 3)
-            and all(isinstance(time, (int, float)) and 0 <= time < float("inf") for time in each)
-            for each in seconds
+            isinstance(times, Sequence)
+            and len(times) in (2, 3)
+            and all(isinstance(time, (int, float)) and 0 <= time < float("inf") for time in times)
+            for times in seconds
         ):
             raise InputError(
                 f"seconds must hold (forward, input gradient, weight gradient) or (forward, backward) for each of the "
                 f"{len(self)} stages, got {seconds!r:.80}"
             )
         return [
-            (each[0], each[1], each[2]) if len(each) == 3 else (each[0], each[1] / 2, each[1] / 2) for each in seconds
+            (times[0], times[1], times[2]) if len(times) == 3 else (times[0], times[1] / 2, times[1] / 2)
+            for times in seconds
         ]
 
     # ---------------------------------------------------------------------------------------- engine
@@ -300,9 +304,9 @@ class Stages(Printed, Sequence[nn.Sequential]):
     def shared_parameters(self) -> list[SharedParameter]:
         """Parameters that several stages hold, such as tied weights."""
         holders: dict[int, dict[int, str]] = {}
-        for number, stage in enumerate(self._stages):
+        for index, stage in enumerate(self._stages):
             for name, parameter in stage.named_parameters(remove_duplicate=False):
-                holders.setdefault(id(parameter), {}).setdefault(number, name)
+                holders.setdefault(id(parameter), {}).setdefault(index, name)
         return [
             SharedParameter(min(held.values(), key=self._position), tuple(held), tuple(held.values()))
             for held in holders.values()
@@ -314,18 +318,18 @@ class Stages(Printed, Sequence[nn.Sequential]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state dict: every key once, in the model's order."""
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for stage in self._stages:
-            found.update(stage.state_dict())
-        return {key: found[key] for key in [*self._keys, *found] if key in found}
+            state.update(stage.state_dict())
+        return {key: state[key] for key in [*self._keys, *state] if key in state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the model. Raise ``SplitError`` if keys are missing or unexpected."""
         if not isinstance(state_dict, Mapping):
             raise InputError(f"state_dict must be a dict, got {type(state_dict).__name__}")
-        own = {key for stage in self._stages for key in stage.state_dict(keep_vars=True)}
-        if own != set(state_dict):
-            missing, unexpected = sorted(own - set(state_dict)), sorted(set(state_dict) - own)
+        keys = {key for stage in self._stages for key in stage.state_dict(keep_vars=True)}
+        if keys != set(state_dict):
+            missing, unexpected = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
             raise SplitError(f"state_dict needs the model's keys: missing {missing[:3]}, unexpected {unexpected[:3]}")
         for stage in self._stages:
             stage.load_state_dict({key: state_dict[key] for key in stage.state_dict(keep_vars=True)})
@@ -336,10 +340,10 @@ class Stages(Printed, Sequence[nn.Sequential]):
         Raises:
             LayerNotFoundError: no stage holds it.
         """
-        for number, stage in enumerate(self._stages):
-            names = (each for each, _ in (*stage.named_modules(), *stage.named_parameters(), *stage.named_buffers()))
+        for index, stage in enumerate(self._stages):
+            names = (name for name, _ in (*stage.named_modules(), *stage.named_parameters(), *stage.named_buffers()))
             if fqn and fqn in names:
-                return number
+                return index
         raise LayerNotFoundError(f"no stage holds {fqn!r}; pass the name of a called module, parameter or buffer")
 
     def train(self, mode: bool = True) -> Stages:
@@ -357,11 +361,11 @@ class Stages(Printed, Sequence[nn.Sequential]):
     @property
     def balance(self) -> float:
         """Cost of the largest stage divided by ``ideal``."""
-        return max(each.cost for each in self.facts) / self.ideal
+        return max(stage.cost for stage in self.facts) / self.ideal
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per stage: its number and its facts."""
-        return [{"stage": number, **asdict(each)} for number, each in enumerate(self.facts)]
+        return [{"stage": index, **asdict(stage)} for index, stage in enumerate(self.facts)]
 
     def _report(self) -> Report:
         summary = [f"{self._class_name} in {number_of(len(self), 'stage')} by {self.by}: {self._balance_line()}"]
@@ -377,7 +381,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
         return stage_table(self.facts, self.by, summary)
 
     def _balance_line(self) -> str:
-        largest = max(each.cost for each in self.facts)
+        largest = max(stage.cost for stage in self.facts)
         prefix = auto_prefix(largest)
         return f"largest stage {largest / PREFIXES[prefix]:.4g}{prefix}, {self.balance:.3f} of the ideal"
 

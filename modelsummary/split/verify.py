@@ -52,19 +52,22 @@ def verify(
         forward: Callable[..., tuple[Any, Callable[[list[Tensor]], None]]], *, differentiates: bool
     ) -> dict[str, dict[str, Tensor]]:
         with _unchanged(model):
-            own_args, own_kwargs = map_template(_copy, taken_apart((args, kwargs)), makes_objects=True)
-            out, backward = forward(own_args, own_kwargs)
+            args_copy, kwargs_copy = map_template(_copy, taken_apart((args, kwargs)), makes_objects=True)
+            out, backward = forward(args_copy, kwargs_copy)
             out = taken_apart(out)
             outputs = [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
             if differentiates:
                 backward(outputs)
-            given = [leaf for leaf in leaves_of((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
-            tensors = [*model.named_parameters(), *((f"input {number}", each) for number, each in enumerate(given))]
+            input_tensors = [leaf for leaf in leaves_of((args_copy, kwargs_copy)) if isinstance(leaf, Tensor)]
+            tensors = [
+                *model.named_parameters(),
+                *((f"input {index}", tensor) for index, tensor in enumerate(input_tensors)),
+            ]
             return {
                 "structure": {str(structure_of(out)): torch.zeros(())},
-                "outputs": {str(number): each.detach().clone() for number, each in enumerate(outputs)},
-                "gradients": {name: each.grad.clone() for name, each in tensors if each.grad is not None},
-                "buffers": {name: each.clone() for name, each in model.named_buffers()},
+                "outputs": {str(index): output.detach().clone() for index, output in enumerate(outputs)},
+                "gradients": {name: tensor.grad.clone() for name, tensor in tensors if tensor.grad is not None},
+                "buffers": {name: buffer.clone() for name, buffer in model.named_buffers()},
             }
 
     def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[list[Tensor]], None]]:
@@ -78,8 +81,8 @@ def verify(
         expected = run(whole, differentiates=True)
     except RuntimeError:  # probably the backward; an error of the forward is raised again
         expected, differentiates = run(whole, differentiates=False), False
-    found = run(parts, differentiates=differentiates)
-    differences = {kind: _difference(kind, expected[kind], found[kind]) for kind in expected}
+    actual = run(parts, differentiates=differentiates)
+    differences = {kind: _difference(kind, expected[kind], actual[kind]) for kind in expected}
     compared = sum(map(len, expected.values())) - 1
     gradients = differences["gradients"] if differentiates else nan
     return StageVerification(differences["outputs"], gradients, differences["buffers"], compared)
@@ -88,7 +91,7 @@ def verify(
 def _check_values(model: nn.Module, inputs: Any) -> None:
     """Raise ``SplitError`` if a tensor of the model or an input has no values."""
     tensors = chain(
-        model.named_parameters(), model.named_buffers(), (("an input", each) for each in tensors_of(inputs))
+        model.named_parameters(), model.named_buffers(), (("an input", tensor) for tensor in tensors_of(inputs))
     )
     name = next((name for name, tensor in tensors if tensor.is_meta), "")
     if name or torch.get_default_device().type == "meta":
@@ -106,27 +109,28 @@ def run_detached(
     first = stages[0]
     value = first(*args, **kwargs) if isinstance(first, Stage) else first(*inputs.bind(args, kwargs).values())
     for stage in stages[1:]:
-        gave = value if isinstance(value, tuple) else (value,)
-        took = tuple(each.detach().requires_grad_(each.requires_grad) for each in gave)
-        links.append((gave, took))
-        value = stage(*took)
+        sent = value if isinstance(value, tuple) else (value,)
+        received = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent)
+        links.append((sent, received))
+        value = stage(*received)
 
     def backward(outputs: list[Tensor]) -> None:
         _backward(outputs)
-        for gave, took in reversed(links):
-            pairs = [(mine, theirs.grad) for mine, theirs in zip(gave, took, strict=True) if theirs.grad is not None]
+        for sent, received in reversed(links):
+            pairs = [(tensor, leaf.grad) for tensor, leaf in zip(sent, received, strict=True) if leaf.grad is not None]
             if pairs:
-                torch.autograd.backward([mine for mine, _ in pairs], [grad for _, grad in pairs])
+                torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
 
     return value, backward
 
 
 def _backward(outputs: list[Tensor]) -> None:
     """Run the backward from all outputs, with a different gradient for each element."""
-    with_grad = list({id(each): each for each in outputs if each.requires_grad}.values())
+    with_grad = list({id(output): output for output in outputs if output.requires_grad}.values())
     if with_grad:
         grads = [
-            torch.cos(torch.arange(each.numel(), device=each.device)).view(each.shape).to(each) for each in with_grad
+            torch.cos(torch.arange(output.numel(), device=output.device)).view(output.shape).to(output)
+            for output in with_grad
         ]
         torch.autograd.backward(with_grad, grads)
 
@@ -153,16 +157,16 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(saved)
 
 
-def _difference(kind: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> float:
+def _difference(kind: str, expected: dict[str, Tensor], actual: dict[str, Tensor]) -> float:
     """Return the largest difference. Raise ``SplitError`` if it exceeds rounding."""
-    if expected.keys() != found.keys():
-        wrong = sorted(expected.keys() ^ found.keys())
+    if expected.keys() != actual.keys():
+        wrong = sorted(expected.keys() ^ actual.keys())
         raise SplitError(
             f"the stages differ from the model: {kind} {wrong[:3]} exist on one side only; please report this"
         )
     largest = 0.0
     for name, one in expected.items():
-        other = found[name]
+        other = actual[name]
         if one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other):
             continue
         try:
