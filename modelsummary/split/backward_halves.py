@@ -40,7 +40,7 @@ class _Graph(NamedTuple):
 
 
 def _graph(outputs: Sequence[Any]) -> _Graph:
-    roots = [each.node if isinstance(each, GradientEdge) else get_gradient_edge(each).node for each in outputs]
+    roots = [output.node if isinstance(output, GradientEdge) else get_gradient_edge(output).node for output in outputs]
     before: dict[Any, list[Any]] = {root: [] for root in roots}
     leaves: dict[Any, Tensor] = {}
     pending = [*before]
@@ -48,21 +48,21 @@ def _graph(outputs: Sequence[Any]) -> _Graph:
         node = pending.pop()
         if hasattr(node, "variable"):
             leaves[node] = node.variable
-        for following, _ in node.next_functions:
-            if following is not None:
-                if following not in before:
-                    before[following] = []
-                    pending.append(following)
-                before[following].append(node)
+        for next_node, _ in node.next_functions:
+            if next_node is not None:
+                if next_node not in before:
+                    before[next_node] = []
+                    pending.append(next_node)
+                before[next_node].append(node)
     return _Graph(roots, before, leaves)
 
 
 def differentiable(outputs: Sequence[Any]) -> list[int]:
     """Return the positions of the results that need a gradient: tensors, or the edges that the engine keeps."""
     return [
-        place
-        for place, each in enumerate(outputs)
-        if each is not None and (not isinstance(each, Tensor) or each.requires_grad)
+        position
+        for position, output in enumerate(outputs)
+        if output is not None and (not isinstance(output, Tensor) or output.requires_grad)
     ]
 
 
@@ -71,12 +71,12 @@ def has_halves(outputs: Sequence[Any], inputs: Sequence[Any], weights: Sequence[
 
     FSDP that frees parameters after the forward leaves others. A hook of a parameter would not be called.
     """
-    if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in weights):
+    if any(getattr(weight, "_post_accumulate_grad_hooks", None) for weight in weights):
         return False
-    graph = _graph([outputs[place] for place in differentiable(outputs)])
+    graph = _graph([outputs[position] for position in differentiable(outputs)])
     names = (node.name().removeprefix("torch::autograd::") for node in graph.before)
-    known = {*map(id, weights), *(id(each) for each in inputs if isinstance(each, Tensor))}
-    return all(id(each) in known for each in graph.leaves.values()) and _RUNS_WHOLE.isdisjoint(names)
+    ids = {*map(id, weights), *(id(tensor) for tensor in inputs if isinstance(tensor, Tensor))}
+    return all(id(leaf) in ids for leaf in graph.leaves.values()) and _RUNS_WHOLE.isdisjoint(names)
 
 
 def backward_of_inputs(
@@ -87,9 +87,9 @@ def backward_of_inputs(
     Args:
         gradients: of the outputs; None for a loss.
     """
-    places = differentiable(outputs)
-    graph = _graph([outputs[place] for place in places])
-    wanted = {id(each): each for each in inputs if isinstance(each, Tensor) and each.requires_grad}
+    positions = differentiable(outputs)
+    graph = _graph([outputs[position] for position in positions])
+    wanted = {id(tensor): tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.requires_grad}
     on_the_way = {node for node, leaf in graph.leaves.items() if id(leaf) in wanted}
     pending = [*on_the_way]
     while pending:
@@ -97,11 +97,11 @@ def backward_of_inputs(
             if node not in on_the_way:
                 on_the_way.add(node)
                 pending.append(node)
-    own = set(map(id, weights))
+    weight_ids = set(map(id, weights))
     later: dict[Any, list[Any]] = defaultdict(list)
     now: list[Any] = []
     for node, leaf in graph.leaves.items():
-        if id(leaf) in own and node not in on_the_way:
+        if id(leaf) in weight_ids and node not in on_the_way:
             branches, is_apart = _branches(graph, node, on_the_way)
             if len(branches) == 1 and is_apart:
                 later[branches.pop()].append(leaf)
@@ -110,29 +110,29 @@ def backward_of_inputs(
     kept: dict[Any, Any] = {}
 
     def keep(node: Any) -> Any:
-        return lambda taken: kept.__setitem__(node, taken)
+        return lambda grad_outputs: kept.__setitem__(node, grad_outputs)
 
     handles = [node.register_prehook(keep(node)) for node in later]
     try:
-        found = (
+        grads = (
             torch.autograd.grad(
-                [outputs[place] for place in places],
+                [outputs[position] for position in positions],
                 [*wanted.values(), *now],
-                None if gradients is None else [gradients[place] for place in places],
+                None if gradients is None else [gradients[position] for position in positions],
                 retain_graph=True,
                 allow_unused=True,
             )
-            if places and (wanted or now)
+            if positions and (wanted or now)
             else ()
         )
     finally:
         for handle in handles:
             handle.remove()
-    by_id = dict(zip(wanted, found, strict=False))
-    for weight, gradient in zip(now, found[len(wanted) :], strict=False):
-        _add(weight, gradient)
+    by_id = dict(zip(wanted, grads, strict=False))
+    for weight, grad in zip(now, grads[len(wanted) :], strict=False):
+        _add(weight, grad)
     others = [Later(node, kept[node], leaves) for node, leaves in later.items() if node in kept]
-    return tuple(by_id.get(id(each)) for each in inputs), others
+    return tuple(by_id.get(id(value)) for value in inputs), others
 
 
 def _branches(graph: _Graph, leaf: Any, on_the_way: set[Any]) -> tuple[set[Any], bool]:
@@ -150,13 +150,17 @@ def _branches(graph: _Graph, leaf: Any, on_the_way: set[Any]) -> tuple[set[Any],
 
 def backward_of_weights(later: Sequence[Later]) -> None:
     """Add the gradients of the weights that the first half left out."""
-    for node, taken, weights in later:
-        edges = [(GradientEdge(node, place), each) for place, each in enumerate(taken) if each is not None]
+    for node, grad_outputs, weights in later:
+        edges = [
+            (GradientEdge(node, position), grad_output)
+            for position, grad_output in enumerate(grad_outputs)
+            if grad_output is not None
+        ]
         if edges:
             ends, gradients = zip(*edges, strict=True)
-            found = torch.autograd.grad(ends, weights, gradients, retain_graph=True, allow_unused=True)
-            for weight, gradient in zip(weights, found, strict=True):
-                _add(weight, gradient)
+            grads = torch.autograd.grad(ends, weights, gradients, retain_graph=True, allow_unused=True)
+            for weight, grad in zip(weights, grads, strict=True):
+                _add(weight, grad)
 
 
 @torch.no_grad()

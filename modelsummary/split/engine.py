@@ -71,32 +71,32 @@ def pipeline_stages(
     if len(stages) % n_ranks or (in_v and len(stages) != 2 * n_ranks):
         expected = f"{2 * n_ranks} stages, two per rank" if in_v else f"a multiple of {n_ranks} stages"
         raise SplitError(f"{len(stages)} stages cannot be dealt to {n_ranks} ranks; split into {expected}")
-    own = [number for number in range(len(stages)) if rank_of(number, n_ranks, in_v=in_v) == rank]
-    materialize([stages[number] for number in own], device, checkpoint, init)
+    stage_indices = [index for index in range(len(stages)) if rank_of(index, n_ranks, in_v=in_v) == rank]
+    materialize([stages[index] for index in stage_indices], device, checkpoint, init)
     size = _checked_size(stages, microbatch_size)
     gradients = RankGradients(_owners(stages, rank, n_ranks, in_v=in_v), group)
     engine_stages = [
         EngineStage(
-            stages[number],
-            number,
+            stages[index],
+            index,
             len(stages),
             device,
-            input_args=tuple(each.at(size) for each in _positional(stages, number)),
-            output_args=tuple(each.at(size) for each in stages.crossing[number + 1]),
+            input_args=tuple(crossing.at(size) for crossing in _positional(stages, index)),
+            output_args=tuple(crossing.at(size) for crossing in stages.crossing[index + 1]),
             group=group,
             gradients=gradients,
         )
-        for number in own
+        for index in stage_indices
     ]
     if init is not None:  # which may draw other random numbers on each rank
         gradients.copy_from_first()
     return engine_stages
 
 
-def _positional(stages: Stages, number: int) -> Sequence[Any]:
+def _positional(stages: Stages, stage_index: int) -> Sequence[Any]:
     """Return the crossings that a stage takes by position; for the first stage, the model's positional tensors."""
-    crossing = stages.crossing[number]
-    return crossing if number else crossing[: stages.n_positional_inputs]
+    crossings = stages.crossing[stage_index]
+    return crossings if stage_index else crossings[: stages.n_positional_inputs]
 
 
 def _checked_size(stages: Stages, microbatch_size: int | None) -> int | None:
@@ -166,21 +166,21 @@ class Pipeline:
                 f"n_microbatches={n_microbatches}: torch runs '1f1b' with as many micro-batches as stages or "
                 f"more, here {len(stages)}; pass more, or use 'gpipe'"
             )
-        place = torch.device(device) if device is not None else _default_device()
+        rank_device = torch.device(device) if device is not None else _default_device()
         self._all = stages
         self.n_microbatches = n_microbatches
         self.microbatch_size = microbatch_size or stages.batch_size
         self.stages = pipeline_stages(
-            stages, place, group, in_v=in_v, microbatch_size=microbatch_size, checkpoint=checkpoint, init=init
+            stages, rank_device, group, in_v=in_v, microbatch_size=microbatch_size, checkpoint=checkpoint, init=init
         )
         kind = getattr(pipelining, class_name, None)
         if kind is None:
             raise SplitError(f"torch {torch.__version__} has no {class_name}; choose another schedule")
-        given: Any = self.stages[0] if is_single else self.stages
+        stage_or_stages: Any = self.stages[0] if is_single else self.stages
         self._batch_dims = _batch_dims(stages)
         args_spec, kwargs_spec = _chunk_specs(stages, self._batch_dims)
         self.schedule: Any = kind(
-            given,
+            stage_or_stages,
             n_microbatches,
             loss_fn=loss_fn,
             args_chunk_spec=args_spec,
@@ -193,7 +193,7 @@ class Pipeline:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of this rank's stages, each once; pass them to the optimizer."""
-        unique = {id(each): each for stage in self.stages for each in stage.submod.parameters()}
+        unique = {id(parameter): parameter for stage in self.stages for parameter in stage.submod.parameters()}
         return list(unique.values())
 
     def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
@@ -214,18 +214,18 @@ class Pipeline:
         Raises:
             SplitError: the batch does not divide into ``n_microbatches`` micro-batches of ``microbatch_size`` samples.
         """
-        is_first, is_last = (any(getattr(each, where) for each in self.stages) for where in ("is_first", "is_last"))
-        own_args: tuple[Any, ...] = ()
-        own_kwargs: dict[str, Any] = {}
+        is_first, is_last = (any(getattr(stage, flag) for stage in self.stages) for flag in ("is_first", "is_last"))
+        rank_args: tuple[Any, ...] = ()
+        rank_kwargs: dict[str, Any] = {}
         if is_first:
             self._check_batch(self._all.inputs.bind(args, kwargs))
             args, kwargs = map_template(
-                lambda each: each.contiguous() if isinstance(each, Tensor) else each, (args, kwargs)
+                lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
             )
-            own_args, own_kwargs = self._all.inputs.as_recorded(args, kwargs)
+            rank_args, rank_kwargs = self._all.inputs.as_recorded(args, kwargs)
         if is_last:
-            own_kwargs = {**own_kwargs, "target": target, "losses": losses}
-        return self.schedule.step(*own_args, **own_kwargs)
+            rank_kwargs = {**rank_kwargs, "target": target, "losses": losses}
+        return self.schedule.step(*rank_args, **rank_kwargs)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients of this rank by the norm over all stages. Every rank of the pipeline calls it.
@@ -257,9 +257,11 @@ class Pipeline:
         A tensor without a batch dimension becomes the mean over the micro-batches if it is floating point, else the
         last one.
         """
-        every = zip(*(leaves_of(each) for each in outputs), strict=True)
-        known = iter(self._all.crossing[-1])
-        merged = [_merged(each, next(known, None)) if isinstance(each[0], Tensor) else each[0] for each in every]
+        leaves = zip(*(leaves_of(output) for output in outputs), strict=True)
+        crossings = iter(self._all.crossing[-1])
+        merged = [
+            _merged(parts, next(crossings, None)) if isinstance(parts[0], Tensor) else parts[0] for parts in leaves
+        ]
         return with_leaves(outputs[0], merged)
 
 
@@ -271,9 +273,11 @@ def _merged(parts: Sequence[Tensor], crossing: Crossing | None) -> Tensor:
 
 
 def _batch_dims(stages: Stages) -> dict[int, int]:
-    """Return a dict from the number of each input with a batch to its batch dimension."""
-    every = [leaf for each in stages.inputs.arguments.values() for leaf in leaves_of(each) if isinstance(leaf, Slot)]
-    slots = dict.fromkeys(every)
+    """Return a dict from the index of each input with a batch to its batch dimension."""
+    leaves = [
+        leaf for template in stages.inputs.arguments.values() for leaf in leaves_of(template) if isinstance(leaf, Slot)
+    ]
+    slots = dict.fromkeys(leaves)
     if stages.batch_size is None:
         return {slot.index: stages.batch_dim for slot in slots}
     dims: dict[int, int] = {}
@@ -309,15 +313,15 @@ def _default_device() -> torch.device:
 def _check_crossing(stages: Stages, name: str) -> None:
     """Raise ``SplitError`` if the engine cannot send a crossing tensor."""
     inner = stages.crossing[1:-1]
-    if name.startswith("zb") and any(len(each) > 1 for each in inner):
+    if name.startswith("zb") and any(len(crossings) > 1 for crossings in inner):
         raise SplitError(
             f"{name!r} carries one tensor between two stages, but {max(map(len, inner))} cross; split with "
             "single_tensor_cuts=True"
         )
-    for number, crossing in enumerate(inner, 1):
-        if _version() < _CARRIES_INTEGERS and any(not each.dtype.is_floating_point for each in crossing):
+    for index, crossings in enumerate(inner, 1):
+        if _version() < _CARRIES_INTEGERS and any(not crossing.dtype.is_floating_point for crossing in crossings):
             raise SplitError(
-                f"an integer tensor crosses into stage {number}, which the engine of torch {torch.__version__} cannot "
+                f"an integer tensor crosses into stage {index}, which the engine of torch {torch.__version__} cannot "
                 "carry in training; use torch >= 2.13, or choose other boundaries"
             )
 
@@ -326,9 +330,9 @@ def _owners(stages: Stages, rank: int, n_ranks: int, *, in_v: bool) -> list[Shar
     """Return the parameters that a rank shares with other ranks."""
     from modelsummary.split.engine_stage import SharedOwners
 
-    found = []
+    owners = []
     for shared in stages.shared_parameters:
         ranks = sorted({rank_of(stage, n_ranks, in_v=in_v) for stage in shared.stages})
         if rank in ranks and len(ranks) > 1:
-            found.append(SharedOwners(dict(zip(shared.stages, shared.names, strict=True)), ranks))
-    return found
+            owners.append(SharedOwners(dict(zip(shared.stages, shared.names, strict=True)), ranks))
+    return owners

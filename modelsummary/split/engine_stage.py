@@ -29,7 +29,7 @@ class SharedOwners(NamedTuple):
     """A parameter that stages of several ranks hold.
 
     Attributes:
-        names: number of a stage -> its name there.
+        names: index of a stage -> its name there.
         ranks: of the pipeline's group, in order.
     """
 
@@ -54,7 +54,9 @@ class RankGradients:
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the stages, each once: their shards under FSDP, gathered or not."""
-        return list({id(each): each for stage in self.stages for _, each in _named(stage.submod)}.values())
+        return list(
+            {id(parameter): parameter for stage in self.stages for _, parameter in _named(stage.submod)}.values()
+        )
 
     def begin(self, stage: int) -> None:
         """Put gradients of earlier steps aside, which this step neither scales nor sums.
@@ -88,10 +90,10 @@ class RankGradients:
         for parameter in parameters:
             if parameter.grad is not None and factor != 1:
                 parameter.grad.div_(factor)
-        for own, ranks in self._own_shared():
-            if own.requires_grad:
-                own.grad = _laid_out(torch.zeros_like(own) if own.grad is None else own.grad, own)
-                local = _local(own.grad)
+        for shared, ranks in self._own_shared():
+            if shared.requires_grad:
+                shared.grad = _laid_out(torch.zeros_like(shared) if shared.grad is None else shared.grad, shared)
+                local = _local(shared.grad)
                 copies = self._exchanged(local, ranks)
                 local.copy_(sum(copies[1:], copies[0].clone()))  # in the order of ranks: equal bits on all
         for parameter, gradient in self._before.values():
@@ -102,17 +104,19 @@ class RankGradients:
     @torch.no_grad()
     def copy_from_first(self) -> None:
         """Give parameters that several ranks hold the values of the first of them."""
-        for own, ranks in self._own_shared():
-            local = _local(own.detach())
+        for shared, ranks in self._own_shared():
+            local = _local(shared.detach())
             local.copy_(self._exchanged(local, ranks)[0])
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients by the norm over the parameters of all stages, each once. Return that norm."""
         rank = dist.get_rank(self.group)
-        elsewhere = {id(own) for own, ranks in self._own_shared() if ranks[0] != rank}
+        elsewhere = {id(shared) for shared, ranks in self._own_shared() if ranks[0] != rank}
         parameters = self.parameters()
-        counted = [each.grad for each in parameters if each.grad is not None and id(each) not in elsewhere]
-        norm: Any = get_total_norm(counted, norm_type)
+        grads = [
+            parameter.grad for parameter in parameters if parameter.grad is not None and id(parameter) not in elsewhere
+        ]
+        norm: Any = get_total_norm(grads, norm_type)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         norm = norm.detach().to(self.stages[0].device, copy=True)  # the norm of no gradients is on the CPU
         is_max = norm_type == float("inf")
@@ -124,18 +128,18 @@ class RankGradients:
 
     def _own_shared(self) -> Iterator[tuple[nn.Parameter, Sequence[int]]]:
         for names, ranks in self.shared:
-            stage = next(each for each in self.stages if each.stage_index in names)
+            stage = next(stage for stage in self.stages if stage.stage_index in names)
             yield dict(_named(stage.submod))[names[stage.stage_index]], ranks
 
     def _exchanged(self, tensor: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """Return the tensors of these ranks, which all call this."""
         group: Any = self.group or dist.group.WORLD
-        own = dist.get_rank(self.group)
+        this_rank = dist.get_rank(self.group)
         tensor = tensor.contiguous()
-        copies = {rank: tensor if rank == own else torch.empty_like(tensor) for rank in ranks}
+        copies = {rank: tensor if rank == this_rank else torch.empty_like(tensor) for rank in ranks}
         operations = []
         for rank in ranks:
-            if rank != own:
+            if rank != this_rank:
                 peer = dist.get_global_rank(group, rank)
                 operations += [
                     dist.P2POp(dist.isend, tensor, peer, group),
@@ -184,11 +188,11 @@ class EngineStage(PipelineStage):
         """Run the stage. Return tensors: contiguous ones to send, for the last stage those in its result."""
         out: Any = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         if not self.is_last:
-            return tuple(each.contiguous() for each in out) if isinstance(out, tuple) else out.contiguous()
+            return tuple(tensor.contiguous() for tensor in out) if isinstance(out, tuple) else out.contiguous()
         self._result = out
-        if isinstance(out, Tensor) or (type(out) in (tuple, list) and all(isinstance(each, Tensor) for each in out)):
+        if isinstance(out, Tensor) or (type(out) in (tuple, list) and all(isinstance(value, Tensor) for value in out)):
             return out
-        return tuple(each for each in leaves_of(taken_apart(out)) if isinstance(each, Tensor))
+        return tuple(leaf for leaf in leaves_of(taken_apart(out)) if isinstance(leaf, Tensor))
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, kwargs: Any = None, *others: Any, **options: Any) -> Any:
         """Run a micro-batch. Only the first stage takes the model's keyword arguments."""
@@ -199,7 +203,7 @@ class EngineStage(PipelineStage):
         result, self._result = self._result, None
         if out is not result and self.output_chunks and self.output_chunks[-1] is out:
             # The engine joins tensors alone, along their first dimension.
-            parts = tuple(each.unsqueeze(0) if not each.dim() else each for each in out)
+            parts = tuple(tensor.unsqueeze(0) if not tensor.dim() else tensor for tensor in out)
             self.output_chunks[-1] = result if self.keeps_results else parts
         return result
 
@@ -224,7 +228,9 @@ class EngineStage(PipelineStage):
         else:
             gradients, _ = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
             self.open_chunks -= 1
-        return tuple(each.contiguous() if isinstance(each, Tensor) else each for each in gradients), later
+        return tuple(
+            gradient.contiguous() if isinstance(gradient, Tensor) else gradient for gradient in gradients
+        ), later
 
     def scale_grads(self, grad_scale_factor: int) -> None:
         """End the step of this stage; called after its last backward."""
@@ -247,12 +253,15 @@ class EngineStage(PipelineStage):
 def _named(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a stage with their names; under FSDP their shards, also where they are gathered."""
     shards = {
-        id(getattr(each, "_unsharded_param", None)): each.sharded_param
+        id(getattr(fsdp_param, "_unsharded_param", None)): fsdp_param.sharded_param
         for part in module.modules()
         for group in _torch.fsdp_groups(part)
-        for each in group.fsdp_params
+        for fsdp_param in group.fsdp_params
     }
-    return [(name, shards.get(id(each), each)) for name, each in module.named_parameters(remove_duplicate=False)]
+    return [
+        (name, shards.get(id(parameter), parameter))
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    ]
 
 
 def _laid_out(gradient: Any, parameter: Any) -> Any:

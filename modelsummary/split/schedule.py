@@ -95,20 +95,20 @@ class Simulation(Printed):
           1 ...000111aaaaaabbbbbb......
         """
         lines = []
-        for number, actions in enumerate(self.actions):
+        for device, actions in enumerate(self.actions):
             cells = ["."] * width
             for action in actions:
                 first, last = (int(time / self.makespan * width) for time in (action.begin, action.end))
                 letter = chr(ord("a") + action.microbatch % 26)
                 marks = {"F": str(action.microbatch % 10), "W": letter.upper()}
                 cells[first:last] = marks.get(action.kind, letter) * (last - first)
-            lines.append(f"{number:>3} {''.join(cells)}")
+            lines.append(f"{device:>3} {''.join(cells)}")
         return "\n".join(lines)
 
     def _report(self) -> Report:
         rows = [
-            [number, self._time(busy), percent(1 - busy / self.makespan), decimals(peak, 0)]
-            for number, (busy, peak) in enumerate(zip(self.busy, self.peak_activation_bytes, strict=True))
+            [device, self._time(busy), percent(1 - busy / self.makespan), decimals(peak, 0)]
+            for device, (busy, peak) in enumerate(zip(self.busy, self.peak_activation_bytes, strict=True))
         ]
         headers = ["Device", "Busy", "Waiting", "Peak activations (B)"]
         summary = f"{self.schedule}, {self.n_microbatches} micro-batches: step {self._time(self.makespan)}"
@@ -118,8 +118,8 @@ class Simulation(Printed):
         """Return a time with its unit."""
         if self.unit == "s":
             return duration(1e3 * time)
-        number = f"{time:,.0f}" if time >= 1000 else f"{time:.4g}"
-        return f"{number} {self.unit}".rstrip()
+        text = f"{time:,.0f}" if time >= 1000 else f"{time:.4g}"
+        return f"{text} {self.unit}".rstrip()
 
 
 def simulate(
@@ -159,10 +159,10 @@ def simulate(
 
     orders = [order_of(schedule, device, n_devices, per_device, n_microbatches) for device in range(n_devices)]
     actions = _timed(orders, loads, transfer)
-    makespan = max(action.end for each in actions for action in each)
-    busy = [sum(action.end - action.begin for action in each) for each in actions]
+    makespan = max(action.end for device_actions in actions for action in device_actions)
+    busy = [sum(action.end - action.begin for action in device_actions) for device_actions in actions]
     bubble = 1 - sum(busy) / (n_devices * makespan) if makespan else 0.0
-    peaks = [_peak(each, loads) for each in actions]
+    peaks = [_peak(device_actions, loads) for device_actions in actions]
     return Simulation(schedule, n_microbatches, makespan, bubble, busy, peaks, actions, unit)
 
 
@@ -204,13 +204,13 @@ def checked_per_device(n_stages: int, n_microbatches: int, schedule: str, stages
 def order_of(schedule: str, device: int, n_devices: int, per_device: int, m: int) -> list[Action]:
     """Return the actions of a device for ``m`` micro-batches, in order.
 
-    >>> [(each.kind, each.microbatch) for each in order_of("1f1b", 1, n_devices=2, per_device=1, m=2)]
+    >>> [(action.kind, action.microbatch) for action in order_of("1f1b", 1, n_devices=2, per_device=1, m=2)]
     [('F', 0), ('B', 0), ('F', 1), ('B', 1)]
     """
     if schedule in IN_V:
         return _in_v(schedule, device, n_devices, m)
     if schedule == "gpipe":
-        return [Action(kind, device, number) for kind in "FB" for number in range(m)]
+        return [Action(kind, device, microbatch) for kind in "FB" for microbatch in range(m)]
     if schedule == "zb":
         return _zero_bubble(device, n_devices, m)
     total = m * per_device
@@ -220,16 +220,16 @@ def order_of(schedule: str, device: int, n_devices: int, per_device: int, m: int
     else:
         warmup = min(total, (per_device - 1) * in_round + 2 * (n_devices - 1 - device))
 
-    def step(kind: str, number: int) -> Action:
-        round_, within = divmod(number, in_round * per_device)
+    def step(kind: str, position: int) -> Action:
+        round_, within = divmod(position, in_round * per_device)
         chunk, offset = divmod(within, in_round)
         chunk = chunk if kind == "F" else per_device - 1 - chunk
         return Action(kind, device + chunk * n_devices, round_ * in_round + offset)
 
-    order = [step("F", number) for number in range(warmup)]
-    for number in range(total - warmup):
-        order += [step("F", warmup + number), step("B", number)]
-    return order + [step("B", number) for number in range(total - warmup, total)]
+    order = [step("F", position) for position in range(warmup)]
+    for position in range(total - warmup):
+        order += [step("F", warmup + position), step("B", position)]
+    return order + [step("B", position) for position in range(total - warmup, total)]
 
 
 def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
@@ -246,8 +246,8 @@ def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
     engine.n_local_stages, engine.rank = 2, device
     order = []
     for planned in engine._calculate_single_rank_operations(device):
-        for each in () if planned is None else getattr(planned, "sub_actions", None) or (planned,):
-            order.append(Action(_KINDS[each.computation_type.name], each.stage_index, each.microbatch_index))
+        for action in () if planned is None else getattr(planned, "sub_actions", None) or (planned,):
+            order.append(Action(_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index))
     return order
 
 
@@ -279,20 +279,20 @@ def _timed(orders: Sequence[Sequence[Action]], loads: Sequence[StageLoad], trans
         for device in waiting:
             done, order = timed[device], orders[device]
             now = done[-1].end if done else 0.0
-            for kind, stage, number, _, _ in order[len(done) :]:
+            for kind, stage, microbatch, _, _ in order[len(done) :]:
                 ready: float | None = 0.0
                 delay = 0.0
                 if kind == "F" and stage:
-                    ready, delay = forwards.get((stage - 1, number)), delays[stage - 1]
+                    ready, delay = forwards.get((stage - 1, microbatch)), delays[stage - 1]
                 elif kind in "BI" and stage < len(loads) - 1:
-                    ready, delay = backwards.get((stage + 1, number)), delays[stage]
+                    ready, delay = backwards.get((stage + 1, microbatch)), delays[stage]
                 if ready is None:
                     break
                 begin = max(now, ready + delay)
                 now = begin + seconds[stage][kind]
                 if kind != "W":
-                    (forwards if kind == "F" else backwards)[stage, number] = now
-                done.append(Action(kind, stage, number, begin, now))
+                    (forwards if kind == "F" else backwards)[stage, microbatch] = now
+                done.append(Action(kind, stage, microbatch, begin, now))
         waiting = [device for device in waiting if len(timed[device]) < len(orders[device])]
         assert sum(map(len, timed)) > before, "the schedule deadlocks"
     return timed
@@ -305,14 +305,14 @@ def _zero_bubble(stage: int, n_stages: int, m: int) -> list[Action]:
     activations as the first stage of 1F1B, and the last backwards of the weights fill the bubble at the end.
     """
     warmup = min(m, n_stages - stage)
-    order = [Action("F", stage, number) for number in range(warmup)]
-    for number in range(m):
-        order.append(Action("I", stage, number))
-        if number >= stage:
-            order.append(Action("W", stage, number - stage))
-        if warmup + number < m:
-            order.append(Action("F", stage, warmup + number))
-    return order + [Action("W", stage, number) for number in range(max(0, m - stage), m)]
+    order = [Action("F", stage, microbatch) for microbatch in range(warmup)]
+    for microbatch in range(m):
+        order.append(Action("I", stage, microbatch))
+        if microbatch >= stage:
+            order.append(Action("W", stage, microbatch - stage))
+        if warmup + microbatch < m:
+            order.append(Action("F", stage, warmup + microbatch))
+    return order + [Action("W", stage, microbatch) for microbatch in range(max(0, m - stage), m)]
 
 
 def _peak(actions: Sequence[Action], loads: Sequence[StageLoad]) -> float:
