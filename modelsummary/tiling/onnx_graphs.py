@@ -93,15 +93,15 @@ class Tiles:
         if len(sizes) == 1:
             return [name]
         onnx = import_onnx()
-        unique = f"{self.prefix}{name.removeprefix(self.prefix)}"
-        outputs = [f"{unique}_{index}" for index in range(len(sizes))]
+        stem = f"{self.prefix}{name.removeprefix(self.prefix)}"
+        outputs = [f"{stem}_{index}" for index in range(len(sizes))]
         if self.opset < 13:
-            split = onnx.helper.make_node("Split", [name], outputs, name=f"{unique}_split", axis=axis, split=sizes)
+            split = onnx.helper.make_node("Split", [name], outputs, name=f"{stem}_split", axis=axis, split=sizes)
             self.nodes.append(split)
             return outputs
         parts = f"{self.prefix}parts_{len(sizes)}_{sizes[0]}_{sizes[-1]}"
         self.weights[parts] = onnx.helper.make_tensor(parts, onnx.TensorProto.INT64, [len(sizes)], sizes)
-        self.nodes.append(onnx.helper.make_node("Split", [name, parts], outputs, name=f"{unique}_split", axis=axis))
+        self.nodes.append(onnx.helper.make_node("Split", [name, parts], outputs, name=f"{stem}_split", axis=axis))
         return outputs
 
     def rename(self, output: str, name: str) -> None:

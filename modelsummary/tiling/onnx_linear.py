@@ -145,13 +145,13 @@ def _obstacle(node: Any, weights: dict[str, Any]) -> str:
     weight = weights.get(node.input[1])
     if weight is None or len(weight.dims) != 2:
         return "its second operand is not a weight with two dimensions"
-    facts = {attribute.name: value_of(attribute) for attribute in node.attribute}
-    if facts.get("transA"):
+    attributes = {attribute.name: value_of(attribute) for attribute in node.attribute}
+    if attributes.get("transA"):
         return "its first operand is transposed"
     if node.input[0] == node.input[1]:
         return "both operands are the same tensor"
     bias = weights.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-    columns = weight.dims[0 if facts.get("transB") else 1]
+    columns = weight.dims[0 if attributes.get("transB") else 1]
     if len(node.input) > 2 and node.input[2] and (bias is None or list(bias.dims) not in ([columns], [1, columns])):
         return "its bias is not a weight with one element per column"
     return ""
@@ -159,23 +159,23 @@ def _obstacle(node: Any, weights: dict[str, Any]) -> str:
 
 def _tiles(node: Any, weights: dict[str, Any], tile: int, tiles: Tiles) -> Tiles:
     """Add the nodes that replace one node to ``tiles``; none if the node fits in a tile."""
-    facts = {field.name: value_of(field) for field in node.attribute}
+    attributes = {attribute.name: value_of(attribute) for attribute in node.attribute}
     weight = weights[node.input[1]]
-    axis = 0 if facts.get("transB") else 1  # axis of the weight's columns
+    axis = 0 if attributes.get("transB") else 1  # axis of the weight's columns
     columns, inner = parts_of(weight.dims[axis], tile), parts_of(weight.dims[1 - axis], tile)
     if len(columns) == len(inner) == 1:
         return tiles
     left = tiles.split(node.input[0], inner, -1)
     right = [tiles.split(band, inner, 1 - axis) for band in tiles.split(node.input[1], columns, axis)]
     bias = tiles.split(node.input[2], columns, -1) if len(node.input) > 2 and node.input[2] else []
-    rest = {name: facts[name] for name in ("alpha", "transB") if name in facts}
+    rest = {name: attributes[name] for name in ("alpha", "transB") if name in attributes}
     sums = []
     for j in range(len(columns)):
         products = []
         for i in range(len(inner)):
             first = bool(bias) and i == 0
             operands = [left[i], right[j][i], *([bias[j]] if first else [])]
-            beta = {"beta": facts["beta"]} if first and "beta" in facts else {}
+            beta = {"beta": attributes["beta"]} if first and "beta" in attributes else {}
             products.append(tiles.add(node.op_type, operands, f"tile_{j}_{i}", **rest, **beta))
         sums.append(tiles.join("Sum", products, f"sum_{j}"))
     tiles.rename(tiles.join("Concat", sums, "all", axis=-1), node.output[0])

@@ -71,8 +71,8 @@ def verify(
         source if isinstance(source, (str, PathLike)) else proto for source, proto in zip((a, b), models, strict=True)
     ]
     first, second = (_run(source, feeds, names) for source in sources)
-    errors = [_error(x, y) for x, y in zip(first, second, strict=True)]
-    equal = all(_close(x, y, rtol, atol) for x, y in zip(first, second, strict=True))
+    errors = [_error(array, other) for array, other in zip(first, second, strict=True)]
+    equal = all(_close(array, other, rtol, atol) for array, other in zip(first, second, strict=True))
     count = sum(error.size for error in errors)
     return Verification(
         max((float(error.max()) for error in errors if error.size), default=0.0),
@@ -82,24 +82,26 @@ def verify(
     )
 
 
-def _error(x: Any, y: Any) -> Any:
+def _error(array: Any, other: Any) -> Any:
     """Return the absolute differences of the elements of two arrays."""
     import numpy as np
 
-    if x.shape != y.shape:
+    if array.shape != other.shape:
         return np.array([np.inf])
-    if x.dtype.kind not in "biuf":  # strings
-        return (x != y).astype(np.float64)
+    if array.dtype.kind not in "biuf":  # strings
+        return (array != other).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        error = np.abs(np.subtract(x, y, dtype=np.float64))
-        return np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.nan_to_num(error, nan=np.inf, posinf=np.inf))
+        error = np.abs(np.subtract(array, other, dtype=np.float64))
+        return np.where(
+            (array == other) | (np.isnan(array) & np.isnan(other)), 0.0, np.nan_to_num(error, nan=np.inf, posinf=np.inf)
+        )
 
 
-def _close(x: Any, y: Any, rtol: float, atol: float) -> bool:
+def _close(array: Any, other: Any, rtol: float, atol: float) -> bool:
     import numpy as np
 
-    numbers = x[np.isfinite(x)].astype(np.float64) if x.dtype.kind in "biuf" else np.zeros(0)
-    return bool((_error(x, y) <= atol + rtol * np.abs(numbers).max(initial=0.0)).all())
+    finite = array[np.isfinite(array)].astype(np.float64) if array.dtype.kind in "biuf" else np.zeros(0)
+    return bool((_error(array, other) <= atol + rtol * np.abs(finite).max(initial=0.0)).all())
 
 
 def _array(value: Any) -> Any:
@@ -120,11 +122,11 @@ def _random_inputs(graph: Any) -> dict[str, Any]:
             continue
         if tensor.type.tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             raise InputError(f"cannot make random values for the input {tensor.name!r}; pass inputs={{...}}")
-        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.type.tensor_type.elem_type)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.type.tensor_type.elem_type)
         size = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.type.tensor_type.shape.dim]
-        is_float = np.issubdtype(kind, np.floating)
+        is_float = np.issubdtype(dtype, np.floating)
         feeds[tensor.name] = (generator.standard_normal(size) if is_float else generator.integers(0, 2, size)).astype(
-            kind
+            dtype
         )
     return feeds
 
@@ -144,9 +146,9 @@ def _run(model: Any, feeds: Mapping[str, Any], outputs: list[str]) -> list[Any]:
         results: list[Any] = session.run(outputs, dict(feeds))
     except Exception as error:  # onnxruntime's own exceptions have no common base
         raise InputError(f"onnxruntime rejects the model: {' '.join(str(error).split())[:300]}") from error
-    others = [name for name, result in zip(outputs, results, strict=True) if not hasattr(result, "dtype")]
-    if others:
-        raise InputError(f"only tensors can be compared, but the output {others[0]!r} is something else")
+    non_tensors = [name for name, result in zip(outputs, results, strict=True) if not hasattr(result, "dtype")]
+    if non_tensors:
+        raise InputError(f"only tensors can be compared, but the output {non_tensors[0]!r} is something else")
     return results
 
 
@@ -158,11 +160,11 @@ def _first_diverging(models: list[Any], feeds: Mapping[str, Any], rtol: float, a
     names = [name for _, name in shared]
     first, second = (_run(_with_outputs(model, names), feeds, names) for model in models)
     pairs = zip(shared, first, second, strict=True)
-    return next((maker for (maker, _), x, y in pairs if not _close(x, y, rtol, atol)), None)
+    return next((maker for (maker, _), array, other in pairs if not _close(array, other, rtol, atol)), None)
 
 
 def _with_outputs(model: Any, names: list[str]) -> Any:
     copy = deepcopy(model)
-    there = {output.name for output in copy.graph.output}
-    copy.graph.output.extend(import_onnx().ValueInfoProto(name=name) for name in names if name not in there)
+    output_names = {output.name for output in copy.graph.output}
+    copy.graph.output.extend(import_onnx().ValueInfoProto(name=name) for name in names if name not in output_names)
     return copy
