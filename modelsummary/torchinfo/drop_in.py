@@ -112,7 +112,7 @@ def summary(
     _check(verbose, col_width, depth, device)
     if input_size is not None and input_data is not None:
         raise InputError("input_size and input_data are both given; pass only one of them")
-    run = Mode.EVAL if mode is None else _member(Mode, mode, "mode")
+    run_mode = Mode.EVAL if mode is None else _member(Mode, mode, "mode")
     if input_size is not None:
         sizes = _sizes(input_size)
         data: Any = sizes
@@ -120,7 +120,7 @@ def summary(
     else:
         data = _sizes_in(input_data) if with_input else []
         call = _call(model, *_arguments(input_data, kwargs)) if with_input else None
-    stats = SummaryStatistics(model, call, run, data, formatting, batch_dim=batch_dim)
+    stats = SummaryStatistics(model, call, run_mode, data, formatting, batch_dim=batch_dim)
     if verbose > Verbosity.QUIET:
         print(stats)
     return stats
@@ -287,8 +287,8 @@ def _call(model: nn.Module, data: Any, kwargs: dict[str, Any], **options: Any) -
     device = next(iter(devices)) if len(devices) == 1 else None
     positional = isinstance(data, tuple) and not any(map(is_array, data))  # numbers in it are arguments, not sizes
     first, others = (None, data) if positional else (data, ())
-    facts = {"batch_dim": None, "dtypes": None, **options}
-    return call_arguments(unwrap(model), first, others, kwargs, device=device, **facts)
+    settings = {"batch_dim": None, "dtypes": None, **options}
+    return call_arguments(unwrap(model), first, others, kwargs, device=device, **settings)
 
 
 # ------------------------------------------------------------------------------------------------ the run

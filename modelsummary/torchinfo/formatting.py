@@ -158,16 +158,16 @@ class SummaryTotals:
 def render_summary(rows: Sequence[SummaryRow], totals: SummaryTotals, options: FormattingOptions, *, ran: bool) -> str:
     """Return the table with its totals; with ``ran=False`` (without a forward), only totals of parameters."""
     rule = "=" * options.get_total_width()
-    numbers = {
+    counts = {
         "Total params": totals.params,
         "Trainable params": totals.trainable_params,
         "Non-trainable params": totals.params - totals.trainable_params,
     }
-    counted = [
+    count_lines = [
         f"{title}{ReadableNumbers.format_output_num(count, options.params_count_units)}"
-        for title, count in numbers.items()
+        for title, count in counts.items()
     ]
-    lines = [rule, options.header_row() + rule, options.layers_to_str(rows, totals.params) + rule, *counted]
+    lines = [rule, options.header_row() + rule, options.layers_to_str(rows, totals.params) + rule, *count_lines]
     if ran:
         macs = ReadableNumbers.format_output_num(totals.mult_adds, options.macs_units)
         lines += [f"Total mult-adds{macs}", rule, *_sizes(totals, options.params_size_units), *totals.notes]
@@ -182,5 +182,5 @@ def _sizes(totals: SummaryTotals, units: Units) -> Iterator[str]:
         "Estimated Total Size": totals.input_bytes + totals.pass_bytes + totals.param_bytes,
     }
     for title, size in sizes.items():
-        used, readable = ReadableNumbers.to_readable(size, units)
-        yield f"{title}{in_parentheses(used, is_bytes=True)}: {readable:.2f}"
+        unit, readable = ReadableNumbers.to_readable(size, units)
+        yield f"{title}{in_parentheses(unit, is_bytes=True)}: {readable:.2f}"

@@ -89,9 +89,9 @@ class SummaryRow:
         cells = {}
         for position, (name, (shape, count)) in enumerate(counts.items(), start=1):
             swapped = name == "weight" and len(shape) > 1  # inputs first
-            written = str([shape[1], shape[0], *shape[2:]] if swapped else shape)
+            text = str([shape[1], shape[0], *shape[2:]] if swapped else shape)
             branch = "└─" if position == len(counts) else "├─"
-            cells[name] = {ColumnSettings.KERNEL_SIZE: written, ColumnSettings.NUM_PARAMS: f"{branch}{count:,}"}
+            cells[name] = {ColumnSettings.KERNEL_SIZE: text, ColumnSettings.NUM_PARAMS: f"{branch}{count:,}"}
         return cells
 
     def _parameters(self) -> Iterator[tuple[str, list[int], int]]:
@@ -191,9 +191,9 @@ def _ran(root: LayerInfo) -> list[SummaryRow]:
     last: dict[int, SummaryRow] = {}  # by id of the LayerInfo
 
     def add(info: LayerInfo) -> None:
-        again = last.get(id(info))
+        earlier = last.get(id(info))
         row = _row(info, last.get(id(info.parent_info)), hidden.get(id(info), []))
-        last[id(info)] = row if again is None else replace(row, own_params=0, own_trainable_params=0)
+        last[id(info)] = row if earlier is None else replace(row, own_params=0, own_trainable_params=0)
         rows.append(last[id(info)])
 
     current: list[LayerInfo] = []  # the row last listed at each depth
@@ -267,8 +267,8 @@ def _hidden_shares(root: LayerInfo) -> dict[int, list[LayerInfo]]:
 
 def _row(info: LayerInfo, above: SummaryRow | None, hidden: list[LayerInfo]) -> SummaryRow:
     shares = [info, *hidden]
-    of_all = pruned(info.module.modules()) if info.module is not None else _NONE_PRUNED
-    of_shares = pruned(row.module for row in shares if row.module is not None and row.self_params)
+    all_pruned = pruned(info.module.modules()) if info.module is not None else _NONE_PRUNED
+    shares_pruned = pruned(row.module for row in shares if row.module is not None and row.self_params)
     return SummaryRow(
         info=info,
         var_name=info.name if info.parent_info is not None else info.class_name,
@@ -276,11 +276,11 @@ def _row(info: LayerInfo, above: SummaryRow | None, hidden: list[LayerInfo]) -> 
         is_recursive=info.is_recursive,
         is_leaf_layer=info.module is None or not any(info.module.children()),
         kernel_size=_kernel_size(info),
-        num_params=info.num_params - of_all.params,
-        trainable_params=info.trainable_params - of_all.trainable,
-        param_bytes=info.params_bytes - of_all.bytes,
-        own_params=sum(row.self_params for row in shares) - of_shares.params,
-        own_trainable_params=sum(row.self_trainable_params for row in shares) - of_shares.trainable,
+        num_params=info.num_params - all_pruned.params,
+        trainable_params=info.trainable_params - all_pruned.trainable,
+        param_bytes=info.params_bytes - all_pruned.bytes,
+        own_params=sum(row.self_params for row in shares) - shares_pruned.params,
+        own_trainable_params=sum(row.self_trainable_params for row in shares) - shares_pruned.trainable,
         parent_info=above,
     )
 
