@@ -27,7 +27,7 @@ def counted(what: str, unit: str, total: int | None = None) -> Iterator[Callable
         total: number of units; None: unknown, and the bar counts.
 
     >>> with counted("sum", "number", 3) as done:
-    ...     for number in range(3):
+    ...     for _ in range(3):
     ...         done()
     """
     if not _is_seen():
