@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedParameter", "Stages"]
 
-_SCALED = (
-    "params",
-    "macs",
-    "crossing_bytes",
-    "activation_bytes",
-)  # written in suitable units in a table that is too wide
 _COUNTS = ("macs", "flops", "params", "param_bytes", "activation_bytes")
 
 
