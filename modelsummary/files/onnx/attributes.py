@@ -46,7 +46,7 @@ def value_of(attribute: Any) -> Any:
         value = shown_value(attribute.t)
         return f"tensor {list(attribute.t.dims)}" if value is None else value
     if kind == kinds.STRINGS:
-        return [each.decode(errors="replace") for each in attribute.strings]
+        return [string.decode(errors="replace") for string in attribute.strings]
     return list(attribute.floats)
 
 
@@ -71,4 +71,4 @@ def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Any]:
 def input_names(op_type: str, version: int, domain: str) -> Sequence[str]:
     """Return the names of an operator's inputs by position; empty for an unknown operator."""
     schema = _schema(op_type, version, domain)
-    return [] if schema is None else [each.name for each in schema.inputs]
+    return [] if schema is None else [parameter.name for parameter in schema.inputs]

@@ -65,7 +65,7 @@ def check_model(
         places = left_out or {} if inner is graph else {}
         for position, tensor in enumerate(tensors_of(inner)):  # initializers come first
             _check_tensor(tensor, path, places.get(position), drop_weights)
-            files.update(each.value for each in tensor.external_data if each.key == "location")
+            files.update(entry.value for entry in tensor.external_data if entry.key == "location")
         for value in (*inner.input, *inner.output, *inner.value_info):
             _check_rank(value.name, value.type.tensor_type.shape.dim)
         _check_order(inner, around)
@@ -76,10 +76,10 @@ def check_model(
 
 def _make_dense(graph: Any) -> None:
     """Replace sparse weights by dense ones without values: shape inference gives sparse ones another type."""
-    for each in graph.sparse_initializer:
-        if any(dim < 0 for dim in each.dims):
-            raise ModelFileError(f"tensor {quoted(each.values.name)} has the negative shape {list(each.dims[:8])}")
-        graph.initializer.add(name=each.values.name, data_type=each.values.data_type, dims=each.dims)
+    for sparse in graph.sparse_initializer:
+        if any(dim < 0 for dim in sparse.dims):
+            raise ModelFileError(f"tensor {quoted(sparse.values.name)} has the negative shape {list(sparse.dims[:8])}")
+        graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
     del graph.sparse_initializer[:]
 
 
@@ -93,8 +93,8 @@ def check_texts(model: Any) -> None:
 def _texts(model: Any) -> Iterator[Any]:
     for function in model.functions:
         yield from (function.name, function.domain, function.overload, *function.input, *function.output)
-        yield from (each.domain for each in function.opset_import)
-    yield from (each.domain for each in model.opset_import)
+        yield from (opset.domain for opset in function.opset_import)
+    yield from (opset.domain for opset in model.opset_import)
     graphs = list(graphs_of(model))
     for graph in graphs:
         yield from _graph_texts(graph)
@@ -113,8 +113,8 @@ def _graph_texts(graph: Any) -> Iterator[Any]:
                 yield dim.dim_param
     for tensor in tensors_of(graph):
         yield tensor.name
-        for each in tensor.external_data:
-            yield from (each.key, each.value)
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
 
 
 def quoted(name: Any) -> str:
@@ -130,9 +130,9 @@ def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
         yield graph, around
         inner = [sub for node in graph.node for sub in subgraphs_of(node).values()]
         if inner:
-            own = {each.name for each in (*graph.input, *graph.initializer)}
-            own.update(name for node in graph.node for name in node.output)
-            pending.extend((sub, (*around, own)) for sub in inner)
+            names = {value.name for value in (*graph.input, *graph.initializer)}
+            names.update(name for node in graph.node for name in node.output)
+            pending.extend((sub, (*around, names)) for sub in inner)
 
 
 def graphs_of(model: Any) -> Iterator[Any]:
@@ -182,7 +182,7 @@ def constants_of(nodes: Any) -> Iterator[Any]:
             yield from attribute.tensors
 
 
-def _check_tensor(tensor: Any, path: Path, place: LeftOut | None, drop: bool) -> None:
+def _check_tensor(tensor: Any, path: Path, left_out: LeftOut | None, drop: bool) -> None:
     """Check that the data of a tensor are as long as its type and shape require."""
     name, onnx = quoted(tensor.name), import_onnx()
     _check_rank(tensor.name, tensor.dims)
@@ -195,8 +195,8 @@ def _check_tensor(tensor: Any, path: Path, place: LeftOut | None, drop: bool) ->
     needed = (numel * element.bits + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         _check_external(tensor, needed, path)
-    elif place is not None or tensor.HasField("raw_data"):
-        length = len(tensor.raw_data) if place is None else place.length  # copies the data
+    elif left_out is not None or tensor.HasField("raw_data"):
+        length = len(tensor.raw_data) if left_out is None else left_out.length  # copies the data
         if length != needed:
             raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {length:,}")
         if drop and length > LONGEST_KEPT and tensor.data_type not in _SIZES:
@@ -215,16 +215,16 @@ def _check_rank(name: str, dims: Any) -> None:
 
 def _check_external(tensor: Any, needed: int, path: Path) -> None:
     """Check that external data lie in the model's directory and suffice; they may be missing, and are never read."""
-    facts = {each.key: each.value for each in tensor.external_data}
+    facts = {entry.key: entry.value for entry in tensor.external_data}
     name, location = quoted(tensor.name), facts.get("location", "")
     folder = path.resolve().parent
     try:
-        place = (folder / location).resolve()
+        file = (folder / location).resolve()
         offset, length = int(facts.get("offset", 0)), int(facts.get("length", needed))
-        size = place.stat().st_size if place.exists() else None
+        size = file.stat().st_size if file.exists() else None
     except (ValueError, OSError, RuntimeError):
         raise ModelFileError(f"tensor {name}: external data cannot be at {facts!s:.120}") from None
-    if not location or not place.is_relative_to(folder) or place.is_dir():
+    if not location or not file.is_relative_to(folder) or file.is_dir():
         raise ModelFileError(f"tensor {name}: external data must lie in the model's directory, got {quoted(location)}")
     if offset < 0 or length != needed:
         there = f"{length:,} at {offset:,}"
@@ -235,20 +235,20 @@ def _check_external(tensor: Any, needed: int, path: Path) -> None:
 
 def _check_order(graph: Any, around: Names) -> None:
     """Check that every operator follows the operators it reads from, and that every name is defined once."""
-    made = {each.name for each in (*graph.input, *graph.initializer)} | {""}  # "": an optional input left out
-    made.update(each.values.name for each in graph.sparse_initializer)
+    defined = {value.name for value in (*graph.input, *graph.initializer)} | {""}  # "": an optional input left out
+    defined.update(sparse.values.name for sparse in graph.sparse_initializer)
     later = {name for node in graph.node for name in node.output}
     for position, node in enumerate(graph.node):
         who = quoted(node.name or position)
         for name in node.input:
-            if name in made or any(name in names for names in around):
+            if name in defined or any(name in names for names in around):
                 continue
             why = "is defined after it: the graph has a cycle or no order" if name in later else "is not defined"
             raise ModelFileError(f"operator {who} reads {quoted(name)}, which {why}")
         for name in filter(None, node.output):
-            if name in made:
+            if name in defined:
                 raise ModelFileError(f"operator {who} defines {quoted(name)}, which is defined already")
-            made.add(name)
+            defined.add(name)
     for value in graph.output:
-        if value.name not in made and not any(value.name in names for names in around):
+        if value.name not in defined and not any(value.name in names for names in around):
             raise ModelFileError(f"the result {quoted(value.name)} is not defined")

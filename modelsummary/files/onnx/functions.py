@@ -54,16 +54,18 @@ def inline_functions(model: Any, budget: Budget) -> dict[str, str]:
     Raises:
         ModelFileError: functions call each other in a cycle, or what they expand to is over the budget.
     """
-    functions: dict[Key, Any] = {(each.domain, each.name, each.overload): each for each in model.functions}
+    functions: dict[Key, Any] = {
+        (function.domain, function.name, function.overload): function for function in model.functions
+    }
     inliner = _Inliner(functions, budget)
     if functions:
         _check_cycles(functions)
         nodes = list(inliner.expanded(model.graph.node, _Frame("", {}, {})))
         del model.graph.node[:]
         model.graph.node.extend(nodes)
-        imported = {each.domain for each in model.opset_import}
+        imported = {opset.domain for opset in model.opset_import}
         model.opset_import.extend(
-            each for function in functions.values() for each in function.opset_import if each.domain not in imported
+            opset for function in functions.values() for opset in function.opset_import if opset.domain not in imported
         )
         del model.functions[:]
     return inliner.called
@@ -113,26 +115,26 @@ class _Inliner:
             while name in self.called:
                 name += "'"
             self.called[name] = function.name
-            inputs = [frame.renamed(each) for each in node.input]
+            inputs = [frame.renamed(value_name) for value_name in node.input]
             names = dict(zip(function.input, inputs + [""] * len(function.input), strict=False))
             outputs = zip(function.output, map(frame.renamed, node.output), strict=False)
             names |= {inside: outside for inside, outside in outputs if outside}
-            defaults = {each.name: each for each in function.attribute_proto}
-            given = {each.name: each for each in frame.attributes_of(node)}
+            defaults = {attribute.name: attribute for attribute in function.attribute_proto}
+            attributes = {attribute.name: attribute for attribute in frame.attributes_of(node)}
             with self.budget.enter():
-                yield from self.expanded(function.node, _Frame(f"{name}/", names, defaults | given))
+                yield from self.expanded(function.node, _Frame(f"{name}/", names, defaults | attributes))
 
     def _copy(self, node: Any, name: str, frame: _Frame) -> Any:
         copy = deepcopy(node)
         copy.name = name
-        copy.input[:] = [frame.renamed(each) for each in node.input]
-        copy.output[:] = [frame.renamed(each) for each in node.output]
+        copy.input[:] = [frame.renamed(value_name) for value_name in node.input]
+        copy.output[:] = [frame.renamed(value_name) for value_name in node.output]
         attributes = list(frame.attributes_of(copy))
         del copy.attribute[:]
         copy.attribute.extend(attributes)
         for graph in subgraphs_of(copy).values():
-            for each in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
-                each.name = frame.renamed(each.name)
+            for value in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+                value.name = frame.renamed(value.name)
             with self.budget.enter():
                 body = list(self.expanded(graph.node, frame))
             del graph.node[:]

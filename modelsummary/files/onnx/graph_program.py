@@ -60,28 +60,30 @@ class _Builder:
         self.graph = model.graph
         self.called = called
         self.copies = copies
-        self.versions = {"" if each.domain in _ONNX else each.domain: each.version for each in model.opset_import}
+        self.versions = {"" if opset.domain in _ONNX else opset.domain: opset.version for opset in model.opset_import}
         self.operations: list[Operation] = []
         self.constants: Counter[str] = Counter()
         self.taken: dict[str, int] = {}  # name -> number of operators with it
         self.open: dict[str, None] = {}
         self.undecided: list[str] = []  # names of the If whose cost depends on values
-        dims = [dim for each in self.graph.input for dim in each.type.tensor_type.shape.dim]
+        dims = [dim for value in self.graph.input for dim in value.type.tensor_type.shape.dim]
         self.can_bind = not all(dim.HasField("dim_value") for dim in dims)
 
     def built(self) -> Program:
         graph = self.graph
         names = self._names(graph, _Names(ChainMap(), ChainMap()))
-        weights = {each.name for each in graph.initializer}
-        inputs = [names.tensors[each.name] for each in graph.input if each.name not in weights]
+        weights = {weight.name for weight in graph.initializer}
+        inputs = [names.tensors[value.name] for value in graph.input if value.name not in weights]
         for tensor in inputs:
             tensor.kind = "input"
         for copy, original in self.copies.items():
             names.tensors[copy].original = names.tensors[original]
         self._add(graph, names, (), 1)
         used = {tensor for operation in self.operations for tensor in operation.inputs}
-        unused = [each for each in names.tensors.values() if each.kind in ("parameter", "buffer") and each not in used]
-        outputs = [names.tensors[each.name] for each in graph.output]
+        unused = [
+            tensor for tensor in names.tensors.values() if tensor.kind in ("parameter", "buffer") and tensor not in used
+        ]
+        outputs = [names.tensors[value.name] for value in graph.output]
         name = class_of_model(graph.node[0]) if graph.node else ""
         return Program(
             name or graph.name or "graph",
@@ -101,11 +103,13 @@ class _Builder:
         if self.undecided:
             listed = ", ".join(repr(name[:80]) for name in self.undecided[:4])
             notes.append(f"values decide which branch of {listed} runs: the branch with more multiply-adds counts")
-        executed = [each for each in self.operations if each.executed]
-        if any((each.uncounted or "").endswith(_NO_SIZE) for each in executed):
-            without = [each for each in executed if any(tensor.size is None for tensor in each.outputs)] or executed
+        executed = [operation for operation in self.operations if operation.executed]
+        if any((operation.uncounted or "").endswith(_NO_SIZE) for operation in executed):
+            without = [
+                operation for operation in executed if any(tensor.size is None for tensor in operation.outputs)
+            ] or executed
             first = without[0]
-            inside = [each for each in without if any(scope.key == first.name for scope in each.scopes)]
+            inside = [operation for operation in without if any(scope.key == first.name for scope in operation.scopes)]
             first = inside[0] if inside else first  # inside a branch or loop, not the If or Loop
             notes.append(f"sizes are unknown from {first.name[:80]!r} ({first.op_type}) on")
         return notes + _notes_on_weights(self.operations)
@@ -114,13 +118,13 @@ class _Builder:
 
     def _names(self, graph: Any, around: _Names) -> _Names:
         names = around if around.is_empty else _Names(around.tensors.new_child(), around.values.new_child())
-        own = names.tensors.maps[0]
+        tensors = names.tensors.maps[0]
         for weight in graph.initializer:
-            own[weight.name] = _constant(weight, weight.name)
+            tensors[weight.name] = _constant(weight, weight.name)
             names.values[weight.name] = shown_value(weight)
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.name not in own:  # older versions list weights among the inputs
-                own[value.name] = self._declared(value)
+            if value.name not in tensors:  # older versions list weights among the inputs
+                tensors[value.name] = self._declared(value)
         return names
 
     def _declared(self, value: Any) -> Tensor:
@@ -148,26 +152,26 @@ class _Builder:
             if node.op_type == "Constant" and node.domain in _ONNX:
                 self._add_constant(node, names)
                 continue
-            given = [names.tensors.get(name) for name in node.input]
-            made = [names.tensors.setdefault(name, _unknown(name)) if name else None for name in node.output]
+            inputs = [names.tensors.get(name) for name in node.input]
+            outputs = [names.tensors.setdefault(name, _unknown(name)) if name else None for name in node.output]
             self.budget.spend(len(node.input) + len(node.output) + len(node.attribute))
             version = self.versions.get("" if node.domain in _ONNX else node.domain, 1)
-            _sort_weights(node, given, input_names(node.op_type, version, node.domain))
+            _sort_weights(node, inputs, input_names(node.op_type, version, node.domain))
             name = self._unique(node.name or node.op_type)
             operation = Operation(
                 name,
                 node.op_type if node.domain in _ONNX else f"{node.domain}.{node.op_type}",
                 (*scopes, *scopes_of(node, node.name, self.called)),
-                [each for each in given if each is not None],
-                [each for each in made if each is not None],
+                [tensor for tensor in inputs if tensor is not None],
+                [tensor for tensor in outputs if tensor is not None],
                 attributes_of(node, version, names.values),
                 repeats=repeats,
                 is_free=node.op_type in _LOOKS_AT_SHAPES,
                 gathers=node.op_type in _GATHERS,
             )
-            _check_inner(operation, given)
-            _count(operation, given, made)
-            _describe_input(operation, given)
+            _check_inner(operation, inputs)
+            _count(operation, inputs, outputs)
+            _describe_input(operation, inputs)
             self.operations.append(operation)
             subgraphs = subgraphs_of(node)
             if subgraphs:
@@ -194,7 +198,7 @@ class _Builder:
     def _add_subgraphs(self, operation: Operation, node: Any, subgraphs: Mapping[str, Any], names: _Names) -> None:
         """Add the operators of an If, Loop or Scan below it."""
         operation.is_free = True
-        marks = {each.key: each.value for each in node.metadata_props if each.key in (RUNS, TAKEN)}
+        marks = {entry.key: entry.value for entry in node.metadata_props if entry.key in (RUNS, TAKEN)}
         times = 1 if operation.op_type == "If" else int(marks[RUNS]) if RUNS in marks else None
         if times is None:
             operation.uncounted = f"{operation.op_type} (unknown number of runs)"
@@ -245,9 +249,9 @@ def _constant(proto: Any, name: str) -> Tensor:
     return Tensor(name, dims, dims, *element, "parameter" if is_parameter else "buffer", is_parameter)
 
 
-def _sort_weights(node: Any, given: Sequence[Tensor | None], names: Sequence[str]) -> None:
+def _sort_weights(node: Any, inputs: Sequence[Tensor | None], names: Sequence[str]) -> None:
     """Turn running statistics, scales and zero points from parameters into buffers."""
-    for position, tensor in enumerate(given):
+    for position, tensor in enumerate(inputs):
         name = names[position] if position < len(names) else ""
         is_statistic = node.op_type == "BatchNormalization" and position in (3, 4)
         is_helper = is_statistic or name.endswith(("_scale", "_zero_point"))
@@ -255,11 +259,11 @@ def _sort_weights(node: Any, given: Sequence[Tensor | None], names: Sequence[str
             tensor.kind, tensor.trainable = "buffer", False
 
 
-def _describe_input(operation: Operation, given: Sequence[Tensor | None]) -> None:
+def _describe_input(operation: Operation, inputs: Sequence[Tensor | None]) -> None:
     """Add kernel and input size of a convolution to its attributes."""
-    if operation.op_type not in ("Conv", "ConvTranspose", "ConvInteger") or len(given) < 2:
+    if operation.op_type not in ("Conv", "ConvTranspose", "ConvInteger") or len(inputs) < 2:
         return
-    data, weight = given[:2]
+    data, weight = inputs[:2]
     if weight is not None and weight.size is not None and "kernel_shape" not in operation.attributes:
         operation.attributes["kernel_shape"] = list(weight.size[2:])
     if data is not None and data.shape is not None:
@@ -270,11 +274,11 @@ def _describe_input(operation: Operation, given: Sequence[Tensor | None]) -> Non
         operation.attributes |= dict(zip(names, data.shape[1:], strict=False))
 
 
-def _check_inner(operation: Operation, given: Sequence[Tensor | None]) -> None:
+def _check_inner(operation: Operation, inputs: Sequence[Tensor | None]) -> None:
     """Check that the dimensions a product sums over are equal; onnx does not check these operators."""
-    if operation.op_type not in ("Conv", "Gemm") or len(given) < 2:
+    if operation.op_type not in ("Conv", "Gemm") or len(inputs) < 2:
         return
-    left, right = ((each.shape if each is not None else None) for each in given[:2])
+    left, right = ((tensor.shape if tensor is not None else None) for tensor in inputs[:2])
     if not left or not right or len(left) < 2 or len(right) < 2:
         return
     facts = operation.attributes
@@ -288,7 +292,7 @@ def _check_inner(operation: Operation, given: Sequence[Tensor | None]) -> None:
         raise ShapeMismatchError(f"its shapes do not fit: {operation.op_type} {operation.name[:80]!r} has {sizes}")
 
 
-def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> None:
+def _count(operation: Operation, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
     """Set multiply-adds of one operator as a number and, if dimensions are open, as an expression."""
     op_type, times = operation.op_type, operation.repeats
     formula = FORMULAS.get(op_type)
@@ -297,10 +301,15 @@ def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[
         operation.uncounted = op_type if looks_like_product(domain, name) else None
     else:
         try:
-            sizes = Called(_sizes(given), _sizes(made), operation.attributes)
+            sizes = Called(_sizes(inputs), _sizes(outputs), operation.attributes)
             operation.macs = times * int(formula(sizes))
-            if any(isinstance(dim, str) for each in (*given, *made) if each is not None for dim in each.shape or ()):
-                symbols = Called(_symbols(given), _symbols(made), operation.attributes)
+            if any(
+                isinstance(dim, str)
+                for tensor in (*inputs, *outputs)
+                if tensor is not None
+                for dim in tensor.shape or ()
+            ):
+                symbols = Called(_symbols(inputs), _symbols(outputs), operation.attributes)
                 operation.macs_expr = times * formula(symbols)
         except (
             TypeError,
@@ -309,23 +318,23 @@ def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[
             KeyError,
             AttributeError,
         ):  # a size is unknown, or the formula does not cover the call
-            is_unknown = any(each is not None and each.size is None for each in (*given, *made))
+            is_unknown = any(tensor is not None and tensor.size is None for tensor in (*inputs, *outputs))
             operation.uncounted = op_type + _NO_SIZE if is_unknown else op_type
         if operation.macs < 0:
             facts = str(operation.attributes)[:80]
             raise ModelFileError(f"{op_type} {operation.name[:80]!r} has attributes that no runtime takes: {facts}")
-    counted = made if op_type in PER_OUTPUT else given if op_type in PER_INPUT else ()
+    counted = outputs if op_type in PER_OUTPUT else inputs if op_type in PER_INPUT else ()
     if counted and counted[0] is not None:
         operation.elementwise_ops = times * counted[0].numel
 
 
 def _sizes(tensors: Sequence[Tensor | None]) -> list[tuple[int, ...] | None]:
-    return [None if each is None else each.size for each in tensors]
+    return [None if tensor is None else tensor.size for tensor in tensors]
 
 
 def _symbols(tensors: Sequence[Tensor | None]) -> list[tuple[Any, ...] | None]:
     """Return sizes with a sympy expression for each open dimension."""
-    shapes = [None if each is None else each.shape for each in tensors]
+    shapes = [None if tensor is None else tensor.shape for tensor in tensors]
     return [
         None if shape is None else tuple(dimension(dim) if isinstance(dim, str) else dim for dim in shape)
         for shape in shapes

@@ -22,22 +22,22 @@ def name_open_dimensions(graph: Any) -> None:
 
     Two dimensions called ``"?"``, or both -1, may have different sizes.
     """
-    weights = {each.name for each in graph.initializer}
-    inputs = [each for each in graph.input if each.name not in weights]
-    taken = {dim.dim_param for each in inputs for dim in each.type.tensor_type.shape.dim}
+    weights = {weight.name for weight in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    taken = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim}
     for value in inputs:
-        for place, dim in enumerate(value.type.tensor_type.shape.dim):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if _is_placeholder(dim):
-                name = "".join(each if each.isalnum() else "_" for each in value.name[:40]) + f"_{place}"
+                name = "".join(character if character.isalnum() else "_" for character in value.name[:40]) + f"_{axis}"
                 while name in taken:
                     name += "_"
                 taken.add(name)
                 dim.dim_param = name
     for inner, _ in walk_graphs(graph):
-        own = inputs if inner is graph else []
+        graph_inputs = inputs if inner is graph else []
         for value in (*inner.output, *inner.value_info, *(inner.input if inner is not graph else ())):
             for dim in value.type.tensor_type.shape.dim:
-                if value not in own and _is_placeholder(dim):
+                if value not in graph_inputs and _is_placeholder(dim):
                     dim.Clear()
 
 
@@ -56,7 +56,7 @@ def bind(graph: Any, sizes: GivenSizes) -> None:
         InputError: the input does not exist, is not a tensor, or has another number of dimensions.
     """
     inputs = _inputs(graph)
-    known: dict[str, int] = {}
+    dim_sizes: dict[str, int] = {}
     replaced = False
     described = {name: _shown(value) for name, value in inputs.items()}
     for name, size in sizes_by_name(list(inputs), sizes, described).items():
@@ -67,20 +67,20 @@ def bind(graph: Any, sizes: GivenSizes) -> None:
         if value.type.tensor_type.HasField("shape") and len(shape.dim) != len(size):
             has = f"has {len(shape.dim)} dimensions, {described[name]}"
             raise InputError(f"input {quoted(value.name)} {has}; got the size {list(size)}")
-        for place, number in enumerate(size):
-            dim = shape.dim[place] if place < len(shape.dim) else shape.dim.add()
-            if dim.dim_param and known.setdefault(dim.dim_param, number) != number:
-                raise InputError(f"dimension {quoted(dim.dim_param)} cannot be {known[dim.dim_param]} and {number}")
-            replaced = replaced or dim.dim_value not in (0, number)
-            dim.dim_value = number
+        for axis, length in enumerate(size):
+            dim = shape.dim[axis] if axis < len(shape.dim) else shape.dim.add()
+            if dim.dim_param and dim_sizes.setdefault(dim.dim_param, length) != length:
+                raise InputError(f"dimension {quoted(dim.dim_param)} cannot be {dim_sizes[dim.dim_param]} and {length}")
+            replaced = replaced or dim.dim_value not in (0, length)
+            dim.dim_value = length
     for inner, _ in walk_graphs(graph):
         for value in (*inner.input, *inner.output, *inner.value_info):
-            _bind_type(value.type.tensor_type, known, forget=replaced and value not in graph.input)
+            _bind_type(value.type.tensor_type, dim_sizes, forget=replaced and value not in graph.input)
 
 
 def _inputs(graph: Any) -> dict[str, Any]:
-    weights = {each.name for each in graph.initializer}
-    return {each.name: each for each in graph.input if each.name not in weights}
+    weights = {weight.name for weight in graph.initializer}
+    return {value.name: value for value in graph.input if value.name not in weights}
 
 
 def _shown(value: Any) -> str:
@@ -90,24 +90,24 @@ def _shown(value: Any) -> str:
     dims = [
         str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim
     ]
-    return f"({', '.join(each[:40] for each in dims)}{',' if len(dims) == 1 else ''})"
+    return f"({', '.join(dim[:40] for dim in dims)}{',' if len(dims) == 1 else ''})"
 
 
-def _bind_type(tensor_type: Any, known: Mapping[str, int], *, forget: bool) -> None:
+def _bind_type(tensor_type: Any, dim_sizes: Mapping[str, int], *, forget: bool) -> None:
     """Fill in known sizes; clear declared dimensions that may depend on them, to be inferred again."""
     for dim in tensor_type.shape.dim:
-        if dim.dim_param in known:
-            dim.dim_value = known[dim.dim_param]
-        elif (forget and dim.HasField("dim_value")) or (known and dim.dim_param):
+        if dim.dim_param in dim_sizes:
+            dim.dim_value = dim_sizes[dim.dim_param]
+        elif (forget and dim.HasField("dim_value")) or (dim_sizes and dim.dim_param):
             dim.Clear()
 
 
-def values_of_inputs(graph: Any, given: Mapping[str | int, Any]) -> dict[str, Any]:
+def values_of_inputs(graph: Any, tensors: Mapping[str | int, Any]) -> dict[str, Any]:
     """Return name -> array for the inputs that were given as small tensors with values.
 
     Args:
         graph: the graph.
-        given: name or position -> tensor; tensors on meta have no values and are skipped.
+        tensors: name or position -> tensor; tensors on meta have no values and are skipped.
 
     Raises:
         InputError: a value cannot be converted to the input's type.
@@ -117,19 +117,19 @@ def values_of_inputs(graph: Any, given: Mapping[str | int, Any]) -> dict[str, An
     inputs = _inputs(graph)
     names = list(inputs)
     values = {}
-    for key, value in given.items():
+    for key, value in tensors.items():
         name = names[key] if isinstance(key, int) else key
         if value.is_meta or value.numel() > _MOST_VALUES or name not in inputs:
             continue
-        element = inputs[name].type.tensor_type.elem_type
+        data_type = inputs[name].type.tensor_type.elem_type
         try:
-            dtype = import_onnx().helper.tensor_dtype_to_np_dtype(element)
+            dtype = import_onnx().helper.tensor_dtype_to_np_dtype(data_type)
             if dtype.kind not in "iufb":
                 raise TypeError("strings or complex numbers")
             values[name] = np.asarray(value.detach().cpu().float().numpy() if value.dtype.is_floating_point else value)
             values[name] = values[name].astype(dtype)
         except (TypeError, ValueError, KeyError):
-            known = element_of(element)
-            what = known.name if known is not None else "unknown type"
+            element = element_of(data_type)
+            what = element.name if element is not None else "unknown type"
             raise InputError(f"input {quoted(name)} takes values of {what}, got {value.dtype}") from None
     return values

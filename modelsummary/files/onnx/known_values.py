@@ -66,43 +66,43 @@ def computed(
     if node.op_type not in _COMPUTED:
         return {}
     looks_at_sizes = node.op_type in ("Shape", "Size")
-    given = {}
+    inputs = {}
     for name in filter(None, node.input):
         if looks_at_sizes and sizes.get(name) is not None:
-            given[name] = np.broadcast_to(np.int8(0), sizes[name])  # takes one byte
+            inputs[name] = np.broadcast_to(np.int8(0), sizes[name])  # takes one byte
         elif not looks_at_sizes and values.get(name) is not None:
-            given[name] = values[name]
+            inputs[name] = values[name]
         else:
             return {}
     if node.op_type == "Range":  # runtimes take lists of one number, too
-        given = {name: value.reshape(()) if value.size == 1 else value for name, value in given.items()}
+        inputs = {name: value.reshape(()) if value.size == 1 else value for name, value in inputs.items()}
     try:
-        if not given or _makes_many(node, given):
+        if not inputs or _makes_many(node, inputs):
             return {}
         with np.errstate(all="ignore"):
-            made = [np.asarray(each) for each in _evaluator(node, opsets).run(None, given)]
+            results = [np.asarray(result) for result in _evaluator(node, opsets).run(None, inputs)]
     except Exception:  # any error of a wrong call
         return {}
-    pairs = zip(filter(None, node.output), made, strict=False)
-    return {name: each for name, each in pairs if _is_small(each)}
+    pairs = zip(filter(None, node.output), results, strict=False)
+    return {name: array for name, array in pairs if _is_small(array)}
 
 
 def _is_small(value: Any) -> bool:
     return bool(value.ndim <= _DEEPEST and value.size <= _LARGEST and value.dtype.kind in "iufb")
 
 
-def _makes_many(node: Any, given: Mapping[str, Any]) -> bool:
+def _makes_many(node: Any, inputs: Mapping[str, Any]) -> bool:
     """Return True if the result is large though the inputs are small."""
-    listed = [given[name] for name in node.input if name]
+    values = [inputs[name] for name in node.input if name]
     if node.op_type == "ConstantOfShape":
-        return bool(prod(map(abs, listed[0].tolist())) > _LARGEST)
+        return bool(prod(map(abs, values[0].tolist())) > _LARGEST)
     if node.op_type in ("Expand", "Tile"):
-        return bool(prod(map(abs, listed[1].tolist())) * max(1, listed[0].size) > _LARGEST)
+        return bool(prod(map(abs, values[1].tolist())) * max(1, values[0].size) > _LARGEST)
     if node.op_type == "Range":
-        start, limit, step = (float(each) for each in listed)
+        start, limit, step = (float(value) for value in values)
         return not abs(limit - start) <= _LARGEST * abs(step)
     if node.op_type == "Pow":
-        return bool((abs(listed[1]) > 64).any())
+        return bool((abs(values[1]) > 64).any())
     return False
 
 

@@ -39,7 +39,7 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
     """
     import_onnx()
     budget = Budget.of_size(path.stat().st_size)
-    values = {name: each.detach().cpu() for name, each in tensors.items() if not each.is_meta}
+    values = {name: tensor.detach().cpu() for name, tensor in tensors.items() if not tensor.is_meta}
     try:
         program = contained(lambda: _program(path, sizes, values), budget)
     except ShapeMismatchError as error:

@@ -90,8 +90,8 @@ def _einsum(op: Called) -> Any:
     left, arrow, right = op.attributes["equation"].replace(" ", "").partition("->")
     terms = [_indices(term, len(size)) for term, size in zip(left.split(","), op.inputs, strict=True)]
     counts = Counter(index for term in terms for index in term)
-    kept = set(_indices(right, None)) if arrow else {each for each, count in counts.items() if count == 1}
-    kept |= {each for each in counts if type(each) is int}  # the indices behind the dots
+    kept = set(_indices(right, None)) if arrow else {index for index, count in counts.items() if count == 1}
+    kept |= {index for index in counts if type(index) is int}  # the indices behind the dots
     sizes: dict[Any, Any] = {}
     for term, size in zip(terms, op.inputs, strict=True):
         sizes |= {index: dim for index, dim in zip(term, size, strict=True) if sizes.get(index, 1) == 1}
@@ -195,8 +195,11 @@ def _quantised_attention(op: Called) -> Any:
 @_counts("com.microsoft.MoE")
 def _experts(op: Called) -> Any:
     """Multiply each token with the two or three weights of ``k`` experts."""
-    tokens, weights = prod(op.inputs[0][:-1]), [op.inputs[place] for place in (2, 4, 6) if any(op.inputs[place:][:1])]
-    return tokens * op.attributes.get("k", 1) * sum(prod(each[1:]) for each in weights)
+    tokens, weights = (
+        prod(op.inputs[0][:-1]),
+        [op.inputs[position] for position in (2, 4, 6) if any(op.inputs[position:][:1])],
+    )
+    return tokens * op.attributes.get("k", 1) * sum(prod(weight[1:]) for weight in weights)
 
 
 _WORDS = (

@@ -28,31 +28,31 @@ Values = ChainMap[str, Any]
 
 
 def infer_nodes(
-    model: Any, opsets: Mapping[str, int], given: Mapping[str, Any], known: Mapping[str, Any], budget: Budget
+    model: Any, opsets: Mapping[str, int], values: Mapping[str, Any], graph_types: Mapping[str, Any], budget: Budget
 ) -> None:
     """Write the types of all results into the ``value_info`` of their graphs, and mark ``If`` and ``Loop``.
 
     Args:
         model: a ``ModelProto``, which is changed.
         opsets: domain -> version of its operators.
-        given: name -> array of the inputs whose values are given.
-        known: name -> ``TypeProto`` from inference of the whole graph; it fills in dimensions that inference of the
-            single operator leaves open.
+        values: name -> array of the inputs whose values are given.
+        graph_types: name -> ``TypeProto`` from inference of the whole graph; it fills in dimensions that inference of
+            the single operator leaves open.
         budget: what reading the file may cost; bodies of loops are visited more than once.
 
     Raises:
         ModelFileError: an operator cannot have inputs of these types.
     """
-    _Pass(opsets, known, budget).graph(model.graph, ChainMap(), ChainMap(dict(given)), {})
+    _Pass(opsets, graph_types, budget).graph(model.graph, ChainMap(), ChainMap(dict(values)), {})
 
 
 class _Pass:
     """One pass over all graphs."""
 
-    def __init__(self, opsets: Mapping[str, int], known: Mapping[str, Any], budget: Budget) -> None:
+    def __init__(self, opsets: Mapping[str, int], graph_types: Mapping[str, Any], budget: Budget) -> None:
         self.onnx = import_onnx()
         self.opsets = opsets
-        self.known = known
+        self.graph_types = graph_types
         self.imports = [self.onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         self.budget = budget
         self.protos: dict[int, Any] = {}  # identity of an array -> its TensorProto, and the array, which keeps it alive
@@ -71,7 +71,7 @@ class _Pass:
         for tensor in graph.initializer:
             types[tensor.name] = self.onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             values[tensor.name] = constant_value(tensor)
-        declared = {each.name: each.type for each in graph.value_info} if is_outer else {}
+        declared = {value.name: value.type for value in graph.value_info} if is_outer else {}
         for value in graph.input:
             if value.name not in types.maps[0]:
                 types[value.name] = inputs.get(value.name, value.type)
@@ -80,16 +80,18 @@ class _Pass:
             self.budget.spend(NODE_STEPS)
             self._node(node, types, values)
             for name in filter(None, node.output):
-                types[name] = _merged(types.maps[0].get(name), self.known.get(name) or declared.get(name))
+                types[name] = _merged(types.maps[0].get(name), self.graph_types.get(name) or declared.get(name))
         self._write(graph, types)
         return types
 
     def _write(self, graph: Any, types: Types) -> None:
         """Replace the declared types of results by the inferred ones."""
-        outputs = {each.name for each in graph.output}
+        outputs = {output.name for output in graph.output}
         for output in graph.output:
             if output.name in types and types[output.name] is not None:
-                output.type.CopyFrom(_merged(types[output.name], output.type if output.name in self.known else None))
+                output.type.CopyFrom(
+                    _merged(types[output.name], output.type if output.name in self.graph_types else None)
+                )
         del graph.value_info[:]
         for node in graph.node:
             for name in node.output:
@@ -111,8 +113,8 @@ class _Pass:
             self._constant(node, types, values)
         refused = None
         try:
-            for name, found in self._inferred(node, types, values).items():
-                types[name] = found
+            for name, result_type in self._inferred(node, types, values).items():
+                types[name] = result_type
         except ModelFileError as error:  # ignored if the result can be computed anyway
             refused = error
         if node.domain in _ONNX and node.op_type != "Constant":
@@ -151,15 +153,21 @@ class _Pass:
         if schema is None or any(name and types.get(name) is None for name in node.input):
             return {}
         data = {name: self._proto(values[name]) for name in node.input if name and values.get(name) is not None}
-        given = {name: types[name] for name in node.input if name}
+        input_types = {name: types[name] for name in node.input if name}
         try:
-            found = self.onnx.shape_inference.infer_node_outputs(schema, node, given, data, None, self.imports)
+            result_types = self.onnx.shape_inference.infer_node_outputs(
+                schema, node, input_types, data, None, self.imports
+            )
         except self.onnx.shape_inference.InferenceError as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise ShapeMismatchError(f"its shapes do not fit: {lines[-1] if lines else quoted(node.name)}") from None
         except Exception:  # onnx cannot infer such a call
             return {}
-        return {name: each for name, each in found.items() if name in node.output and each.WhichOneof("value")}
+        return {
+            name: result_type
+            for name, result_type in result_types.items()
+            if name in node.output and result_type.WhichOneof("value")
+        }
 
     def _schema(self, node: Any) -> Any:
         """Return the schema of an operator in the file's opset, else in the newest; None if there is none."""
@@ -179,29 +187,33 @@ class _Pass:
 
     def _by_another(self, full: str, node: Any, types: Types) -> dict[str, Any]:
         """Infer as the operator in ``ALIKE`` does on floats; results take the element type of the first input."""
-        op_type, places = ALIKE[full]
-        names = node.input[places]
+        op_type, positions = ALIKE[full]
+        names = node.input[positions]
         kinds = [_kind(types.get(name)) for name in names]
-        channels_last = any(each.name == "channels_last" and each.i for each in node.attribute)
-        if channels_last or not kinds or any(each is None for each in kinds):
+        channels_last = any(attribute.name == "channels_last" and attribute.i for attribute in node.attribute)
+        if channels_last or not kinds or any(kind is None for kind in kinds):
             return {}
         make = self.onnx.helper.make_tensor_type_proto
         copy = self.onnx.helper.make_node(op_type, names, list(node.output)[:1])
         schema = self._schema(copy)
-        copy.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
-        floats = {name: make(1, each.dims) for name, each in zip(names, kinds, strict=True) if each is not None}
-        found = self._inferred(copy, ChainMap(floats), ChainMap())
+        copy.attribute.extend(attribute for attribute in node.attribute if attribute.name in schema.attributes)
+        floats = {name: make(1, kind.dims) for name, kind in zip(names, kinds, strict=True) if kind is not None}
+        result_types = self._inferred(copy, ChainMap(floats), ChainMap())
         element = 1 if full.endswith("ToFloat") or kinds[0] is None else kinds[0].element
-        return {name: make(element, kind.dims) for name, each in found.items() if (kind := _kind(each)) is not None}
+        return {
+            name: make(element, kind.dims)
+            for name, result_type in result_types.items()
+            if (kind := _kind(result_type)) is not None
+        }
 
     def _by_rule(self, full: str, node: Any, types: Types) -> dict[str, Any]:
         inputs = [_kind(types.get(name)) if name else None for name in node.input]
         try:
-            made = RULES[full](inputs, attributes_of(node, 1, {}))
+            kinds = RULES[full](inputs, attributes_of(node, 1, {}))
         except (TypeError, ValueError, KeyError, IndexError, AttributeError):  # a size is unknown, or another call
             return {}
         make = self.onnx.helper.make_tensor_type_proto
-        pairs = [(name, kind) for name, kind in zip(node.output, made, strict=False) if name and kind is not None]
+        pairs = [(name, kind) for name, kind in zip(node.output, kinds, strict=False) if name and kind is not None]
         return {name: make(kind.element, kind.dims) for name, kind in pairs}
 
     # ----------------------------------------------------------------------------------- operators in operators
@@ -213,13 +225,13 @@ class _Pass:
             taken = "then_branch" if condition.item() else "else_branch"
             node.metadata_props.add(key=TAKEN, value=taken)
             bodies = {taken: bodies[taken]}
-        found = []
+        results = []
         for body in bodies.values():
             inner = values.new_child()
             with self.budget.enter():
-                own = self.graph(body, types, inner, {})
-            found.append([(own.get(each.name), inner.get(each.name)) for each in body.output])
-        for name, *branches in zip(node.output, *found, strict=False):
+                body_types = self.graph(body, types, inner, {})
+            results.append([(body_types.get(output.name), inner.get(output.name)) for output in body.output])
+        for name, *branches in zip(node.output, *results, strict=False):
             kinds = [kind for kind, _ in branches]
             types[name] = kinds[0] if len(branches) == 1 else _common(kinds)
             values[name] = branches[0][1] if len(branches) == 1 else None
@@ -231,8 +243,8 @@ class _Pass:
             return
         is_loop = node.op_type == "Loop"
         scanned = 0 if is_loop else _number(node, "num_scan_inputs")
-        given = [types.get(name) if name else None for name in node.input]
-        carried = given[2:] if is_loop else given[: len(given) - scanned]
+        input_types = [types.get(name) if name else None for name in node.input]
+        carried = input_types[2:] if is_loop else input_types[: len(input_types) - scanned]
         runs = values.get(node.input[0]) if is_loop and node.input and node.input[0] else None
         times: Any = int(runs.item()) if runs is not None and runs.size == 1 else None
         make = self.onnx.helper.make_tensor_type_proto
@@ -240,17 +252,17 @@ class _Pass:
         slices: list[Any] = []
         if not is_loop:
             axes = _numbers(node, "scan_input_axes") or [0] * scanned
-            for kind, axis in zip(given[len(given) - scanned :], axes, strict=False):
+            for kind, axis in zip(input_types[len(input_types) - scanned :], axes, strict=False):
                 length, element = _without(kind, axis)
                 times, slices = times if length is None else length, [*slices, element]
-        own: Types = types
+        body_types: Types = types
         for _ in range(2):
-            known = dict(zip((each.name for each in body.input), [*first, *carried, *slices], strict=False))
-            known = {name: kind for name, kind in known.items() if kind is not None}
+            body_inputs = dict(zip((value.name for value in body.input), [*first, *carried, *slices], strict=False))
+            body_inputs = {name: kind for name, kind in body_inputs.items() if kind is not None}
             with self.budget.enter():
-                own = self.graph(body, types, values.new_child(), known)
-            made = [own.get(each.name) for each in body.output[1 if is_loop else 0 :]][: len(carried)]
-            after = [_common([one, other]) for one, other in zip(carried, made, strict=False)]
+                body_types = self.graph(body, types, values.new_child(), body_inputs)
+            states = [body_types.get(output.name) for output in body.output[1 if is_loop else 0 :]][: len(carried)]
+            after = [_common([one, other]) for one, other in zip(carried, states, strict=False)]
             if all(_size(one) == _size(other) for one, other in zip(carried, after, strict=True)):
                 break
             carried = after
@@ -258,9 +270,9 @@ class _Pass:
             times = None
         if times is not None and times >= 0:
             node.metadata_props.add(key=RUNS, value=str(times))
-        results = [own.get(each.name) for each in body.output[1 if is_loop else 0 :]]
-        for place, (name, kind) in enumerate(zip(node.output, results, strict=False)):
-            types[name] = carried[place] if place < len(carried) else _stacked(kind, times)
+        results = [body_types.get(output.name) for output in body.output[1 if is_loop else 0 :]]
+        for position, (name, kind) in enumerate(zip(node.output, results, strict=False)):
+            types[name] = carried[position] if position < len(carried) else _stacked(kind, times)
 
     def _goes_on(self, body: Any) -> bool:
         """Return True if a Loop runs all iterations: its condition is a true constant or passed through."""
@@ -272,22 +284,24 @@ class _Pass:
             if maker is None:
                 break
             if maker.op_type == "Constant":
-                return all(bool(constant_value(each.t)) for each in maker.attribute if each.HasField("t"))
+                return all(
+                    bool(constant_value(attribute.t)) for attribute in maker.attribute if attribute.HasField("t")
+                )
             if maker.op_type not in ("Identity", "Cast"):
                 return False
             name = maker.input[0]
-        weights = {each.name: each for each in body.initializer}
+        weights = {weight.name: weight for weight in body.initializer}
         if name in weights:
             return bool(constant_value(weights[name]))
         return (len(body.input) > 1 and name == body.input[1].name) or name not in makers
 
 
 def _number(node: Any, name: str) -> int:
-    return next((each.i for each in node.attribute if each.name == name), 0)
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)
 
 
 def _numbers(node: Any, name: str) -> list[int]:
-    return next((list(each.ints) for each in node.attribute if each.name == name), [])
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), [])
 
 
 def _declared(kind: Any) -> Any:
@@ -314,52 +328,52 @@ def _size(kind: Any) -> list[int] | None:
     return [dim.dim_value for dim in dims] if all(dim.HasField("dim_value") for dim in dims) else None
 
 
-def _merged(found: Any, other: Any) -> Any:
-    """Return the type that was found, with missing dimensions filled in from the other."""
-    if _declared(found) is None:
-        return other if found is None else found
-    tensor, known = found.tensor_type, _declared(other)
-    if known is None or not known.HasField("shape"):
-        return found
+def _merged(kind: Any, other: Any) -> Any:
+    """Return a type, with missing dimensions filled in from the other."""
+    if _declared(kind) is None:
+        return other if kind is None else kind
+    tensor, other_tensor = kind.tensor_type, _declared(other)
+    if other_tensor is None or not other_tensor.HasField("shape"):
+        return kind
     if not tensor.HasField("shape"):
-        tensor.shape.CopyFrom(known.shape)
-    elif len(tensor.shape.dim) == len(known.shape.dim):
-        for dim, its in zip(tensor.shape.dim, known.shape.dim, strict=True):
-            if not dim.WhichOneof("value") or (not dim.HasField("dim_value") and its.HasField("dim_value")):
-                dim.CopyFrom(its)
-    return found
+        tensor.shape.CopyFrom(other_tensor.shape)
+    elif len(tensor.shape.dim) == len(other_tensor.shape.dim):
+        for dim, other_dim in zip(tensor.shape.dim, other_tensor.shape.dim, strict=True):
+            if not dim.WhichOneof("value") or (not dim.HasField("dim_value") and other_dim.HasField("dim_value")):
+                dim.CopyFrom(other_dim)
+    return kind
 
 
 def _common(kinds: Sequence[Any]) -> Any:
     """Return a type that fits all; dimensions that differ become unknown."""
     onnx = import_onnx()
-    tensors = [_kind(each) for each in kinds]
-    if any(each is None for each in tensors):
-        return next((each for each in kinds if each is not None), None) if not any(tensors) else None
+    tensors = [_kind(kind) for kind in kinds]
+    if any(tensor is None for tensor in tensors):
+        return next((kind for kind in kinds if kind is not None), None) if not any(tensors) else None
     first = tensors[0]
     assert first is not None
-    all_dims = [each.dims for each in tensors if each is not None]
+    all_dims = [tensor.dims for tensor in tensors if tensor is not None]
     ranks = {None if dims is None else len(dims) for dims in all_dims}
     if len(ranks) > 1 or None in ranks:
         return onnx.helper.make_tensor_type_proto(first.element, None)
-    dims = [one if all(one == each for each in others) else None for one, *others in zip(*all_dims, strict=True)]
+    dims = [dim if all(dim == other for other in others) else None for dim, *others in zip(*all_dims, strict=True)]
     return onnx.helper.make_tensor_type_proto(first.element, dims)
 
 
 def _without(kind: Any, axis: int) -> tuple[int | None, Any]:
     """Return the length of an axis, and the type without this axis."""
-    found = _kind(kind)
-    if found is None or not found.dims or not -len(found.dims) <= axis < len(found.dims):
+    tensor = _kind(kind)
+    if tensor is None or not tensor.dims or not -len(tensor.dims) <= axis < len(tensor.dims):
         return None, None
-    dims = list(found.dims)
+    dims = list(tensor.dims)
     length = dims.pop(axis)
-    element = import_onnx().helper.make_tensor_type_proto(found.element, dims)
+    element = import_onnx().helper.make_tensor_type_proto(tensor.element, dims)
     return (length if isinstance(length, int) else None), element
 
 
 def _stacked(kind: Any, times: int | None) -> Any:
     """Return the type of the stacked results of all iterations."""
-    found = _kind(kind)
-    if found is None or found.dims is None:
+    tensor = _kind(kind)
+    if tensor is None or tensor.dims is None:
         return None
-    return import_onnx().helper.make_tensor_type_proto(found.element, [times, *found.dims])
+    return import_onnx().helper.make_tensor_type_proto(tensor.element, [times, *tensor.dims])

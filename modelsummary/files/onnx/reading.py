@@ -160,53 +160,53 @@ def without_weights(data: Any, budget: Budget) -> tuple[Any, dict[int, LeftOut]]
         return data, {}
 
 
-def _shorter(data: Any, place: int, end: int, left_out: dict[int, LeftOut], budget: Budget) -> bytes:
+def _shorter(data: Any, offset: int, end: int, left_out: dict[int, LeftOut], budget: Budget) -> bytes:
     """Return the content of a graph without the raw data of long initializers."""
     parts = []
     position = 0
-    for number, start, content, after in _fields(data, place, end):
-        budget.spend(NODE_STEPS if number == _NODE else _FIELD_STEPS)
-        if number != _INITIALIZER:
+    for field_number, start, content, after in _fields(data, offset, end):
+        budget.spend(NODE_STEPS if field_number == _NODE else _FIELD_STEPS)
+        if field_number != _INITIALIZER:
             continue
         raw = [field for field in _fields(data, content, after) if field[0] == _RAW_DATA]
         if len(raw) == 1 and raw[0][3] - raw[0][2] > LONGEST_KEPT:
             _, raw_start, raw_content, raw_end = raw[0]
             left_out[position] = LeftOut(raw_content, raw_end - raw_content)
             tensor = b"".join([data[content:raw_start], data[raw_end:after]])
-            parts += [data[place:start], _encoded(_INITIALIZER, tensor)]
-            place = after
+            parts += [data[offset:start], _encoded(_INITIALIZER, tensor)]
+            offset = after
         position += 1
-    return b"".join([*parts, data[place:end]])
+    return b"".join([*parts, data[offset:end]])
 
 
-def _fields(data: Any, place: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(data: Any, offset: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield number, start, start of the content, and end of each field of a message."""
-    while place < end:
-        start = place
-        key, place = _number(data, place)
+    while offset < end:
+        start = offset
+        key, offset = _number(data, offset)
         kind = key & 7
         if kind == 2:
-            length, place = _number(data, place)
-            after = place + length
+            length, offset = _number(data, offset)
+            after = offset + length
         elif kind == 0:
-            after = _number(data, place)[1]
+            after = _number(data, offset)[1]
         else:
-            after = place + _FIXED.get(kind, end)  # groups are not used
+            after = offset + _FIXED.get(kind, end)  # groups are not used
         if after > end or not key >> 3:  # zeros would decode as endless empty fields
             raise ValueError("a field has no number, or ends after its message")
-        yield key >> 3, start, place, after
-        place = after
+        yield key >> 3, start, offset, after
+        offset = after
 
 
-def _number(data: Any, place: int) -> tuple[int, int]:
+def _number(data: Any, offset: int) -> tuple[int, int]:
     """Decode a number stored with seven bits in each byte; return it and the position after it."""
-    number = shift = 0
+    value = shift = 0
     while True:
-        byte = data[place]
-        number |= (byte & 127) << shift
-        place += 1
+        byte = data[offset]
+        value |= (byte & 127) << shift
+        offset += 1
         if byte < 128:
-            return number, place
+            return value, offset
         shift += 7
         if shift > 63:
             raise ValueError("a number has more than 64 bits")
@@ -214,9 +214,9 @@ def _number(data: Any, place: int) -> tuple[int, int]:
 
 def _encoded(field: int, content: bytes) -> bytes:
     """Return the encoding of a field with this content."""
-    length, number = len(content), bytearray([field << 3 | 2])
+    length, header = len(content), bytearray([field << 3 | 2])
     while length > 127:
-        number.append(length & 127 | 128)
+        header.append(length & 127 | 128)
         length >>= 7
-    number.append(length)
-    return bytes(number) + content
+    header.append(length)
+    return bytes(header) + content

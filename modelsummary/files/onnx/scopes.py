@@ -37,8 +37,8 @@ def class_of_model(node: Any) -> str:
 
 
 def _metadata(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = {each.key: each.value for each in node.metadata_props if each.key in (_NAMES, _CLASSES)}
-    return _list_of(found.get(_NAMES, "")), _list_of(found.get(_CLASSES, ""))
+    metadata = {entry.key: entry.value for entry in node.metadata_props if entry.key in (_NAMES, _CLASSES)}
+    return _list_of(metadata.get(_NAMES, "")), _list_of(metadata.get(_CLASSES, ""))
 
 
 @lru_cache(4096)

@@ -34,26 +34,26 @@ def infer_types(model: Any, values: Mapping[str, Any], budget: Budget) -> list[s
     """
     _complete(model)
     graph = model.graph
-    opsets = {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
+    opsets = {"" if opset.domain == "ai.onnx" else opset.domain: opset.version for opset in model.opset_import}
     notes: list[str] = []
-    known: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     is_contradicted = False
     try:
-        known = _whole(model)
+        types = _whole(model)
     except ModelFileError:
         is_contradicted = True
         _forget(model)
         try:
-            known = _whole(model)
+            types = _whole(model)
             notes = ["the shapes that the file declares differ from the shapes that its operators make"]
         except ModelFileError:  # infer_nodes names the operator
-            known = {}
-    if is_contradicted or values or _is_unknown(graph, known):
-        infer_nodes(model, opsets, values, known, budget)
+            types = {}
+    if is_contradicted or values or _is_unknown(graph, types):
+        infer_nodes(model, opsets, values, types, budget)
     else:
         del graph.value_info[:]
-        outputs = {each.name: each for each in graph.output}
-        for name, kind in known.items():
+        outputs = {output.name: output for output in graph.output}
+        for name, kind in types.items():
             if name in outputs:
                 outputs[name].type.CopyFrom(kind)
             else:
@@ -64,7 +64,7 @@ def infer_types(model: Any, values: Mapping[str, Any], budget: Budget) -> list[s
 def _complete(model: Any) -> None:
     """Add an opset and a recent IR version where old or incomplete files lack them."""
     onnx = import_onnx()
-    if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
+    if not any(opset.domain in ("", "ai.onnx") for opset in model.opset_import):
         table = {row[1]: row[2] for row in onnx.helper.VERSION_TABLE}
         newest = onnx.defs.onnx_opset_version()
         model.opset_import.add(domain="", version=table.get(model.ir_version, newest))
@@ -89,15 +89,15 @@ def _whole(model: Any) -> dict[str, Any]:
     onnx = import_onnx()
     graph = model.graph
     weights, inputs = list(graph.initializer), list(graph.input)
-    names = {each.name for each in inputs}
-    kept = [each for each in weights if not _is_dropped(each)]
+    names = {value.name for value in inputs}
+    kept = [weight for weight in weights if not _is_dropped(weight)]
     try:
         del graph.initializer[:]
         graph.initializer.extend(kept)
-        for each in weights:  # inference would look for the values that were dropped
-            if _is_dropped(each) and each.name not in names:
-                kind = onnx.helper.make_tensor_type_proto(each.data_type, list(each.dims))
-                graph.input.add(name=each.name).type.CopyFrom(kind)
+        for weight in weights:  # inference would look for the values that were dropped
+            if _is_dropped(weight) and weight.name not in names:
+                kind = onnx.helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
+                graph.input.add(name=weight.name).type.CopyFrom(kind)
         result = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=not _grows(graph))
     except onnx.shape_inference.InferenceError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
@@ -108,7 +108,7 @@ def _whole(model: Any) -> dict[str, Any]:
         del graph.initializer[:], graph.input[:]
         graph.initializer.extend(weights)
         graph.input.extend(inputs)
-    return {each.name: each.type for each in (*result.graph.value_info, *result.graph.output)}
+    return {value.name: value.type for value in (*result.graph.value_info, *result.graph.output)}
 
 
 def _grows(graph: Any) -> bool:
@@ -134,14 +134,14 @@ def _is_dropped(tensor: Any) -> bool:
     return not tensor.HasField("raw_data") and not len(getattr(tensor, field))
 
 
-def _is_unknown(graph: Any, known: Mapping[str, Any]) -> bool:
+def _is_unknown(graph: Any, types: Mapping[str, Any]) -> bool:
     """Return True if a result lacks a shape or has a dimension that no input names, or if there is a subgraph."""
-    named = {dim.dim_param for each in graph.input for dim in each.type.tensor_type.shape.dim}
+    named = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
     for node in graph.node:
         if subgraphs_of(node):
             return True
         for name in filter(None, node.output):
-            kind = known[name].tensor_type if name in known else None
+            kind = types[name].tensor_type if name in types else None
             if kind is None or not kind.HasField("shape"):
                 return True
             if any(not dim.HasField("dim_value") and dim.dim_param not in named for dim in kind.shape.dim):

@@ -34,11 +34,11 @@ def stored_in(model: Any) -> Stored:
     seen: set[tuple[str, str]] = set()
     elements = nbytes = 0
     for tensor in _all_tensors(model):
-        element, place = element_of(tensor.data_type), _external_place(tensor)
-        if element is None or (place is not None and place in seen):
+        element, storage = element_of(tensor.data_type), _external_place(tensor)
+        if element is None or (storage is not None and storage in seen):
             continue
-        if place is not None:
-            seen.add(place)
+        if storage is not None:
+            seen.add(storage)
         numel = prod(max(dim, 0) for dim in tensor.dims)
         elements += numel
         nbytes += (numel * element.bits + 7) // 8
@@ -56,7 +56,7 @@ def _external_place(tensor: Any) -> tuple[str, str] | None:
     """Return file and offset of external data; None for other tensors."""
     if tensor.data_location != import_onnx().TensorProto.EXTERNAL:
         return None
-    facts = {each.key: each.value for each in tensor.external_data}
+    facts = {entry.key: entry.value for entry in tensor.external_data}
     return facts.get("location", ""), facts.get("offset", "0")
 
 
@@ -88,30 +88,34 @@ def copies_in(graph: Any, path: Path, left_out: Mapping[int, LeftOut]) -> dict[s
         left_out: position of an initializer -> where its data are in the file, for data that were not read.
     """
     matrices = [_Matrix(tensor, position) for position, tensor in enumerate(graph.initializer) if _is_matrix(tensor)]
-    found = _at_one_place(matrices)
+    copies = _at_one_place(matrices)
     if len(matrices) > _MOST_MATRICES:
-        return found
+        return copies
     reader = _Reader(path, left_out)
-    made = [each for each in matrices if _MADE_BY_EXPORTER.fullmatch(each.tensor.name)]
-    wanted = {each.key for each in made}
+    candidates = [matrix for matrix in matrices if _MADE_BY_EXPORTER.fullmatch(matrix.tensor.name)]
+    keys = {matrix.key for matrix in candidates}
     samples: dict[Any, _Matrix] = {}
-    for each in matrices:
-        if each.key in wanted and not _MADE_BY_EXPORTER.fullmatch(each.tensor.name) and each.tensor.name not in found:
-            values = reader.values(each)
+    for matrix in matrices:
+        if (
+            matrix.key in keys
+            and not _MADE_BY_EXPORTER.fullmatch(matrix.tensor.name)
+            and matrix.tensor.name not in copies
+        ):
+            values = reader.values(matrix)
             if values is not None and not _is_constant(sample := _sample(values)):
-                samples.setdefault((each.tensor.data_type, values.shape, sample.tobytes()), each)
+                samples.setdefault((matrix.tensor.data_type, values.shape, sample.tobytes()), matrix)
     compared = 0
-    for each in made if samples else ():
-        values = reader.values(each)
+    for matrix in candidates if samples else ():
+        values = reader.values(matrix)
         if values is None or compared > _MOST_COMPARED:
             continue
         for seen in (values, values.T):
-            other = samples.get((each.tensor.data_type, seen.shape, _sample(seen).tobytes()))
+            other = samples.get((matrix.tensor.data_type, seen.shape, _sample(seen).tobytes()))
             compared += 0 if other is None else values.size
             if other is not None and _are_equal(seen, reader.values(other)):
-                found[each.tensor.name] = other.tensor.name
+                copies[matrix.tensor.name] = other.tensor.name
                 break
-    return found
+    return copies
 
 
 def _is_matrix(tensor: Any) -> bool:
@@ -120,15 +124,15 @@ def _is_matrix(tensor: Any) -> bool:
 
 
 def _at_one_place(matrices: list[_Matrix]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    copies: dict[str, str] = {}
     first: dict[Any, str] = {}
-    for each in matrices:
-        place = _external_place(each.tensor)
-        if place is not None:
-            name = first.setdefault((place, each.key), each.tensor.name)
-            if name != each.tensor.name:
-                found[each.tensor.name] = name
-    return found
+    for matrix in matrices:
+        storage = _external_place(matrix.tensor)
+        if storage is not None:
+            name = first.setdefault((storage, matrix.key), matrix.tensor.name)
+            if name != matrix.tensor.name:
+                copies[matrix.tensor.name] = name
+    return copies
 
 
 class _Reader:
@@ -141,14 +145,14 @@ class _Reader:
 
     def values(self, matrix: _Matrix) -> Any:
         """Return the elements; None if they cannot be read."""
-        tensor, place = matrix.tensor, self.left_out.get(matrix.position)
+        tensor, left_out = matrix.tensor, self.left_out.get(matrix.position)
         element = element_of(tensor.data_type)
         if element is None or element.bits not in (8, 16, 32, 64):
             return None
         itemsize, external = element.bits // 8, _external_place(tensor)
         try:
-            if place is not None:
-                data, offset = self._file(self.path), place.offset
+            if left_out is not None:
+                data, offset = self._file(self.path), left_out.offset
             elif external is not None:
                 data, offset = self._file(self.path.parent / external[0]), int(external[1])
             else:
@@ -158,13 +162,13 @@ class _Reader:
         except (OSError, ValueError, TypeError):  # data that were dropped or are missing
             return None
 
-    def _file(self, place: Path) -> Any:
+    def _file(self, path: Path) -> Any:
         import numpy as np
 
-        if place not in self.files:
-            is_file = place.is_file()  # a pipe would wait for its other end
-            self.files[place] = np.memmap(place, np.uint8, "r") if is_file else np.empty(0, np.uint8)
-        return self.files[place]
+        if path not in self.files:
+            is_file = path.is_file()  # a pipe would wait for its other end
+            self.files[path] = np.memmap(path, np.uint8, "r") if is_file else np.empty(0, np.uint8)
+        return self.files[path]
 
 
 def _sample(values: Any) -> Any:
