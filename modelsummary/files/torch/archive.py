@@ -41,15 +41,15 @@ class Archive:
         entries = self._zip.infolist()
         if any(entry.compress_type not in _KINDS for entry in entries):  # torch reads no others
             raise ModelFileError("it has an entry that is packed as torch packs none")
-        stored = sum(each.file_size for each in entries if each.compress_type == zipfile.ZIP_STORED)
-        packed = sum(each.file_size for each in entries if each.compress_type != zipfile.ZIP_STORED)
+        stored = sum(entry.file_size for entry in entries if entry.compress_type == zipfile.ZIP_STORED)
+        packed = sum(entry.file_size for entry in entries if entry.compress_type != zipfile.ZIP_STORED)
         if stored > size or packed > _LARGEST_UNPACKED:
             raise ModelFileError("an entry declares more bytes than the file can hold")
-        if len({each.filename.lower() for each in entries}) < len(entries):  # torch ignores case
+        if len({entry.filename.lower() for entry in entries}) < len(entries):  # torch ignores case
             raise ModelFileError("it has two entries with the same name")
-        if len({each.filename.partition("/")[0] for each in entries if "/" in each.filename}) > 1:
+        if len({entry.filename.partition("/")[0] for entry in entries if "/" in entry.filename}) > 1:
             raise ModelFileError("it has entries in several folders; torch writes one")
-        self._entries = {each.filename.partition("/")[2] or each.filename: each for each in entries}
+        self._entries = {entry.filename.partition("/")[2] or entry.filename: entry for entry in entries}
 
     @property
     def names(self) -> list[str]:

@@ -68,13 +68,13 @@ def read_exported(archive: Archive) -> Any:
     """
     models = _models_in(archive)
     if len(models) != 1:
-        found = "no exported program" if not models else f"{len(models)} programs"
+        contents = "no exported program" if not models else f"{len(models)} programs"
         hints = {
             "serialized_exported_program.json": "; save it again with torch >= 2.11",
             "constants.pkl": "; it is TorchScript: rename it to .pt",
         }
         hint = next((hint for name, hint in hints.items() if name in archive.names), "")
-        raise ModelFileError(f"it holds {found}{hint}")
+        raise ModelFileError(f"it holds {contents}{hint}")
     facts = archive.read_json(models[0])
     try:
         _prepare(facts)
@@ -123,15 +123,15 @@ def _prepare(facts: Any) -> None:
     that register theirs are imported. Of the metadata, reading the origin of each node takes longer than reading nodes.
     """
     missing = set()
-    for each in _dicts_in(facts):
-        text = each.get("expr_str", "0")
+    for entry in _dicts_in(facts):
+        text = entry.get("expr_str", "0")
         if not isinstance(text, str) or not _is_formula(text):
             raise ModelFileError(f"expected a formula of sizes, got {str(text)[:80]!r}")
-        found = _OPERATOR.match(str(each.get("target", "")))
-        if found is not None and not _is_registered(found[1], found[2]):
-            missing.add(f"{found[1]}.{found[2]}")
-        if "target" in each and isinstance(each.get("metadata"), dict):
-            each["metadata"] = {name: value for name, value in each["metadata"].items() if name == _MODULES}
+        match = _OPERATOR.match(str(entry.get("target", "")))
+        if match is not None and not _is_registered(match[1], match[2]):
+            missing.add(f"{match[1]}.{match[2]}")
+        if "target" in entry and isinstance(entry.get("metadata"), dict):
+            entry["metadata"] = {name: value for name, value in entry["metadata"].items() if name == _MODULES}
     if missing:
         name = min(missing)
         remedy = f"import the library that registers it, such as {name.partition('.')[0]}, before reading the file"
@@ -141,12 +141,12 @@ def _prepare(facts: Any) -> None:
 def _dicts_in(facts: Any) -> Iterator[dict[str, Any]]:
     pending = [facts]
     while pending:
-        each = pending.pop()
-        if isinstance(each, dict):
-            yield each
-            pending.extend(each.values())
-        elif isinstance(each, list):
-            pending.extend(each)
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield value
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
 
 
 def _is_registered(namespace: str, name: str) -> bool:
@@ -154,50 +154,54 @@ def _is_registered(namespace: str, name: str) -> bool:
 
 
 def _is_formula(text: str) -> bool:
-    place = 0
-    while place < len(text.rstrip()):
-        token = _TOKEN.match(text, place)
+    position = 0
+    while position < len(text.rstrip()):
+        token = _TOKEN.match(text, position)
         if token is None or len(text) > _LONGEST:
             return False
-        place = token.end()
+        position = token.end()
     return True
 
 
 def _forget_containers(facts: Any) -> None:
     """Turn containers that only another library, such as transformers, could restore into tuples."""
-    signatures = [each["signature"] or {} for each in facts["graph_module"]["module_call_graph"]]
-    for signature, key in ((each, key) for each in signatures for key in ("in_spec", "out_spec") if key in each):
+    signatures = [call["signature"] or {} for call in facts["graph_module"]["module_call_graph"]]
+    for signature, key in (
+        (signature, key) for signature in signatures for key in ("in_spec", "out_spec") if key in signature
+    ):
         version, spec = json.loads(signature[key])
         pending = [spec]
         while pending:
-            each = pending.pop()
-            if each["type"] not in _CONTAINERS:
-                each |= {"type": "builtins.tuple", "context": "null"}
-            pending.extend(each["children_spec"])
+            node = pending.pop()
+            if node["type"] not in _CONTAINERS:
+                node |= {"type": "builtins.tuple", "context": "null"}
+            pending.extend(node["children_spec"])
         signature[key] = json.dumps([version, spec])
 
 
 def _forget_constraints(facts: Any) -> None:
     """Remove the ranges of symbols that no formula names: torch makes a symbol of each."""
     named: set[str] = set()
-    for each in _dicts_in(facts["graph_module"]):
-        named.update(_NAME.findall(each.get("expr_str", "")))
-    facts["range_constraints"] = {name: each for name, each in facts["range_constraints"].items() if name in named}
+    for entry in _dicts_in(facts["graph_module"]):
+        named.update(_NAME.findall(entry.get("expr_str", "")))
+    facts["range_constraints"] = {
+        name: constraint for name, constraint in facts["range_constraints"].items() if name in named
+    }
 
 
 def _tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield name and meta tensor of each described weight; tied weights are one tensor."""
     dtypes = _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE
 
-    known: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, facts in config["config"].items():
         described: Mapping[str, Any] | None = facts["tensor_meta"]
         if described is None:
             raise ModelFileError(f"tensor {name[:80]!r} is stored as a pickle, which is not run")
         sizes, strides = ([dim["as_int"] for dim in described[key]] for key in ("sizes", "strides"))
-        place = f"{facts['path_name']} {described} {facts['is_param']}"
-        if place not in known:
+        description = f"{facts['path_name']} {described} {facts['is_param']}"
+        if description not in tensors:
             tensor = torch.empty_strided(sizes, strides, dtype=dtypes[described["dtype"]], device="meta")
             trains = bool(described["requires_grad"])
-            known[place] = nn.Parameter(tensor, trains) if facts["is_param"] else tensor
-        yield name, known[place]
+            tensors[description] = nn.Parameter(tensor, trains) if facts["is_param"] else tensor
+        yield name, tensors[description]

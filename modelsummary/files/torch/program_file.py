@@ -87,22 +87,22 @@ class _Symbols:
         shown = [str(dim) for dim in shape]
         if len(shape) != len(size):
             raise InputError(f"an input takes size [{', '.join(shown)}], got {list(size)}")
-        for dim, number in zip(shape, size, strict=True):
+        for dim, length in zip(shape, size, strict=True):
             if isinstance(dim, torch.SymInt):
-                self._values |= _solved(self._bound(dim), number)
-            if self.number(dim) != number:
+                self._values |= _solved(self._bound(dim), length)
+            if self.integer(dim) != length:
                 raise InputError(f"an input was exported with size [{', '.join(shown)}], got {list(size)}")
 
-    def number(self, size: Any) -> int:
+    def integer(self, size: Any) -> int:
         """Return the integer to count with; raise ``ValueError`` if the size depends on values."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expression = self._bound(size)
-        known = size.node.shape_env.backed_var_to_val if size.node.shape_env is not None else {}
-        if not expression.free_symbols <= known.keys():
+        example_sizes = size.node.shape_env.backed_var_to_val if size.node.shape_env is not None else {}
+        if not expression.free_symbols <= example_sizes.keys():
             raise ValueError(f"{expression} depends on values")
-        hints = {symbol: int(known[symbol]) for symbol in expression.free_symbols}
-        self.open |= {str(symbol): number for symbol, number in hints.items()}
+        hints = {symbol: int(example_sizes[symbol]) for symbol in expression.free_symbols}
+        self.open |= {str(symbol): hint for symbol, hint in hints.items()}
         return int(expression.xreplace(hints))
 
     def _bound(self, size: torch.SymInt) -> Any:
@@ -112,7 +112,7 @@ class _Symbols:
     def tensor(self, name: str, value: TorchTensor, **facts: Any) -> Tensor:
         """Describe a fake tensor as plain data."""
         try:
-            size = tuple(self.number(dim) for dim in value.shape)
+            size = tuple(self.integer(dim) for dim in value.shape)
         except ValueError:
             size = None
         bound = (self._bound(dim) if isinstance(dim, torch.SymInt) else dim for dim in value.shape)
@@ -123,22 +123,22 @@ class _Symbols:
     def meta(self, value: Any) -> Any:
         """Return a meta tensor for a fake tensor, an integer for a symbolic size, and other values unchanged."""
         if isinstance(value, TorchTensor):
-            sizes = [self.number(dim) for dim in value.shape]
-            strides = [self.number(dim) for dim in value.stride()]
+            sizes = [self.integer(dim) for dim in value.shape]
+            strides = [self.integer(dim) for dim in value.stride()]
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
-        return self.number(value) if isinstance(value, torch.SymInt) else value
+        return self.integer(value) if isinstance(value, torch.SymInt) else value
 
 
-def _solved(expression: Any, number: int) -> dict[Any, int]:
+def _solved(expression: Any, length: int) -> dict[Any, int]:
     """Solve a size such as 2*s for its symbol; return {symbol: value}, or {} without an integer solution."""
     if len(expression.free_symbols) != 1:
         return {}
     (symbol,) = expression.free_symbols
     slope = expression.diff(symbol)
     start = (expression - slope * symbol).expand()
-    if not (slope.is_Integer and slope and start.is_Integer) or (number - int(start)) % int(slope):
+    if not (slope.is_Integer and slope and start.is_Integer) or (length - int(start)) % int(slope):
         return {}
-    return {symbol: (number - int(start)) // int(slope)}
+    return {symbol: (length - int(start)) // int(slope)}
 
 
 class _Builder:
@@ -150,10 +150,12 @@ class _Builder:
         self.parameters = dict(self.signature.inputs_to_parameters)  # the property builds a new dict each time
         self.buffers = dict(self.signature.inputs_to_buffers)
         self.state = dict(exported.state_dict)
-        self.given = set(self.signature.user_inputs)
+        self.user_inputs = set(self.signature.user_inputs)
         self.nodes = {node.name: node for node in exported.graph.nodes}
         inputs = {name: self.nodes[name].meta["val"] for name in self.signature.user_inputs if name in self.nodes}
-        self.symbols = _Symbols({name: each for name, each in inputs.items() if isinstance(each, TorchTensor)}, sizes)
+        self.symbols = _Symbols(
+            {name: value for name, value in inputs.items() if isinstance(value, TorchTensor)}, sizes
+        )
         self.tensors: dict[fx.Node, list[Tensor]] = {}
         self.tied: dict[int, Tensor] = {}  # by identity of the tensors in the state_dict
         self.operations: list[Operation] = []
@@ -166,25 +168,27 @@ class _Builder:
                 self._add_input(node)
         self._add(self.exported.graph_module, self.exported.graph.nodes, "", ())
         used = {tensor for operation in self.operations for tensor in operation.inputs}
-        given = [each for node, found in self.tensors.items() if node.op == "placeholder" for each in found]
+        placeholders = [
+            tensor for node, tensors in self.tensors.items() if node.op == "placeholder" for tensor in tensors
+        ]
         output = next(node for node in self.exported.graph.nodes if node.op == "output")
         returned = {name for name in self.signature.user_outputs if name in self.nodes}
         results = [
-            each for node in output.all_input_nodes if node.name in returned for each in self.tensors.get(node, [])
+            tensor for node in output.all_input_nodes if node.name in returned for tensor in self.tensors.get(node, [])
         ]
         return Program(
             self.name or "ExportedProgram",
-            [each for each in given if each.kind == "input"],
+            [tensor for tensor in placeholders if tensor.kind == "input"],
             results,
             self.operations,
-            [each for each in given if each.kind != "input" and each not in used],
+            [tensor for tensor in placeholders if tensor.kind != "input" and tensor not in used],
             notes=self._notes(),
         )
 
     def _notes(self) -> list[str]:
         notes = []
         if self.symbols.open:
-            listed = ", ".join(f"{name} = {number}" for name, number in list(self.symbols.open.items())[:4])
+            listed = ", ".join(f"{name} = {size}" for name, size in list(self.symbols.open.items())[:4])
             notes.append(f"open dimensions count with their exported sizes: {listed}")
         if self.undecided:
             listed = ", ".join(repr(name[:80]) for name in self.undecided[:4])
@@ -195,7 +199,7 @@ class _Builder:
         value = node.meta.get("val")
         if not isinstance(value, TorchTensor):
             return
-        if node.name in self.given:
+        if node.name in self.user_inputs:
             self.tensors[node] = [self.symbols.tensor(node.name, value, kind="input")]
             return
         facts: dict[str, Any] = {"kind": "buffer"}
@@ -223,10 +227,10 @@ class _Builder:
 
     def _add_wrapped(self, owner: Any, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> None:
         """Add the operators under ``torch.no_grad`` or autocast, which are in a graph of their own."""
-        position = next(n for n, each in enumerate(node.args) if isinstance(each, fx.Node) and each.op == "get_attr")
+        position = next(n for n, arg in enumerate(node.args) if isinstance(arg, fx.Node) and arg.op == "get_attr")
         passed = node.args[position + 1 :]
         inner = self._add_graph(owner, node.args[position], passed, f"{prefix}{node.name}.", around)
-        self.tensors[node] = [tensor for each in inner[-1].all_input_nodes for tensor in self.tensors.get(each, [])]
+        self.tensors[node] = [tensor for source in inner[-1].all_input_nodes for tensor in self.tensors.get(source, [])]
 
     def _add_graph(
         self, owner: Any, name: Any, passed: Sequence[Any], prefix: str, around: tuple[Scope, ...]
@@ -234,8 +238,8 @@ class _Builder:
         """Add the operators of a graph that a node calls with these arguments; return the nodes of the graph."""
         graph = getattr(owner, str(name.target))
         inner = list(graph.graph.nodes)
-        given = [self.tensors.get(each, []) for each in passed if isinstance(each, fx.Node)]
-        self.tensors |= dict(zip((each for each in inner if each.op == "placeholder"), given, strict=True))
+        inputs = [self.tensors.get(argument, []) for argument in passed if isinstance(argument, fx.Node)]
+        self.tensors |= dict(zip((node for node in inner if node.op == "placeholder"), inputs, strict=True))
         self._add(graph, inner, prefix, around)
         return inner
 
@@ -255,15 +259,17 @@ class _Builder:
 
     def _add_operation(self, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> Operation | None:
         value = node.meta.get("val")
-        made = [
-            each for each in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(each, TorchTensor)
+        results = [
+            tensor
+            for tensor in (value if isinstance(value, (tuple, list)) else [value])
+            if isinstance(tensor, TorchTensor)
         ]
-        inputs = [tensor for each in node.all_input_nodes for tensor in self.tensors.get(each, [])]
-        if not made:  # computed sizes, assertions
+        inputs = [tensor for source in node.all_input_nodes for tensor in self.tensors.get(source, [])]
+        if not results:  # computed sizes, assertions
             return None
         name = prefix + node.name
-        numbered = [name] if len(made) == 1 else [f"{name}_{number}" for number in range(len(made))]
-        outputs = [self.symbols.tensor(each, value) for each, value in zip(numbered, made, strict=True)]
+        names = [name] if len(results) == 1 else [f"{name}_{index}" for index in range(len(results))]
+        outputs = [self.symbols.tensor(result_name, result) for result_name, result in zip(names, results, strict=True)]
         self.tensors[node] = outputs
         operation = Operation(name, _type_of(node.target), (*around, *self._scopes(node)), inputs, outputs)
         if isinstance(node.target, OpOverload):
@@ -289,14 +295,16 @@ class _Builder:
         rule = op_rule(node.target)
         costs = Counters()
         try:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
+            args, kwargs = fx.map_arg(
+                (node.args, node.kwargs), lambda source: self.symbols.meta(source.meta.get("val"))
+            )
             if _reaches_outside(node.target):
                 raise InputError("an operator on files is not run")
             with torch.no_grad(), Operators(ShapeOnly(), costs):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # the operator needs values, or has no meta kernel
             operation.uncounted = operation.op_type if rule.facts.macs is not None or rule.matrix_like else None
-            if rule.facts.macs is not None and any(each.size is None for each in operation.inputs):
+            if rule.facts.macs is not None and any(tensor.size is None for tensor in operation.inputs):
                 operation.macs_expr = _expression(node)
             return
         counted = costs.running
@@ -306,15 +314,15 @@ class _Builder:
         operation.is_free = counted.bytes_read == counted.bytes_written == 0
         operation.aliases = bool(operation.inputs) and (operation.is_free or 0 in rule.writes)
         if counted.macs and any(
-            isinstance(dim, str) for each in (*operation.inputs, *operation.outputs) for dim in each.shape or ()
+            isinstance(dim, str) for tensor in (*operation.inputs, *operation.outputs) for dim in tensor.shape or ()
         ):
             operation.macs_expr = _expression(node)
 
 
 def _reaches_outside(target: Any) -> bool:
     """Return True for an operator that takes a text, which may name a file: ``aten.from_file`` makes files."""
-    types = {str(each.type) for each in target._schema.arguments}
-    return any("str" in each for each in types) and (target.namespace != "aten" or "Tensor" not in " ".join(types))
+    types = {str(argument.type) for argument in target._schema.arguments}
+    return any("str" in kind for kind in types) and (target.namespace != "aten" or "Tensor" not in " ".join(types))
 
 
 def _type_of(target: Any) -> str:
@@ -324,8 +332,8 @@ def _type_of(target: Any) -> str:
 def _constants_of(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of the operator other than tensors, by name, with defaults."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
-    values = {each.name: each.default_value for each in schema if each.has_default_value()}
-    values |= dict(zip((each.name for each in schema), node.args, strict=False))
+    values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    values |= dict(zip((argument.name for argument in schema), node.args, strict=False))
     values |= node.kwargs
     return {name: _plain(value) for name, value in values.items() if _is_plain(value)}
 
@@ -369,7 +377,7 @@ def _expression(node: fx.Node) -> Any:
     """Return multiply-adds of a node as an expression of the symbols in its sizes."""
     import sympy
 
-    values: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    values: Any = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
     args, kwargs = values
     counted = _Symbolic()
     try:

@@ -41,7 +41,7 @@ class ScriptFile:
         if not isinstance(self.model, ScriptObject):
             raise ModelFileError("data.pkl must hold a module")
         self._add_modules(self.model)
-        held = [self._known(name, tensor, "buffer") for name, tensor in _tensors_in("constants", self.constants)]
+        held = [self._listed(name, tensor, "buffer") for name, tensor in _tensors_in("constants", self.constants)]
         owned = {tensor for _, tensors in self.owned for tensor in tensors}
         unused = [tensor for tensor in held if tensor not in owned]
         return Program(_name_of(self.model), [], [], [], unused, owned=self.owned, stored=self.stored(), notes=[_NOTE])
@@ -69,34 +69,36 @@ class ScriptFile:
             self.budget.spend()
             self.scopes[id(module)] = scopes
             kind = self.code.script_class(module.class_name) or ScriptClass(module.class_name)
-            found: list[Tensor] = []
+            tensors: list[Tensor] = []
             inner: list[tuple[ScriptObject, tuple[Scope, ...]]] = []
             for name, value in _attributes(module):
                 if isinstance(value, ScriptTensor):
                     if name in kind.parameters or name in kind.buffers:
-                        found.append(self._known(name, value, "parameter" if name in kind.parameters else "buffer"))
+                        tensors.append(self._listed(name, value, "parameter" if name in kind.parameters else "buffer"))
                 elif isinstance(value, ScriptObject) and self._is_module(value):
                     fqn = f"{scopes[-1].fqn}.{name}" if scopes else name
                     inner.append((value, (*scopes, Scope(fqn, fqn, _name_of(value)))))
                 elif isinstance(value, ScriptObject) or not isinstance(module.state, dict):
-                    found += [self._known(place, each, "buffer") for place, each in _tensors_in(name, value)]
-            self.owned.append((scopes, found))
+                    tensors += [self._listed(path, tensor, "buffer") for path, tensor in _tensors_in(name, value)]
+            self.owned.append((scopes, tensors))
             pending += reversed(inner)
 
     def _is_module(self, value: ScriptObject) -> bool:
         kind = self.code.script_class(value.class_name)
         return kind is not None and kind.base == "Module"
 
-    def _known(self, name: str, found: ScriptTensor, kind: Any) -> Tensor:
-        if found not in self.tensors:
-            there = self.archive.size(found.storage)
-            if found.bytes_needed > there:
-                needs = f"needs {found.bytes_needed:,} bytes by its size, and has {there:,}"
+    def _listed(self, name: str, tensor: ScriptTensor, kind: Any) -> Tensor:
+        if tensor not in self.tensors:
+            there = self.archive.size(tensor.storage)
+            if tensor.bytes_needed > there:
+                needs = f"needs {tensor.bytes_needed:,} bytes by its size, and has {there:,}"
                 raise ModelFileError(f"tensor {name[:80]!r} {needs}")
-            dtype = str(found.dtype).removeprefix("torch.")
-            trains = kind == "parameter" and found.requires_grad
-            self.tensors[found] = Tensor(name, found.size, found.size, dtype, 8 * found.dtype.itemsize, kind, trains)
-        return self.tensors[found]
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            trains = kind == "parameter" and tensor.requires_grad
+            self.tensors[tensor] = Tensor(
+                name, tensor.size, tensor.size, dtype, 8 * tensor.dtype.itemsize, kind, trains
+            )
+        return self.tensors[tensor]
 
 
 def _name_of(module: ScriptObject) -> str:
@@ -116,17 +118,17 @@ def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, ScriptTensor]]:
     seen: set[int] = set()
     pending = [(name, value)]
     while pending:
-        place, each = pending.pop()
-        if id(each) in seen:
+        path, entry = pending.pop()
+        if id(entry) in seen:
             continue
-        seen.add(id(each))
-        if isinstance(each, ScriptTensor):
-            yield place, each
+        seen.add(id(entry))
+        if isinstance(entry, ScriptTensor):
+            yield path, entry
             continue
-        inner = each.state if isinstance(each, ScriptObject) else each
+        inner = entry.state if isinstance(entry, ScriptObject) else entry
         if isinstance(inner, dict):
-            pending += [(f"{place}.{key}", item) for key, item in reversed(inner.items())]
+            pending += [(f"{path}.{key}", item) for key, item in reversed(inner.items())]
         elif isinstance(inner, (list, tuple)):
-            pending += [(f"{place}.{number}", item) for number, item in reversed(list(enumerate(inner)))]
+            pending += [(f"{path}.{index}", item) for index, item in reversed(list(enumerate(inner)))]
         elif isinstance(inner, ScriptObject):
-            pending.append((place, inner))
+            pending.append((path, inner))

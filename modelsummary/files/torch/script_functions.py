@@ -137,7 +137,9 @@ def _of_flat(function: Callable[..., Any]) -> Callable[..., Any]:
             items = value.values() if isinstance(value, dict) else value
             for item in items if isinstance(value, (list, tuple, dict)) else ():
                 inner = item if isinstance(item, (list, tuple)) else (item,)
-                if isinstance(item, dict) or (inner is item and any(isinstance(x, (list, tuple, dict)) for x in inner)):
+                if isinstance(item, dict) or (
+                    inner is item and any(isinstance(part, (list, tuple, dict)) for part in inner)
+                ):
                     raise ModelFileError("lists within lists within lists are compared")
                 characters += sum(len(text) for text in inner if isinstance(text, str))
         if characters > 2 * _LONGEST:
@@ -256,22 +258,22 @@ def _extreme(best: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-def _code_point(number: int) -> str:
-    if not 0 <= number < 256:
+def _code_point(code_point: int) -> str:
+    if not 0 <= code_point < 256:
         raise ModelFileError("chr() takes 0 to 255")
-    return chr(number)
+    return chr(code_point)
 
 
-def _factorial(number: int) -> int:
-    if not 0 <= number <= 20:
+def _factorial(value: int) -> int:
+    if not 0 <= value <= 20:
         raise ModelFileError("an integer does not fit 64 bits")
-    return math.factorial(number)
+    return math.factorial(value)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
     length = max(len(a), len(b))
     pairs = zip([1] * (length - len(a)) + list(a), [1] * (length - len(b)) + list(b), strict=True)
-    return [y if x == 1 else x for x, y in pairs]
+    return [other if size == 1 else size for size, other in pairs]
 
 
 def _float_text(value: Any) -> float:
@@ -344,7 +346,7 @@ CONTAINER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "len": len,
     "append": _appended,
     "extend": _extended,
-    "insert": lambda values, place, value: values.insert(place, value),
+    "insert": lambda values, index, value: values.insert(index, value),
     "pop": _popped,
     "popitem": lambda values: values.popitem(),
     "clear": lambda values: values.clear(),

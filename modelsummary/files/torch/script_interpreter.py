@@ -124,20 +124,20 @@ class Interpreter:
     def _invoke(self, function: _Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         definition, owner = function.definition, function.owner
         variables = dict(function.around)
-        given = [owner, *args] if owner is not None else list(args)
+        positional = [owner, *args] if owner is not None else list(args)
         names = [parameter.arg for parameter in definition.args.args]
-        if len(given) > len(names):
-            raise ScriptError(f"{definition.name}() takes {len(names)} arguments, got {len(given)}")
-        variables.update(zip(names, given, strict=False))
+        if len(positional) > len(names):
+            raise ScriptError(f"{definition.name}() takes {len(names)} arguments, got {len(positional)}")
+        variables.update(zip(names, positional, strict=False))
         defaults = dict(zip(reversed(names), reversed(definition.args.defaults), strict=False))
-        for name in names[len(given) :]:
+        for name in names[len(positional) :]:
             if name in kwargs:
                 variables[name] = kwargs[name]
             elif name in defaults:
                 variables[name] = self._value(defaults[name], {})
             else:
                 raise ScriptError(f"{definition.name}() misses its argument {name!r}")
-        unknown = [name for name in kwargs if name not in names[len(given) :]]
+        unknown = [name for name in kwargs if name not in names[len(positional) :]]
         if unknown:
             raise ScriptError(f"{definition.name}() has no argument {unknown[0][:80]!r}")
         with self._budget.enter(), self._operators.enter(owner.scopes if owner is not None else None):
@@ -258,9 +258,9 @@ class Interpreter:
         limits = [self._value(arg, variables) for arg in source.args]
         if not 1 <= len(limits) <= 3 or not all(type(limit) is int for limit in limits):
             raise ScriptError("range() takes integers")
-        for number in range(*limits):
+        for index in range(*limits):
             self._budget.spend()
-            self._bind(statement.target, number, variables)
+            self._bind(statement.target, index, variables)
             result = self._block(statement.body, variables)
             if result is not _GOES_ON:
                 return result
@@ -323,9 +323,9 @@ class Interpreter:
     def _global(self, path: str) -> Any:
         """Return what a dotted name stands for, if it is a value; otherwise the name."""
         if path.startswith("CONSTANTS."):
-            place = path.removeprefix("CONSTANTS.c")
-            if place.isdecimal() and len(place) < 9 and int(place) < len(self._constants):
-                return self._constants[int(place)]
+            index = path.removeprefix("CONSTANTS.c")
+            if index.isdecimal() and len(index) < 9 and int(index) < len(self._constants):
+                return self._constants[int(index)]
             raise ModelFileError(f"{path[:80]!r} is not in constants.pkl")
         if path.startswith("__torch__."):
             owner, _, last = path.rpartition(".")
@@ -368,14 +368,14 @@ class Interpreter:
         return tuple(self._visit_List(node, variables))  # type: ignore[arg-type]
 
     def _visit_Dict(self, node: ast.Dict, variables: _Variables) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
+        result: dict[Any, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             if key is None:
                 raise ModelFileError("the code unpacks a dict")
             self._operators.call(
-                "aten", "_set_item", [made, self._value(key, variables), self._value(item, variables)], {}
+                "aten", "_set_item", [result, self._value(key, variables), self._value(item, variables)], {}
             )
-        return made
+        return result
 
     def _visit_UnaryOp(self, node: ast.UnaryOp, variables: _Variables) -> Any:
         value = self._value(node.operand, variables)
@@ -443,7 +443,7 @@ class Interpreter:
             if kind.value.id == "Optional":
                 return value is None or self._is_of(value, inner[0])
             if kind.value.id == "Union":
-                return any(self._is_of(value, each) for each in inner)
+                return any(self._is_of(value, member) for member in inner)
             if kind.value.id == "List":
                 return isinstance(value, list) and all(self._is_of(item, inner[0]) for item in value[:1])
             if kind.value.id == "Dict":

@@ -21,15 +21,15 @@ __all__ = ["DTYPES", "RefusedNameError", "call_operator", "number_of"]
 
 # The numbers of c10::ScalarType, which the code has for dtypes.
 DTYPES: dict[int, torch.dtype] = {
-    number: getattr(torch, name)
-    for number, name in enumerate(
+    scalar_type: getattr(torch, name)
+    for scalar_type, name in enumerate(
         "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32"
         " bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz"
         " float8_e4m3fnuz uint16 uint32 uint64".split()
     )
     if hasattr(torch, name)
 }
-_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+_NUMBERS = {dtype: scalar_type for scalar_type, dtype in DTYPES.items()}
 _MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
 _CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ def _bound(
             raise _Unfit
         values.append(_converted(argument, value, item))
     named: dict[str, Any] = {}
-    for argument in (*positional[len(args) :], *(each for each in arguments if each.only_by_name)):
+    for argument in (*positional[len(args) :], *(keyword for keyword in arguments if keyword.only_by_name)):
         if argument.name in kwargs:
             named[argument.name] = _converted(argument, kwargs[argument.name], item)
         elif not argument.has_default:
@@ -219,8 +219,8 @@ def _converted(argument: _Argument, value: Any, item: Callable[..., Any] | None)
         if len(value) > _MOST_NUMBERS:
             raise ModelFileError(f"an operator takes a list of {len(value):,}")
         if argument.has_optional_items:
-            return [None if each is None else _single(argument.kind, each, item) for each in value]
-        return [_single(argument.kind, each, item) for each in value]
+            return [None if entry is None else _single(argument.kind, entry, item) for entry in value]
+        return [_single(argument.kind, entry, item) for entry in value]
     if item is not None and argument.fixed_length is not None:
         return [_single(argument.kind, value, item)] * argument.fixed_length
     raise _Unfit

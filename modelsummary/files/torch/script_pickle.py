@@ -172,13 +172,13 @@ class _Machine:
 
     def _popped(self) -> list[Any]:
         """Remove the last mark and the values after it from the stack; return the values."""
-        place = len(self.stack) - 1
-        while self.stack[place] is not _MARK:
-            place -= 1
-            if place < 0:
+        position = len(self.stack) - 1
+        while self.stack[position] is not _MARK:
+            position -= 1
+            if position < 0:
                 raise ValueError("a mark is missing")
-        items = self.stack[place + 1 :]
-        del self.stack[place:]
+        items = self.stack[position + 1 :]
+        del self.stack[position:]
         return items
 
     def _extend(self, items: list[Any]) -> None:
@@ -206,10 +206,10 @@ class _Machine:
         target.state = state
 
     def _load(self, key: Any) -> None:
-        kind, name, place = key[:3]
-        if kind != "storage" or not isinstance(name, _Name) or name.module != "torch" or not isinstance(place, str):
+        kind, name, entry = key[:3]
+        if kind != "storage" or not isinstance(name, _Name) or name.module != "torch" or not isinstance(entry, str):
             self._refuse("BINPERSID")
-        self.stack.append(_Storage(f"{self.folder}/{place}", _STORAGES[name.name.removesuffix("Storage")]))
+        self.stack.append(_Storage(f"{self.folder}/{entry}", _STORAGES[name.name.removesuffix("Storage")]))
 
     def _call(self, arguments: Any) -> None:
         function = self.stack.pop()

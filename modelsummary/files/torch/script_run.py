@@ -142,13 +142,13 @@ class _Run:
             raise ModelFileError("data.pkl must hold a module")
         if self._interpreter.method(model, "forward") is not None:
             return "forward"
-        for number in range(20):
-            definition = self._interpreter.method(model, f"forward__{number}")
+        for overload in range(20):
+            definition = self._interpreter.method(model, f"forward__{overload}")
             if definition is not None:
                 parameters = definition.args.args[1:]
-                annotations = [getattr(each.annotation, "id", "") for each in parameters[:count]]
+                annotations = [getattr(parameter.annotation, "id", "") for parameter in parameters[:count]]
                 if len(parameters) - len(definition.args.defaults) <= count and set(annotations) <= {"Tensor"}:
-                    return f"forward__{number}"
+                    return f"forward__{overload}"
         return "forward"
 
     def _check_lists(self, model: Any, method: str, inputs: Mapping[str | int, Any]) -> None:
@@ -173,7 +173,7 @@ class _Run:
         zeros = torch.empty(list(size), dtype=dtype, device="meta")
         is_small = zeros.numel() <= _SMALL and not (dtype.is_floating_point or dtype.is_complex)
         if is_small or (self._follows and zeros.nbytes <= self.shapes.most_bytes):
-            return self.shapes.known(torch.zeros(size, dtype=dtype))
+            return self.shapes.with_values(torch.zeros(size, dtype=dtype))
         return new_tensor(Spec(zeros.shape, zeros.stride(), dtype), _CPU)
 
     # ------------------------------------------------------------------------------- what the file holds
@@ -188,21 +188,21 @@ class _Run:
             return self._values[id(value)]
         self._budget.spend(5)
         with self._budget.enter():
-            made: Any
+            result: Any
             if isinstance(value, ScriptObject):
-                made = self._object(value)
+                result = self._object(value)
             elif isinstance(value, list):
-                made = self._values[id(value)] = []
-                made += [self._materialized(item) for item in value]
+                result = self._values[id(value)] = []
+                result += [self._materialized(item) for item in value]
             elif isinstance(value, dict):
-                made = self._values[id(value)] = {}
-                made.update((self._materialized(key), self._materialized(item)) for key, item in value.items())
+                result = self._values[id(value)] = {}
+                result.update((self._materialized(key), self._materialized(item)) for key, item in value.items())
             elif type(value) is tuple:
-                made = tuple(self._materialized(item) for item in value)
+                result = tuple(self._materialized(item) for item in value)
             else:
                 raise ModelFileError(f"a pickle has {type(value).__name__}, which is not a value")
-        self._values[id(value)] = made
-        return made
+        self._values[id(value)] = result
+        return result
 
     def _object(self, value: ScriptObject) -> Any:
         if value.class_name.startswith("__torch__.torch.classes."):
@@ -210,12 +210,12 @@ class _Run:
         script_class = self._interpreter.script_class(value.class_name)
         if script_class.base == "Enum":
             return EnumMember(value.class_name, self._materialized(value.state))
-        made = self._values[id(value)] = Instance(script_class, scopes=self._file.scopes.get(id(value)))
-        if self._interpreter.method(made, "__setstate__") is not None:
-            self._interpreter.call_method(made, "__setstate__", [self._materialized(value.state)], {})
+        instance = self._values[id(value)] = Instance(script_class, scopes=self._file.scopes.get(id(value)))
+        if self._interpreter.method(instance, "__setstate__") is not None:
+            self._interpreter.call_method(instance, "__setstate__", [self._materialized(value.state)], {})
         elif isinstance(value.state, dict):
-            made.attributes.update((str(name), self._materialized(item)) for name, item in value.state.items())
-        return made
+            instance.attributes.update((str(name), self._materialized(item)) for name, item in value.state.items())
+        return instance
 
     def _tensor(self, tensor: ScriptTensor) -> Tensor:
         if tensor in self._tensors:
@@ -226,19 +226,19 @@ class _Run:
         if is_quantized:
             with _disable_current_modes():
                 like = torch.empty(tensor.size, dtype=dtype, device="meta")
-            made = new_tensor(Spec(like.shape, like.stride(), dtype), _CPU)
+            shape_tensor = new_tensor(Spec(like.shape, like.stride(), dtype), _CPU)
         else:
             if tensor.bytes_needed > self._file.archive.size(tensor.storage):
                 raise ModelFileError(f"a tensor needs {tensor.bytes_needed:,} bytes by its size, and has fewer")
             is_parameter = listed is not None and listed.kind == "parameter"
             base = self._storage(tensor.storage, dtype, is_parameter)
-            made = torch.as_strided(base, tensor.size, tensor.stride, tensor.offset)
-        self._tensors[tensor] = made
-        name = listed or Listed(
+            shape_tensor = torch.as_strided(base, tensor.size, tensor.stride, tensor.offset)
+        self._tensors[tensor] = shape_tensor
+        entry = listed or Listed(
             "constant", tensor.size, tensor.size, str(tensor.dtype)[6:], 8 * tensor.dtype.itemsize, "buffer"
         )
-        self._record.add(made, name, _QUANTIZED.get(tensor.dtype, ""))
-        return made
+        self._record.add(shape_tensor, entry, _QUANTIZED.get(tensor.dtype, ""))
+        return shape_tensor
 
     def _storage(self, name: str, dtype: torch.dtype, is_parameter: bool) -> Tensor:
         """Return a tensor of all elements of a storage; its values are known if it is small, or if values decide."""
@@ -252,11 +252,11 @@ class _Run:
             with _disable_current_modes():
                 values = torch.frombuffer(data, dtype=read) if count else torch.empty(0, dtype=read)
                 values = values != 0 if dtype is torch.bool else values
-            made = self.shapes.known(values)
+            base = self.shapes.with_values(values)
         else:
-            made = new_tensor(Spec(torch.Size((count,)), (1,), dtype), _CPU)
-        self._storages[name] = made
-        return made
+            base = new_tensor(Spec(torch.Size((count,)), (1,), dtype), _CPU)
+        self._storages[name] = base
+        return base
 
     # --------------------------------------------------------------------- what the interpreter asks for
 
@@ -314,8 +314,8 @@ class _Run:
 
     def _quantized(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         function = quantized_function(name)
-        inputs = [each for value in args for each in ([value] if not isinstance(value, list) else value)]
-        tensors = [each for each in inputs if isinstance(each, Tensor)] if "prepack" not in name else []
+        inputs = [item for value in args for item in ([value] if not isinstance(value, list) else value)]
+        tensors = [item for item in inputs if isinstance(item, Tensor)] if "prepack" not in name else []
         is_float = "dynamic" in name or "pack" in name
         quantized = "" if is_float else "quint8"
         called = partial(function, *args, **kwargs)
@@ -356,7 +356,7 @@ class _Run:
                 values = torch.tensor(data, dtype=None if dtype is None else _dtype(dtype), device=_CPU)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ScriptError(in_short(error)) from None
-        return self.shapes.known(values)
+        return self.shapes.with_values(values)
 
     def _to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Convert a tensor; devices have no meaning here."""
@@ -382,7 +382,7 @@ class _Run:
 
     def _dequantize(self, tensor: Any) -> Any:
         if isinstance(tensor, list):
-            return [self._dequantize(each) for each in tensor]
+            return [self._dequantize(item) for item in tensor]
         if not self._record.quantized(tensor):
             return tensor
         return self._record.whole("aten.dequantize", lambda: tensor + 0, [tensor])
@@ -512,10 +512,12 @@ _OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def _dtype(number: Any) -> torch.dtype:
-    if type(number) is not int or number not in DTYPES:
-        raise ModelFileError(f"the code has the dtype {number!r:.40}, which torch {torch.__version__} does not know")
-    return DTYPES[number]
+def _dtype(scalar_type: Any) -> torch.dtype:
+    if type(scalar_type) is not int or scalar_type not in DTYPES:
+        raise ModelFileError(
+            f"the code has the dtype {scalar_type!r:.40}, which torch {torch.__version__} does not know"
+        )
+    return DTYPES[scalar_type]
 
 
 def _is_list(value: Any) -> bool:

@@ -125,7 +125,7 @@ class ScriptShapes(ShapeOnly):
             raise ModelFileError(f"{rule.name} divides a tensor into {count:,}")
         self._budget.spend(3 * count)
 
-    def known(self, value: Tensor) -> Tensor:
+    def with_values(self, value: Tensor) -> Tensor:
         """Return a shape tensor whose values are known."""
         twin = new_tensor(spec_of(value), _CPU)
         self._known.set(twin, value)
@@ -142,15 +142,15 @@ class ScriptShapes(ShapeOnly):
         is_safe = rule.name in _COMPUTED or rule.is_view or torch.Tag.pointwise in getattr(func, "tags", ())
         if not is_safe or rule.name.startswith(_REFUSED_STARTS):
             return False
-        taken, made = list(tensors_in(args)), list(tensors_in(out))
-        work = sum(tensor.numel() for tensor in (*taken, *made)) + (cost.macs if cost else 0)
+        inputs, outputs = list(tensors_in(args)), list(tensors_in(out))
+        work = sum(tensor.numel() for tensor in (*inputs, *outputs)) + (cost.macs if cost else 0)
         if "pool" in rule.name and isinstance(args[1], (list, tuple)):
-            work += prod(args[1]) * sum(tensor.numel() for tensor in made)
+            work += prod(args[1]) * sum(tensor.numel() for tensor in outputs)
         if rule.name == "torchvision.nms":
-            work += taken[0].shape[0] ** 2 if taken[0].shape[0] <= _MOST_BOXES else self._work_left + 1
-        nbytes = 0 if rule.is_view else sum(tensor.nbytes for tensor in made)
+            work += inputs[0].shape[0] ** 2 if inputs[0].shape[0] <= _MOST_BOXES else self._work_left + 1
+        nbytes = 0 if rule.is_view else sum(tensor.nbytes for tensor in outputs)
         if rule.name in _SEARCHES:
-            nbytes += _SEARCH_BYTES * sum(tensor.numel() for tensor in taken)
+            nbytes += _SEARCH_BYTES * sum(tensor.numel() for tensor in inputs)
             work *= _OF_SEARCH
         if work > self._work_left or nbytes > self._bytes_left:
             self.is_used_up = True
@@ -205,9 +205,9 @@ class ScriptRecord:
 
     def add_inputs(self, inputs: Sequence[Tensor]) -> None:
         """Record the arguments of the run."""
-        self.inputs = [self.known(each, f"input_{number}", "input") for number, each in enumerate(inputs)]
+        self.inputs = [self.listed(tensor, f"input_{index}", "input") for index, tensor in enumerate(inputs)]
 
-    def known(self, tensor: Tensor, name: str, kind: Any = "activation", quantized: str = "") -> Listed:
+    def listed(self, tensor: Tensor, name: str, kind: Any = "activation", quantized: str = "") -> Listed:
         """Return the tensor of the program that a tensor of the run is; a new one if it is not listed."""
         if id(tensor) not in self._tensors:
             size, dtype = tuple(tensor.shape), quantized or str(tensor.dtype).removeprefix("torch.")
@@ -230,13 +230,13 @@ class ScriptRecord:
         if self._within is not None:
             self._within.append(cost)
             return out, cost
-        made = list(tensors_in(out))
-        inputs = [self.known(each, "constant", "buffer") for each in tensors_in((args, kwargs))]
+        results = list(tensors_in(out))
+        inputs = [self.listed(tensor, "constant", "buffer") for tensor in tensors_in((args, kwargs))]
         is_free = cost.bytes_read == cost.bytes_written == 0
-        if is_free and len(inputs) == len(made) == 1 and inputs[0].kind == "parameter":
-            self.add(made[0], inputs[0])  # a view of a weight
-        elif made:
-            operation = self._append(rule.name, inputs, made, cost)
+        if is_free and len(inputs) == len(results) == 1 and inputs[0].kind == "parameter":
+            self.add(results[0], inputs[0])  # a view of a weight
+        elif results:
+            operation = self._append(rule.name, inputs, results, cost)
             operation.is_free = is_free
             operation.aliases = bool(inputs) and (is_free or 0 in rule.writes)
             operation.gathers = rule.gathers
@@ -252,14 +252,14 @@ class ScriptRecord:
         """
         with self.unrecorded() as costs:
             out = run()
-        made = list(tensors_in(out))
-        listed = [self.known(each, "constant", "buffer") for each in inputs]
-        for tensor in made:
+        results = list(tensors_in(out))
+        listed = [self.listed(tensor, "constant", "buffer") for tensor in inputs]
+        for tensor in results:
             self._tensors.pop(id(tensor), None)
-            self.known(tensor, f"{name.rpartition('.')[2]}_{len(self.operations)}", quantized=quantized)
-        if made:
-            total = OpCost(sum(each.macs for each in costs), 0, 0, 0, None)
-            self._append(name, listed, made, total)
+            self.listed(tensor, f"{name.rpartition('.')[2]}_{len(self.operations)}", quantized=quantized)
+        if results:
+            total = OpCost(sum(cost.macs for cost in costs), 0, 0, 0, None)
+            self._append(name, listed, results, total)
         return out
 
     @contextmanager
@@ -271,12 +271,14 @@ class ScriptRecord:
         finally:
             self._within = outer
 
-    def _append(self, name: str, inputs: list[Listed], made: Sequence[Tensor], cost: OpCost) -> Operation:
+    def _append(self, name: str, inputs: list[Listed], results: Sequence[Tensor], cost: OpCost) -> Operation:
         last = f"{name.rpartition('.')[2]}_{len(self.operations)}"
         quantized = (
-            self._quantized.get(inputs[0], "") if inputs and all(each.is_floating_point() for each in made) else ""
+            self._quantized.get(inputs[0], "")
+            if inputs and all(result.is_floating_point() for result in results)
+            else ""
         )
-        outputs = [self.known(each, last, quantized=quantized) for each in made]
+        outputs = [self.listed(result, last, quantized=quantized) for result in results]
         operation = Operation(last, name, self.scopes, inputs, outputs)
         operation.macs, operation.elementwise_ops, operation.uncounted = cost.macs, cost.elementwise_ops, cost.uncounted
         self.operations.append(operation)
@@ -284,5 +286,5 @@ class ScriptRecord:
 
     def program(self, name: str, outputs: Sequence[Tensor]) -> Program:
         """Return the recorded operators."""
-        results = [self.known(each, "result") for each in outputs]
+        results = [self.listed(tensor, "result") for tensor in outputs]
         return Program(name, self.inputs, results, self.operations)
