@@ -176,9 +176,9 @@ class _Header:
                     self._value(inner)
         return None
 
-    def _tensor(self, alignment: int, known: dict[str, StoredTensor]) -> StoredTensor:
+    def _tensor(self, alignment: int, tensors: dict[str, StoredTensor]) -> StoredTensor:
         name = self._text()
-        check_name(name, known)
+        check_name(name, tensors)
         n_dims = self._number("I")
         if n_dims > _MOST_DIMENSIONS:
             raise ModelFileError(f"tensor {name[:80]!r} has {n_dims} dimensions; at most {_MOST_DIMENSIONS} are known")

@@ -29,23 +29,23 @@ def mismatches(weights: WeightStatistics, model: nn.Module) -> list[str]:
     >>> mismatches(weight_statistics(stored, "Net", Path("net.safetensors"), Budget()), nn.Sequential(nn.Linear(2, 3)))
     ["1 tensors of the model are missing: '0.bias'", '1 tensors are float16 in the file and float32 in the model']
     """
-    own, not_saved = _tensors_of(model), _not_saved(model)
+    model_tensors, not_saved = _tensors_of(model), _not_saved(model)
     stored = {name: (tensor.shape or (), tensor.dtype) for name, tensor in weights.tensors.items()}
-    theirs = _named_alike(stored, own)
-    both = [name for name in theirs if name in own]
+    renamed = _named_alike(stored, model_tensors)
+    both = [name for name in renamed if name in model_tensors]
     if 2 * len(both) < len(stored):
-        saved = {id(each): tuple(each.shape) for name, each in own.items() if name not in not_saved}
+        saved = {id(tensor): tuple(tensor.shape) for name, tensor in model_tensors.items() if name not in not_saved}
         return _by_shape([shape for shape, _ in stored.values()], list(saved.values()))
-    found = {id(own[name]) for name in both}
-    lost = [name for name, each in own.items() if id(each) not in found and name not in not_saved]
-    extra = [name for name in theirs if name not in own]
-    other = [name for name in both if theirs[name][0] != tuple(own[name].shape)]
+    matched = {id(model_tensors[name]) for name in both}
+    lost = [name for name, tensor in model_tensors.items() if id(tensor) not in matched and name not in not_saved]
+    extra = [name for name in renamed if name not in model_tensors]
+    other = [name for name in both if renamed[name][0] != tuple(model_tensors[name].shape)]
     lines = _line(lost, "of the model are missing") + _line(extra, "of the file are not in the model")
     if other:
         first = other[0]
-        shapes = f"{list(theirs[first][0])} in the file, {list(own[first].shape)} in the model"
+        shapes = f"{list(renamed[first][0])} in the file, {list(model_tensors[first].shape)} in the model"
         lines.append(f"{grouped(len(other))} tensors have other shapes: {first!r} is {shapes}")
-    dtypes = Counter((theirs[name][1], str(own[name].dtype).removeprefix("torch.")) for name in both)
+    dtypes = Counter((renamed[name][1], str(model_tensors[name].dtype).removeprefix("torch.")) for name in both)
     return lines + [
         f"{grouped(count)} tensors are {there} in the file and {here} in the model"
         for (there, here), count in dtypes.items()
@@ -69,21 +69,21 @@ def _not_saved(model: nn.Module) -> set[str]:
 
 
 def _named_alike(
-    stored: Mapping[str, tuple[tuple[int | str, ...], str]], own: Mapping[str, Tensor]
+    stored: Mapping[str, tuple[tuple[int | str, ...], str]], model_tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[tuple[int | str, ...], str]]:
     """Return the stored tensors under the prefix, added or removed, with which most names are the model's.
 
     Names are counted by their first part, in one pass: a file may have as many first parts as tensors.
     """
-    common = sum(name in own for name in stored)
+    common = sum(name in model_tensors for name in stored)
     added, removed = Counter[str](), Counter[str]()  # prefix -> names of the model's with it; how many more without it
     ambiguous: set[str] = set()  # prefixes without which two stored names are equal
-    for name in own:
+    for name in model_tensors:
         prefix, rest = _divided(name)
         added[prefix] += rest in stored
     for name in stored:
         prefix, rest = _divided(name)
-        removed[prefix] += (rest in own) - (name in own)
+        removed[prefix] += (rest in model_tensors) - (name in model_tensors)
         if prefix and rest in stored:
             ambiguous.add(prefix)
     counts = {(prefix, False): count for prefix, count in added.items()}
@@ -92,7 +92,7 @@ def _named_alike(
     if most <= common:
         return dict(stored)
     prefix, is_removed = min(choice for choice, count in counts.items() if count == most)
-    return {name.removeprefix(prefix) if is_removed else prefix + name: each for name, each in stored.items()}
+    return {name.removeprefix(prefix) if is_removed else prefix + name: entry for name, entry in stored.items()}
 
 
 def _divided(name: str) -> tuple[str, str]:
@@ -101,12 +101,12 @@ def _divided(name: str) -> tuple[str, str]:
     return (first + dot, rest) if dot else ("", name)
 
 
-def _by_shape(stored: Sequence[tuple[int | str, ...]], own: Sequence[tuple[int, ...]]) -> list[str]:
-    there, here = Counter(stored), Counter[tuple[int | str, ...]](own)
+def _by_shape(stored_shapes: Sequence[tuple[int | str, ...]], model_shapes: Sequence[tuple[int, ...]]) -> list[str]:
+    there, here = Counter(stored_shapes), Counter[tuple[int | str, ...]](model_shapes)
     common = (there & here).total()
     return [
-        f"names differ from the model's; {grouped(common)} of {grouped(len(stored))} tensors have the shape of one of "
-        f"the model's {grouped(len(own))}"
+        f"names differ from the model's; {grouped(common)} of {grouped(len(stored_shapes))} tensors have the shape of "
+        f"one of the model's {grouped(len(model_shapes))}"
     ]
 
 

@@ -80,39 +80,39 @@ def load_index(path: Path) -> WeightStatistics:
     budget = Budget.of_size(size)
     with path.open("rb") as file:
         index = _json(file.read(_LARGEST_HEADER), budget)
-    places = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelFileError("'weight_map' must map names of tensors to names of files")
     stored: dict[str, StoredTensor] = {}
-    for name in dict.fromkeys(places.values()):
+    for name in dict.fromkeys(weight_map.values()):
         budget.spend(_FILE_STEPS)
         for fqn, tensor in _part(path, name, budget).items():
             check_name(fqn, stored)
-            if places.get(fqn) != name:
+            if weight_map.get(fqn) != name:
                 raise ModelFileError(f"tensor {fqn[:80]!r} is in {name[:80]!r}, which the index denies")
             stored[fqn] = tensor
-    missing = next((fqn for fqn in places if fqn not in stored), None)
+    missing = next((fqn for fqn in weight_map if fqn not in stored), None)
     if missing is not None:
-        raise ModelFileError(f"tensor {missing[:80]!r} is not in {places[missing][:80]!r}")
-    return weight_statistics([stored[fqn] for fqn in places], "Module", path, budget, _wrong_total(index, stored))
+        raise ModelFileError(f"tensor {missing[:80]!r} is not in {weight_map[missing][:80]!r}")
+    return weight_statistics([stored[fqn] for fqn in weight_map], "Module", path, budget, _wrong_total(index, stored))
 
 
 def _part(index: Path, name: str, budget: Budget) -> dict[str, StoredTensor]:
     """Return the tensors in a file that an index names; the file must lie beside the index."""
-    if not name or name in (".", "..") or any(each in name for each in "/\\:\0") or len(name) > 255:
+    if not name or name in (".", "..") or any(character in name for character in "/\\:\0") or len(name) > 255:
         raise ModelFileError(f"it names the file {name[:80]!r}; files must lie beside the index")
-    place = index.parent / name
-    if not place.is_file():
+    path = index.parent / name
+    if not path.is_file():
         raise ModelFileError(f"it names the file {name[:80]!r}, which does not exist")
-    with reading(place):
-        return read_header(place, budget)
+    with reading(path):
+        return read_header(path, budget)
 
 
 def _wrong_total(index: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> list[str]:
     """Return a note if the index declares another number of bytes than the files have."""
     facts = index.get("metadata")
     declared = facts.get("total_size") if isinstance(facts, dict) else None
-    total = sum(each.nbytes for each in stored.values())
+    total = sum(tensor.nbytes for tensor in stored.values())
     if declared is None or declared == total:
         return []
     return [f"the index declares {str(declared)[:40]} bytes, the files have {grouped(total)}"]
@@ -153,40 +153,40 @@ def _json(data: bytes, budget: Budget) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ModelFileError(f"two entries of an object have the name {twice[:80]!r}")
-    return found
+    return entries
 
 
 def _tensors(header: Any, data_bytes: int) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise ModelFileError(f"the header must be a JSON object, got {type(header).__name__}")
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        check_name(name, found)
-        found[name] = _tensor(name, entry)
-    check_layout(found.values(), data_bytes)
-    end = max((each.begin + each.nbytes for each in found.values()), default=0)
-    if end != data_bytes or sum(each.nbytes for each in found.values()) != data_bytes:
+        check_name(name, tensors)
+        tensors[name] = _tensor(name, entry)
+    check_layout(tensors.values(), data_bytes)
+    end = max((tensor.begin + tensor.nbytes for tensor in tensors.values()), default=0)
+    if end != data_bytes or sum(tensor.nbytes for tensor in tensors.values()) != data_bytes:
         raise ModelFileError(f"the tensors do not fill the {grouped(data_bytes)} bytes of data")
-    return found
+    return tensors
 
 
 def _tensor(name: str, entry: Any) -> StoredTensor:
     """Return the tensor that an entry of a header describes."""
     entry = entry if isinstance(entry, dict) else {}
-    shape, places = entry.get("shape"), entry.get("data_offsets")
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
     dtype = entry.get("dtype")
-    if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS or not _are_sizes(places) or len(places) != 2:
+    if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS or not _are_sizes(offsets) or len(offsets) != 2:
         raise ModelFileError(f"tensor {name[:80]!r} must have a shape and two data_offsets, got {entry!r:.120}")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ModelFileError(f"tensor {name[:80]!r} has the unknown dtype {dtype!r:.40}")
-    known, bits = _DTYPES[dtype]
-    begin, end = places
+    dtype_name, bits = _DTYPES[dtype]
+    begin, end = offsets
     for size in shape:
         bits *= size
         if bits > 2**67 and 0 not in shape:  # more than 2 ** 64 bytes
@@ -196,8 +196,8 @@ def _tensor(name: str, entry: Any) -> StoredTensor:
             f"tensor {name[:80]!r} of shape {str(shape)[:80]} in {dtype} does not need the {end - begin} bytes that it "
             "declares"
         )
-    return StoredTensor(name, tuple(shape), known, begin, end - begin)
+    return StoredTensor(name, tuple(shape), dtype_name, begin, end - begin)
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**63 for each in value)
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)

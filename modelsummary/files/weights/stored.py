@@ -63,34 +63,34 @@ class WeightStatistics(FileStatistics):
 
     def bytes_by_dtype(self) -> dict[str, int]:
         """Return dtype -> bytes of all tensors of that dtype, largest first."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for tensor in self.tensors.values():
-            found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.nbytes
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.nbytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def check_name(name: str, known: Mapping[str, object]) -> None:
-    """Raise ``ModelFileError`` for a name that no tensor can have, or that another tensor in ``known`` has."""
+def check_name(name: str, tensors: Mapping[str, object]) -> None:
+    """Raise ``ModelFileError`` for a name that no tensor can have, or that another tensor in ``tensors`` has."""
     if not name or len(name) > _LONGEST_NAME or name.count(".") > _DEEPEST:
         raise ModelFileError(
             f"a tensor's name must have 1 to {_LONGEST_NAME} characters and at most {_DEEPEST} dots, got {name[:80]!r}"
         )
-    if name in known:
+    if name in tensors:
         raise ModelFileError(f"two tensors have the name {name[:80]!r}")
 
 
 def check_layout(tensors: Iterable[StoredTensor], data_bytes: int) -> None:
     """Raise ``ModelFileError`` if a tensor lies outside of the data of its file, or overlaps with another."""
     last: StoredTensor | None = None
-    for each in sorted(tensors, key=lambda tensor: (tensor.begin, tensor.nbytes)):
-        if each.begin + each.nbytes > data_bytes:
-            end = grouped(each.begin + each.nbytes)
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.begin, tensor.nbytes)):
+        if tensor.begin + tensor.nbytes > data_bytes:
+            end = grouped(tensor.begin + tensor.nbytes)
             raise ModelFileError(
-                f"tensor {each.name[:80]!r} ends at byte {end} of the data, which has {grouped(data_bytes)} bytes"
+                f"tensor {tensor.name[:80]!r} ends at byte {end} of the data, which has {grouped(data_bytes)} bytes"
             )
-        if last is not None and each.nbytes and each.begin < last.begin + last.nbytes:
-            raise ModelFileError(f"tensors {last.name[:80]!r} and {each.name[:80]!r} overlap")
-        last = each if each.nbytes or last is None else last
+        if last is not None and tensor.nbytes and tensor.begin < last.begin + last.nbytes:
+            raise ModelFileError(f"tensors {last.name[:80]!r} and {tensor.name[:80]!r} overlap")
+        last = tensor if tensor.nbytes or last is None else last
 
 
 def weight_statistics(
@@ -108,7 +108,7 @@ def weight_statistics(
         budget: what reading it may cost; each tensor and each module charges it.
         notes: further notes on the file.
     """
-    prefixes = {each.name.rpartition(".")[0] for each in stored}
+    prefixes = {entry.name.rpartition(".")[0] for entry in stored}
     around = {prefix: prefix.count(".") + 1 for prefix in prefixes if prefix}
     n_modules = sum(around.values())
     budget.spend(_TENSOR_STEPS * len(stored) + _MODULE_STEPS * n_modules)  # before the work, which takes seconds
@@ -117,17 +117,17 @@ def weight_statistics(
     budget.check_bytes(ROW_BYTES * len(around))
     tensors: dict[str, Tensor] = {}
     owned: dict[str, list[Tensor]] = {}
-    for each in stored:
-        prefix, _, name = each.name.rpartition(".")
-        trained = not _is_buffer(each, name)
-        bits = -(-8 * each.nbytes // max(prod(each.shape), 1))
+    for entry in stored:
+        prefix, _, name = entry.name.rpartition(".")
+        trained = not _is_buffer(entry, name)
+        bits = -(-8 * entry.nbytes // max(prod(entry.shape), 1))
         kind: Kind = "parameter" if trained else "buffer"
-        tensor = Tensor(name, each.shape, each.shape, each.dtype, bits, kind, trained)
-        tensor.nbytes = each.nbytes  # blocks of quantised elements have fractions of bits per element
-        tensors[each.name] = tensor
+        tensor = Tensor(name, entry.shape, entry.shape, entry.dtype, bits, kind, trained)
+        tensor.nbytes = entry.nbytes  # blocks of quantised elements have fractions of bits per element
+        tensors[entry.name] = tensor
         owned.setdefault(prefix, []).append(tensor)
     modules = [(_scopes(prefix.split(".") if prefix else []), inside) for prefix, inside in owned.items()]
-    held = Stored(sum(prod(each.shape) for each in stored), sum(each.nbytes for each in stored))
+    held = Stored(sum(prod(entry.shape) for entry in stored), sum(entry.nbytes for entry in stored))
     program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
     return WeightStatistics(program, path, tensors, budget)
 
