@@ -86,19 +86,20 @@ def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
     >>> from torch import nn
     >>> plain, normed = nn.Conv2d(3, 8, 3), nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     >>> forms = {"plain": plain, "normed": normed}
-    >>> found = compare({name: modelsummary.Statistics(each.eval(), (1, 3, 8, 8)) for name, each in forms.items()})
-    >>> [form.params for form in found.forms]
+    >>> models = {name: modelsummary.Statistics(form.eval(), (1, 3, 8, 8)) for name, form in forms.items()}
+    >>> comparison = compare(models)
+    >>> [form.params for form in comparison.forms]
     [224, 240]
-    >>> found.reasons[0]
+    >>> comparison.reasons[0]
     'normed: 1 batch norms are operators of their own'
     """
     if not models:
         raise InputError("models must hold at least one model to compare, got none")
     weights = {name: stats for name, stats in models.items() if isinstance(stats, WeightStatistics)}
-    live = next((each.root.module for each in models.values() if each.root.module is not None), None)
-    found = {} if live is None else {name: mismatches(stats, live) for name, stats in weights.items()}
+    live = next((stats.root.module for stats in models.values() if stats.root.module is not None), None)
+    differences = {} if live is None else {name: mismatches(stats, live) for name, stats in weights.items()}
     forms = [_form(name, stats, needs_forward=not weights) for name, stats in models.items()]
-    return Comparison(forms, [f"{name}: {line}" for name, lines in found.items() for line in lines])
+    return Comparison(forms, [f"{name}: {line}" for name, lines in differences.items() for line in lines])
 
 
 def _form(name: str, stats: ModelStatistics, *, needs_forward: bool) -> Form:
@@ -108,9 +109,9 @@ def _form(name: str, stats: ModelStatistics, *, needs_forward: bool) -> Form:
         is_live = not isinstance(stats, FileStatistics)
         return Form(name, stats.total_params, stats.total_param_bytes, None, None, None, None, 0, 0, is_live)
     if isinstance(stats, FileStatistics):
-        ran = [each for each in stats.operations if each.executed and not each.is_free]
-        counts = Counter(each.op_type for each in ran)
-        in_place, bandwidth = sum(each.aliases for each in ran), stats.bandwidth().total
+        ran = [operation for operation in stats.operations if operation.executed and not operation.is_free]
+        counts = Counter(operation.op_type for operation in ran)
+        in_place, bandwidth = sum(operation.aliases for operation in ran), stats.bandwidth().total
     else:
         counts, in_place = _operators_of(stats)
         bandwidth = stats.root.bytes_read + stats.root.bytes_written
@@ -177,8 +178,8 @@ def _reasons(first: Form, other: Form) -> list[str]:
     elif first.params != other.params:
         reasons.append("parameters differ, batch norms do not: constants may be merged, or be buffers")
     if first.in_place != other.in_place:
-        number = _fewer(first.in_place, other.in_place)
-        reasons.append(f"{number} work in place and need no storage of their own")
+        operators = _fewer(first.in_place, other.in_place)
+        reasons.append(f"{operators} work in place and need no storage of their own")
     if first.activations != other.activations and first.is_live != other.is_live:
         file, live = "results of all operators, views too", "results of leaf modules, without functions between them"
         reasons.append(

@@ -186,7 +186,7 @@ def _deny_writing() -> None:
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return
-    rights = (1 << max(number for since, number in _RIGHTS.items() if since <= version)) - 1
+    rights = (1 << max(n_rights for since, n_rights in _RIGHTS.items() if since <= version)) - 1
     attributes = struct.pack("=Q", rights & ~_READ)
     if version >= _NETWORK_SINCE:
         attributes += struct.pack("=Q", _TCP)

@@ -144,7 +144,7 @@ class Operation:
             return
         for position, tensor in enumerate(dict.fromkeys(self.inputs)):
             if self.gathers and position == 0:
-                yield tensor, min(tensor.moved, sum(each.moved for each in self.outputs))
+                yield tensor, min(tensor.moved, sum(output.moved for output in self.outputs))
             else:
                 yield tensor, tensor.moved
 
@@ -294,9 +294,9 @@ class Program:
         for tensor, position in last.items():
             leaving.setdefault(position, []).append(tensor)
         for position, operation in enumerate(executed):
-            made = [tensor for tensor in operation.outputs if tensor not in shown and tensor not in there]
-            there.update(dict.fromkeys(made))
-            nbytes = sum(tensor.nbytes for tensor in made)
+            results = [tensor for tensor in operation.outputs if tensor not in shown and tensor not in there]
+            there.update(dict.fromkeys(results))
+            nbytes = sum(tensor.nbytes for tensor in results)
             total, live = total + nbytes, live + nbytes
             if live > peak:
                 peak, peak_at = live, operation.name
@@ -323,13 +323,13 @@ def count_one_branch(branches: Mapping[str, Sequence[Operation]], taken: str | N
 
 
 def sizes_by_name(
-    inputs: Sequence[str], given: GivenSizes, described: Mapping[str, str] | None = None
+    inputs: Sequence[str], sizes: GivenSizes, described: Mapping[str, str] | None = None
 ) -> dict[str, Sequence[int]]:
     """Return the given sizes by the names of the inputs.
 
     Args:
         inputs: names of all inputs of the model.
-        given: sizes of some inputs by name, or of all by position.
+        sizes: sizes of some inputs by name, or of all by position.
         described: name -> declared size, for messages.
 
     Raises:
@@ -340,15 +340,15 @@ def sizes_by_name(
     """
     shown = described or {}
     listed = ", ".join(f"{name[:80]!r} {shown.get(name, '')}".strip() for name in list(inputs)[:8]) or "none"
-    if any(isinstance(key, int) for key in given):
-        if len(given) != len(inputs):
-            example = f"input={{{inputs[0][:80]!r}: {tuple(next(iter(given.values())))}}}" if inputs else "no input"
+    if any(isinstance(key, int) for key in sizes):
+        if len(sizes) != len(inputs):
+            example = f"input={{{inputs[0][:80]!r}: {tuple(next(iter(sizes.values())))}}}" if inputs else "no input"
             raise InputError(
-                f"expected one size for each of the inputs {listed}, got {len(given)}; or pass sizes by name: {example}"
+                f"expected one size for each of the inputs {listed}, got {len(sizes)}; or pass sizes by name: {example}"
             )
-        return dict(zip(inputs, given.values(), strict=True))
-    sizes = {str(name): size for name, size in given.items()}
-    for name in sizes:
+        return dict(zip(inputs, sizes.values(), strict=True))
+    named_sizes = {str(name): size for name, size in sizes.items()}
+    for name in named_sizes:
         if name not in inputs:
             raise InputError(f"the model has no input {name!r}; it has {listed}")
-    return sizes
+    return named_sizes

@@ -97,10 +97,10 @@ class _Tree:
         row = self._row(Scope(name, name, operation.op_type), around)
         self.rows[name] = row
         if operation.executed:
-            each: LayerInfo | None = row
-            while each is not None and not each.executed:
-                each.executed, each = True, each.parent_info
-        activations = [each for each in operation.inputs if each.kind in ("input", "activation")]
+            ancestor: LayerInfo | None = row
+            while ancestor is not None and not ancestor.executed:
+                ancestor.executed, ancestor = True, ancestor.parent_info
+        activations = [tensor for tensor in operation.inputs if tensor.kind in ("input", "activation")]
         row.input_size, row.input_bytes = _sizes(activations)
         row.output_size, row.output_bytes = _sizes(operation.outputs)
         row.self_macs, row.self_elementwise_ops = operation.macs, operation.elementwise_ops
@@ -110,7 +110,7 @@ class _Tree:
         kernel, groups = operation.attributes.get("kernel_shape"), operation.attributes.get("group")
         row.kernel_size = list(kernel) if isinstance(kernel, (list, tuple)) else []
         row.groups = groups if type(groups) is int else None
-        self._own(row, [each for each in operation.inputs if each.kind in ("parameter", "buffer")])
+        self._own(row, [tensor for tensor in operation.inputs if tensor.kind in ("parameter", "buffer")])
 
     def _own(self, row: LayerInfo, tensors: list[Tensor]) -> None:
         """Add parameters and buffers to a row, and to the totals of all rows around it."""
@@ -123,11 +123,11 @@ class _Tree:
             (facts.parameters if is_parameter else facts.buffers).append(owned)
             if is_parameter:
                 row.inner_layers[tensor.name] = size
-            around: LayerInfo | None = row
-            while around is not None:
-                each = self.facts[around.layer_id]
-                (each.all_parameters if is_parameter else each.all_buffers)[owned.key] = owned
-                around = around.parent_info
+            ancestor: LayerInfo | None = row
+            while ancestor is not None:
+                ancestor_facts = self.facts[ancestor.layer_id]
+                (ancestor_facts.all_parameters if is_parameter else ancestor_facts.all_buffers)[owned.key] = owned
+                ancestor = ancestor.parent_info
 
     def _cross_borders(self) -> None:
         """Set inputs and outputs of the modules: tensors that operators outside them make or use."""
@@ -170,8 +170,8 @@ def _sizes(tensors: Any) -> tuple[Sizes, int]:
     if not tensors:
         return None, 0
     distinct = list(dict.fromkeys(tensors))
-    sizes = tuple(UNKNOWN if each.shape is None else list(each.shape) for each in distinct)
-    nbytes = sum(each.nbytes for each in distinct)
+    sizes = tuple(UNKNOWN if tensor.shape is None else list(tensor.shape) for tensor in distinct)
+    nbytes = sum(tensor.nbytes for tensor in distinct)
     return (sizes[0] if len(sizes) == 1 else sizes if sizes else None), nbytes
 
 

@@ -61,7 +61,9 @@ class Bandwidth:
         buffer = f"a buffer of {grouped(self.buffer_bytes)} bytes" if self.buffer_bytes else "no buffer"
         lines = [table(cells, ["layer", "read_bw", "write_bw", "total_bw"], "lrrr", "simple")]
         lines += [f"Total with {buffer} on the chip: {self.total} bytes ({self.total / 1e6:.6f} MB)"]
-        lines += [f"Size unknown: {each.tensor!r} of {each.operator} ({each.op_type})" for each in self.unknown]
+        lines += [
+            f"Size unknown: {unknown.tensor!r} of {unknown.operator} ({unknown.op_type})" for unknown in self.unknown
+        ]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -118,7 +120,7 @@ class FileStatistics(ModelStatistics):
         Included are defaults, the values of small constant inputs (such as ``min`` of a Clip), and ``channel``,
         ``height`` and ``width`` of the input of a convolution.
         """
-        return {each.name: each.attributes for each in self.operations if each.op_type == op_type}
+        return {operation.name: operation.attributes for operation in self.operations if operation.op_type == op_type}
 
     def bandwidth(self, buffer_bytes: int = 0) -> Bandwidth:
         """Return the memory traffic: each operator reads its inputs and writes its outputs once.
@@ -151,8 +153,8 @@ class FileStatistics(ModelStatistics):
     @property
     def total_mult_adds_expr(self) -> Any:
         """``total_mult_adds`` as a sympy expression of the open dimensions; an int if there are none."""
-        found = self.formula("macs")
-        return found if found.free_symbols else int(found)
+        expression = self.formula("macs")
+        return expression if expression.free_symbols else int(expression)
 
     def open_dimensions(self, figure: str = "macs") -> list[str]:
         """Return the names of the open dimensions that a figure depends on; empty if the figure is one number.
@@ -226,10 +228,13 @@ class _Formulas:
         if figure in CONSTANT:
             return sympy.Integer(getattr(row, CONSTANT[figure]))
         if figure in ("macs", "flops"):
-            parts = (each.macs if each.macs_expr is None else each.macs_expr for each in self._operations(row))
+            parts = (
+                operation.macs if operation.macs_expr is None else operation.macs_expr
+                for operation in self._operations(row)
+            )
             return sympy.Integer(2 if figure == "flops" else 1) * sympy.Add(*parts)
         if figure == "total_output_bytes":
-            return sympy.Add(*(_bytes(each.outputs) for each in self._operations(row) if each.executed))
+            return sympy.Add(*(_bytes(operation.outputs) for operation in self._operations(row) if operation.executed))
         if figure in ("input_bytes", "output_bytes") and not layer:
             return _bytes(self._program.inputs if figure == "input_bytes" else self._program.outputs)
         raise FormulaError(f"no formula of {figure}{f' of {layer}' if layer else ''}: files have none")
@@ -237,7 +242,7 @@ class _Formulas:
     def at(self, sizes: Mapping[str, int], layer: str = "") -> FiguresAt:
         """Return the figures at these sizes of all open dimensions."""
         tensors = [*self._program.inputs, *self._program.outputs]
-        expressions = [self.formula("macs"), *(dim for each in tensors for dim in _symbolic(each))]
+        expressions = [self.formula("macs"), *(dim for tensor in tensors for dim in _symbolic(tensor))]
         names = {symbol.name for expression in expressions for symbol in expression.free_symbols}
         if set(sizes) != names:
             wanted = ", ".join(f"{name}=" for name in sorted(names)) or "no size"
@@ -249,8 +254,10 @@ class _Formulas:
 
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
         """Return a figure at these sizes."""
-        found = self.formula(figure, layer)
-        left = found.xreplace({symbol: sizes[symbol.name] for symbol in found.free_symbols if symbol.name in sizes})
+        expression = self.formula(figure, layer)
+        left = expression.xreplace(
+            {symbol: sizes[symbol.name] for symbol in expression.free_symbols if symbol.name in sizes}
+        )
         if left.free_symbols:
             raise FormulaError(
                 f"{figure} depends on {', '.join(map(str, left.free_symbols))}, which follow from values"
@@ -262,8 +269,8 @@ class _Formulas:
         return {}
 
     def _operations(self, row: LayerInfo) -> list[Operation]:
-        inside = {each.fqn for each in row.walk()}
-        return [each for each in self._program.operations if each.name in inside]
+        inside = {layer.fqn for layer in row.walk()}
+        return [operation for operation in self._program.operations if operation.name in inside]
 
 
 def _symbolic(tensor: Tensor) -> list[Any]:
