@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +25,7 @@ from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import StepOperator
-from modelsummary.operators.tensor_bytes import inner_tensors
+from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed
 
 __all__ = ["StepRun", "casting", "loss_of"]
 
@@ -102,6 +103,8 @@ class StepRun:
         """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""
         if self.plan.make_optimizer is not None and self._trained:
             self._optimizer = self.plan.make_optimizer(self._trained)
+            if (self.plan.device or self._device).type == "cuda":
+                _choose_foreach(self._optimizer)
             self._made_at_once = frozenset(map(id, self._optimizer.state))
             self._first_step(self._optimizer)
             states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
@@ -251,6 +254,21 @@ class StepRun:
         )
 
     _kind: ClassVar[type[Trace]] = Trace
+
+
+def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer of plain parameters update all tensors at once, as torch does by default on CUDA.
+
+    See ``_default_to_fused_or_foreach`` in torch/optim/optimizer.py, which does not know shape tensors. Optimizers that
+    do not ask it, such as Adafactor, update one tensor after the other everywhere.
+    """
+    kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
+    if not any(hasattr(sys.modules.get(kind.__module__), "_default_to_fused_or_foreach") for kind in kinds):
+        return
+    for group in optimizer.param_groups:
+        is_open = group.get("foreach", False) is None and not (group.get("fused") or group.get("differentiable"))
+        if is_open and not any(is_distributed(type(parameter)) for parameter in group["params"]):
+            group["foreach"] = True
 
 
 _Writes = list[tuple["ref[Tensor]", int]]  # of a gradient and its inner tensors: each with the number of writes to it

@@ -20,7 +20,7 @@ import torch
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
-from modelsummary.operators.operator_calls import OperatorCall, OperatorRun
+from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, specs_in
 from modelsummary.operators.operator_work import POINTWISE, Work, is_free, work_of
 
 __all__ = ["MODES", "Kernel", "StepOperator", "Timing", "check_mode", "kernels_of", "whole_call"]
@@ -213,8 +213,12 @@ def _foreach(
                 for key, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False)
             }
             moved = min(moved, 2 * sum(reads.values()))
-        elements = sum(max(work.sizes) for work, _ in members)
-        launches = 1 + len(members) // _TENSORS_PER_KERNEL
+        lists = [
+            specs_in(operator.run.call.args[:1]) for _, operator in members
+        ]  # a foreach operator takes many tensors
+        numels = [sum(spec.numel for spec in specs) for specs in lists]
+        elements = sum(max(*work.sizes, numel) for (work, _), numel in zip(members, numels, strict=True))
+        launches = 1 + sum(max(len(specs), 1) for specs in lists) // _TENSORS_PER_KERNEL
         work = Work(f"foreach {name}", "elementwise", members[0][0].dtype, (elements,), 0, moved)
         kernels.append(_kernel(work, members[0][1], timing, launches))
     return kernels

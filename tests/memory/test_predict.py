@@ -115,12 +115,24 @@ def test_dtypes_in_which_no_step_runs():
 def test_foreach_optimizers_hold_the_square_roots_of_all_states():
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
     nbytes, stats = 8 * 4 * 64 * 64, Statistics(model, (1, 64))
-    for device in ("cpu", "cuda"):
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for device, optimizer in (
+        ("cpu", torch.optim.AdamW(model.parameters(), foreach=True)),
+        ("cuda", torch.optim.AdamW(model.parameters(), foreach=True)),
+        ("cuda", "adamw"),  # foreach is torch's choice there
+    ):
         memory = stats.memory(optimizer=optimizer, device=device, workspaces=False, block_bytes=1)
         assert (memory.execution, memory.peak_at.phase) == ("shape", "step")
         # weights, gradients, two states and the roots, which torch._foreach_sqrt makes at once; input and result; steps
         assert memory.peak == pytest.approx(5 * nbytes + 2 * 4 * 64 + 8 * 4, abs=64)
+
+
+@pytest.mark.parametrize("settings", [{"foreach": False}, {"fused": True}])
+def test_optimizers_that_update_one_tensor_at_a_time_or_in_one_kernel(settings):
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    memory = Statistics(model, (1, 64)).memory(optimizer=optimizer, device="cuda", workspaces=False, block_bytes=1)
+    roots = memory.peak - 4 * 8 * 4 * 64 * 64  # beyond weights, gradients and two states
+    assert roots < 4 * 4 * 64 * 64  # at most three temporaries of one weight, and the activations
 
 
 def test_what_the_states_of_an_optimizer_share_counts_once():
