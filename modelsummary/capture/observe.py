@@ -124,7 +124,12 @@ def observe(
     has_values = not any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors()))
     can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == model_device or not storages)
     forward_only = "mode='inference'" if storages else "backward=False"
-    remedies = remedies_for(train=plan.train, forward_only=forward_only, converted=plan.dtype is not None)
+    remedies = remedies_for(
+        train=plan.train,
+        forward_only=forward_only,
+        converted=plan.dtype is not None,
+        checkpointed=bool(plan.checkpoint),
+    )
     block = plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1)
     with (
         no_collection(),

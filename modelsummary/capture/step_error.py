@@ -28,19 +28,25 @@ class NeedsValuesError(InputError):
         self.reason, self.phase = reason, phase
 
 
+_RUNS_AGAIN = (
+    "; a checkpointed module runs again and must do the same: turn off a cache that it fills, as by use_cache=False"
+)
 _CONVERTED = (
     "; dtype= converts parameters, buffers and inputs, but not what the forward casts or creates itself: "
     "pass autocast= instead"
 )
 
 
-def remedies_for(*, train: bool, forward_only: str = "mode='inference'", converted: bool = False) -> dict[str, str]:
+def remedies_for(
+    *, train: bool, forward_only: str = "mode='inference'", converted: bool = False, checkpointed: bool = False
+) -> dict[str, str]:
     """Return what to do, by phase; a forward without gradients in the model's own dtype leaves nothing to change.
 
     Args:
         train: the step has a backward.
         forward_only: argument with which the caller runs the forward alone.
         converted: the step runs in another dtype than the model's own.
+        checkpointed: modules run under activation checkpointing.
 
     >>> remedies_for(train=True)["forward"]
     "; mode='inference' runs the forward without gradients"
@@ -51,8 +57,9 @@ def remedies_for(*, train: bool, forward_only: str = "mode='inference'", convert
     return {
         "forward": f"{converting}; {forward_only} runs the forward without gradients",
         "loss": "; loss takes the model's result and returns the scalar that you train on",
-        "backward": "; pass loss=, a function from the model's result to the scalar that you train on,"
-        f" or {forward_only}",
+        "backward": _RUNS_AGAIN
+        if checkpointed
+        else f"; pass loss=, a function from the model's result to the scalar that you train on, or {forward_only}",
         "step": "; pass another optimizer",
     }
 
@@ -86,5 +93,5 @@ def _message(error: Exception, phase: str, remedies: Mapping[str, str]) -> str:
     if "more than 1 value per channel" in str(error):
         remedy = "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
     if isinstance(error, CheckpointError):
-        remedy = "; a checkpointed module runs again and must save the same tensors: turn off a cache that it fills"
+        remedy = _RUNS_AGAIN
     return f"the {what} of the step failed: {in_short(error)}{remedy}"

@@ -56,7 +56,8 @@ def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[in
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         apply_checkpoint(model, plan.checkpoint)
         step = _RealStep(model, args, kwargs, plan, device)
-        with as_step_error(lambda: step.doing, remedies_for(train=plan.train)), Operators(execution):
+        remedies = remedies_for(train=plan.train, checkpointed=bool(plan.checkpoint))
+        with as_step_error(lambda: step.doing, remedies), Operators(execution):
             assert isinstance(execution, RealExecution)
             execution.keep(step.written())
             step.run()  # saves what else a step writes, to restore it later; gives the optimizer its state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from modelsummary.capture.sizes import InputSize, is_size
 from modelsummary.errors import DataDependentError, in_short
 
 __all__ = ["failure"]
+
+_INTEGERS = re.compile(r"\b(Long|Int)\b|indices|integer")  # in torch's messages about dtypes
 
 
 def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
@@ -41,7 +44,8 @@ def _remedy(model: nn.Module, call: CallArguments, recording: Recording, message
         return "; use execution='auto' or 'real', with a model and inputs that hold values"
     if call.size_dtypes and ("dtype" in message or "scalar type" in message):
         dtypes = ", ".join(map(str, call.size_dtypes))
-        return f'; the inputs given by size are {dtypes}: for indices pass dtypes="long", or a list with one per size'
+        wanted = 'for indices pass dtypes="long"' if _INTEGERS.search(message) else "pass another dtype with dtypes="
+        return f"; the inputs given by size are {dtypes}: {wanted}, or a list with one per size"
     if "more than 1 value per channel" in message:
         return "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
     if call.size_dtypes and any(is_size(argument) for argument in call.args):

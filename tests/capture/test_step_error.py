@@ -181,7 +181,7 @@ class FillsACache(nn.Linear):
 def test_a_checkpointed_module_that_runs_differently_again():
     stats = Statistics(nn.Sequential(nn.Linear(4, 4), FillsACache(4, 4)), (1, 4))
     with pytest.raises(
-        StepError, match=r"CheckpointError: .*; a checkpointed module runs again and must save the same"
+        StepError, match=r"CheckpointError: .*; a checkpointed module runs again and must do the same"
     ):
         stats.memory(checkpoint=["1"])
 
@@ -208,3 +208,21 @@ def fails_with_gradients(self, x):
 def test_another_dtype_need_not_be_the_cause():
     with pytest.raises(StepError, match=r"autocast= instead; mode='inference' runs the forward without gradients$"):
         Statistics(model(fails_with_gradients), (1, 4)).memory(dtype=torch.bfloat16)
+
+
+class Appends(nn.Module):
+    """A block that adds to what an earlier run of it left, as one that fills a cache does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.kept = nn.Linear(4, 4), []
+
+    def forward(self, x):
+        self.kept.append(self.linear(x))
+        return torch.cat(self.kept).square()[: len(x)]
+
+
+def test_a_checkpointed_block_that_fills_a_cache():
+    stats = Statistics(nn.Sequential(Appends(), nn.Linear(4, 4)), (2, 4))
+    with pytest.raises(StepError, match=r"runs again and must do the same: turn off a cache .* use_cache=False"):
+        stats.memory(checkpoint=["0"])

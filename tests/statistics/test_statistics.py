@@ -115,6 +115,11 @@ def test_indices_given_by_size_need_a_dtype():
         Statistics(nn.Embedding(10, 4), (2, 3), execution="real")
 
 
+def test_other_dtypes_are_not_taken_for_indices():
+    with pytest.raises(ForwardError, match=r"given by size are torch\.float32: pass another dtype with dtypes=, or"):
+        Statistics(nn.Linear(3, 4).double(), (2, 3), execution="real", dtypes=torch.float32)
+
+
 def test_huge_models_take_no_memory():
     """A 400-billion-parameter stack: shapes only, nothing could be allocated."""
     with torch.device("meta"):
