@@ -29,7 +29,7 @@ from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError
 
-__all__ = ["CUDA_BLOCK", "check_initialized", "keep", "observe", "observed"]
+__all__ = ["CUDA_BLOCK", "check_initialized", "observe", "observed"]
 
 CUDA_BLOCK = 512
 _CPU = torch.device("cpu")
@@ -52,13 +52,6 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
         trace = observe(live.model, live.call, plan, storages=storages)
         live.kept(step)[trace.level] = trace
     return trace
-
-
-def keep(live: LiveModel, trace: Trace) -> None:
-    """Keep the trace of a forward for later questions, if it is what ``observe`` would return."""
-    is_forward = not (trace.train or trace.with_gradients or trace.notes or trace.failed)
-    if is_forward and trace.level == "operators" and trace.execution == "shape" and not _has_recurrent(live.model):
-        live.kept(_key_of(StepPlan(train=False), live.model))[trace.level] = trace
 
 
 def _key_of(plan: StepPlan, model: nn.Module) -> StepPlan:
@@ -146,9 +139,7 @@ def observe(
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
-            return run.trace(
-                device=str(wanted), execution="shape", notes=notes, noted=note(), with_gradients=plan.train
-            )
+            return run.trace(device=str(wanted), execution="shape", notes=notes, noted=note())
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
@@ -165,7 +156,7 @@ def observe(
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         notes = [f"The step ran for real: {reason}"]
-        return run.trace(device=str(wanted), execution="real", notes=notes, noted=note(), with_gradients=plan.train)
+        return run.trace(device=str(wanted), execution="real", notes=notes, noted=note())
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:

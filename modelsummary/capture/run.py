@@ -252,8 +252,9 @@ def _run_once(
             execution.ran = ran
         if isinstance(execution, ShapeOnly):
             execution.routes_evenly = routes_evenly
-        # a real run may hold much memory, which following its storages would prolong
-        step = StepRun(model, args, kwargs, _FORWARD, device, level="operators" if on_shapes else "costs")
+        # Arguments, and what tells later whether the model has changed, make a table of 100,000 modules
+        # a quarter slower.
+        step = StepRun(model, args, kwargs, _FORWARD, device, level="costs")
         try:
             with Operators(step.observer.around(execution)):
                 step.step()
@@ -261,10 +262,8 @@ def _run_once(
             error = raised
         facts = module_facts(model)
         names = {id(module.module): module.fqn for module in facts.values()}
-        notes = [EVEN_ROUTES] if routes_evenly else []
-        trace = step.trace(
-            names, device=str(device), execution="shape" if on_shapes else "real", notes=notes, with_gradients=grad
-        )
+        way = "shape" if on_shapes else "real"
+        trace = step.trace(names, device=str(device), execution=way, notes=[EVEN_ROUTES] if routes_evenly else [])
     return _Run(trace, execution, error, facts, is_on_meta and step.watch.under_foreign_autocast)
 
 

@@ -121,7 +121,6 @@ class Trace:
 
     Attributes:
         train: whether it has a backward.
-        with_gradients: whether autograd recorded the forward.
         device: device whose kernels were chosen.
         execution: ``"shape"`` or ``"real"``.
         notes: assumptions.
@@ -139,7 +138,6 @@ class Trace:
     """
 
     train: bool
-    with_gradients: bool
     device: str
     execution: str
     notes: Sequence[str]

@@ -187,6 +187,7 @@ class OperatorLog:
         self.runs: list[OperatorRun] = []
         self._identify, self._params = identify, params
         self._calls: dict[Any, OperatorCall] = {}
+        self._bare_runs: dict[Any, OperatorRun] = {}  # without arguments and autograd nodes
         self._next_node = {get_ident(): next_node_number()}  # autograd runs a backward on CUDA in a thread of its own
 
     def note(
@@ -218,10 +219,11 @@ class OperatorLog:
     def note_cost(self, func: Any, rule: OpRule, cost: OpCost) -> None:
         """Note one run of an operator without its arguments: of a view, which runs no kernel, or if costs suffice."""
         key = id(func) if cost is NO_COST else (id(func), cost)  # operators live as long as the process
-        call = self._calls.get(key)
-        if call is None:
-            call = self._calls[key] = OperatorCall(func, rule, (), {}, (), cost)
-        self.runs.append(OperatorRun(call, (), (), self._new_nodes()))
+        run = self._bare_runs.get(key)
+        if run is None:
+            run = self._bare_runs[key] = OperatorRun(OperatorCall(func, rule, (), {}, (), cost), (), ())
+        nodes = self._new_nodes()
+        self.runs.append(run._replace(nodes=nodes) if nodes else run)
 
     def _new_nodes(self) -> int:
         """Return the number of autograd nodes that were made since the last operator of this thread."""

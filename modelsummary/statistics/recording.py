@@ -12,7 +12,6 @@ from modelsummary.capture import Recording, capture, check_execution, list_layer
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import is_compiled, named_modules, unwrap
-from modelsummary.capture.observe import keep
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import ForwardError, InputError
 from modelsummary.statistics.forward_error import failure
@@ -82,10 +81,7 @@ def live_model(called: nn.Module, recorded: Recorded, stats: ModelStatistics) ->
     model = unwrap(called)
     names = {fqn for fqn, _ in named_modules(model)}
     added = next((row.fqn for row in recording.root.walk() if row.fqn not in names), None)
-    live = LiveModel(model, call, recording.execution, stats.batch_dim, compiled, added)
-    if recording.trace is not None and live.uninitialized is None:
-        keep(live, recording.trace)
-    return live
+    return LiveModel(model, call, recording.execution, stats.batch_dim, compiled, added)
 
 
 def statistics_of_file(

@@ -59,14 +59,13 @@ def test_questions_about_one_run_share_it():
     assert runs(model, lambda: stats.memory(optimizer="adamw", device="cuda", autocast=torch.bfloat16)) == 1
 
 
-def test_the_run_of_the_table_answers_questions_about_the_device_of_the_model():
+def test_the_name_of_the_own_device_is_the_default():
     model = Counted()
     stats = Statistics(model, torch.rand(3, 4))
-    assert runs(model, lambda: distinct_calls(stats.live, StepPlan(train=False))) == 0
-    assert runs(model, lambda: distinct_calls(stats.live, StepPlan())) == 1  # with gradients
-    stats.memory(optimizer="adamw")
-    kept = step_plan("train", {"optimizer": "adamw"})
-    assert runs(model, lambda: distinct_calls(stats.live, kept)) == 0
+    assert runs(model, lambda: distinct_calls(stats.live, StepPlan(train=False))) == 1
+    assert runs(model, lambda: distinct_calls(stats.live, StepPlan(train=False, device=torch.device("cpu")))) == 0
+    stats.memory(optimizer="adamw", device="cpu")
+    assert runs(model, lambda: distinct_calls(stats.live, step_plan("train", {"optimizer": "adamw"}))) == 0
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])

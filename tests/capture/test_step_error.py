@@ -180,9 +180,7 @@ class FillsACache(nn.Linear):
 
 def test_a_checkpointed_module_that_runs_differently_again():
     stats = Statistics(nn.Sequential(nn.Linear(4, 4), FillsACache(4, 4)), (1, 4))
-    with pytest.raises(
-        StepError, match=r"CheckpointError: .*; a checkpointed module runs again and must do the same"
-    ):
+    with pytest.raises(StepError, match=r"CheckpointError: .*; a checkpointed module runs again and must do the same"):
         stats.memory(checkpoint=["1"])
 
 
