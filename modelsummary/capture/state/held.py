@@ -1,7 +1,7 @@
 """The state that a forward can reach and change: attributes, containers, objects, closures, classes, globals.
 
 ``Held.save`` walks from the modules and the arguments and saves everything that it meets. ``Held.put_back`` writes back
-only the parts that changed, and ``Held.has_changed`` says whether there are any.
+only the parts that changed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ class Held:
     >>> cache, held = {"length": 0}, Held()
     >>> held.save([cache])
     >>> cache["length"] = 8
-    >>> held.has_changed()
-    True
     >>> held.put_back()
     >>> cache
     {'length': 0}
@@ -232,18 +230,6 @@ class Held:
 
             self._states.append((forget, None))
 
-    def has_changed(self) -> bool:
-        """Return True if an attribute, an outer variable, a global, or the content of a container differs."""
-        return (
-            any(self._empty)
-            or not all(_same_contents(container, contents) for _, container, contents in self._containers)
-            or not all(_same_contents(owner.__dict__, attributes) for owner, _, attributes in self._objects)
-            or any(getattr(owner, name, _MISSING) is not value for owner, name, value in self._slots)
-            or any(values.get(name, _MISSING) is not value for values, name, value in self._globals)
-            or any(_content(cell) is not value for cell, value in self._cells)
-            or any(_changed_in_class(*entry) for entry in self._classes)
-        )
-
     def put_back(self) -> None:
         """Write back all state that differs from the saved one."""
         for put, state in self._states:
@@ -291,13 +277,6 @@ def _globals_set_in(code: CodeType) -> tuple[str, ...]:
         instructions = dis.get_instructions(code)
         names += [instruction.argval for instruction in instructions if instruction.opcode == _STORE_GLOBAL]
     return tuple(dict.fromkeys(names))
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return _MISSING
 
 
 def _put_global(namespace: dict[str, Any], name: str, value: Any) -> None:
