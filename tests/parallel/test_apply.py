@@ -32,10 +32,12 @@ def _sharded(rank, n, cases, counts=True):
         plan = Statistics(model, inputs).parallel_plan(**sizes)
         plan.apply(model, plan.device_mesh("cpu"))
         ran = {}
-        # The counter registers hooks for the backward of modules, which hand an attention its key and its value twice.
-        if set(sizes) <= {"tensor", "expert", "sequence"} and not any(
-            isinstance(each, torch.nn.MultiheadAttention) for each in model.modules()
-        ):
+        # The counter registers hooks for the backward of modules, which hand an attention its key and its value twice,
+        # and forbid to write into the result of a module.
+        breaks = name == "shared_stacked" or any(
+            isinstance(part, torch.nn.MultiheadAttention) for part in model.modules()
+        )
+        if set(sizes) <= {"tensor", "expert", "sequence"} and not breaks:
             args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
             with CommDebugMode() as forward:
                 out = model(*args, **kwargs)
