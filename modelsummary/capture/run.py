@@ -71,7 +71,6 @@ class Recording:
         fallback_reason: why the run fell back from shape-only to real execution; None if it did not.
         error: exception of the forward, if it raised; the tree then reaches up to the failing layer.
         failed: the layers that were running when it raised, innermost first.
-        trace: what was observed; None without a forward.
     """
 
     root: LayerInfo
@@ -79,7 +78,6 @@ class Recording:
     fallback_reason: str | None = None
     error: Exception | None = None
     failed: list[LayerInfo] = field(default_factory=list)
-    trace: Trace | None = None
 
 
 def list_layers(model: nn.Module) -> Recording:
@@ -215,7 +213,7 @@ def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
     root = call_tree(run.facts, run.trace)
     rows = {row.key: row for row in root.walk() if row.executed}
     failed = [rows[key] for key in run.trace.failed] if run.error is not None else []
-    return Recording(root, execution, error=run.error, failed=failed, trace=run.trace)
+    return Recording(root, execution, error=run.error, failed=failed)
 
 
 def _attempt(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, **options: bool) -> _Run:

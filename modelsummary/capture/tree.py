@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import torch
 
 from modelsummary.capture.modules import ModuleFacts, Owned, groups_of, kernel_size_of, totals
+from modelsummary.capture.operator_mode import Costs
 from modelsummary.capture.trace import Trace, TracedCall
 from modelsummary.layer_info import UNKNOWN, CallKey, LayerInfo, total
 from modelsummary.operators.operator_facts import NO_COST
@@ -89,19 +90,15 @@ class _Tree:
 
     def add_costs(self, trace: Trace) -> None:
         """Add the cost of each operator to the row of its call."""
+        costs: defaultdict[CallKey, Costs] = defaultdict(Costs)
         for run, _, key in trace.operators:
-            cost = run.call.cost
-            if cost is NO_COST:
-                continue
-            row = self.root if key is None else self._row_of_call[key]
-            row.self_macs += cost.macs
-            row.self_elementwise_ops += cost.elementwise_ops
-            row.self_bytes_read += cost.bytes_read
-            row.self_bytes_written += cost.bytes_written
-            if cost.skipped_macs != 0:
-                row.self_skipped_macs = total(row.self_skipped_macs, cost.skipped_macs)
-            if cost.uncounted is not None:
-                row.uncounted_ops[cost.uncounted] = row.uncounted_ops.get(cost.uncounted, 0) + 1
+            if run.call.cost is not NO_COST:
+                costs[self.root.key if key is None else key] += run.call.cost
+        for key, sums in costs.items():
+            row = self._row_of_call[key]
+            row.self_macs, row.self_elementwise_ops = sums.macs, sums.elementwise_ops
+            row.self_bytes_read, row.self_bytes_written = sums.bytes_read, sums.bytes_written
+            row.self_skipped_macs, row.uncounted_ops = sums.skipped_macs, sums.uncounted
         if trace.n_in_other_threads:
             self.root.uncounted_ops[_OTHER_THREAD] = trace.n_in_other_threads
 

@@ -18,7 +18,7 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Counters, Counting, Operators
+from modelsummary.capture.operator_mode import Counting, Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError, in_short
@@ -137,7 +137,7 @@ class ShapeProp:
             TraceError: a node failed.
         """
         target = torch.device(device) if device is not None else None
-        with without_data(self.module, CallArguments(args, {}, None), target, Counters()) as (positional, kwargs):
+        with without_data(self.module, CallArguments(args, {}, None), target) as (positional, kwargs):
             return NodeRunner(self.module).run(*in_order(self.module, positional, kwargs))
 
 
@@ -196,7 +196,7 @@ def without_data(
     module: nn.Module,
     call: CallArguments,
     device: torch.device | None,
-    counting: Counting,
+    counting: Counting | None = None,
     *,
     really: bool = False,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -208,7 +208,7 @@ def without_data(
         module: the module.
         call: its arguments.
         device: device of the tensors; None: the device of the module.
-        counting: counter that gets the costs of the operators.
+        counting: counter that gets the costs of the operators; None: they are not added up.
         really: run on data, on the module's own device.
     """
     leaves = {id(tensor): tensor if tensor.is_leaf else tensor.detach().requires_grad_() for tensor in call.tensors()}
