@@ -417,7 +417,7 @@ def _averaged(_rank, _n):
     for name, sizes in (
         ("gpt2", {"tensor": 2}),
         ("fused", {"tensor": 2}),
-        ("vit", {"tensor": 2}),
+        ("biased", {"tensor": 2}),
         ("mixture", {"expert": 2}),
     ):
         pair = []
