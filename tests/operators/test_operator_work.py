@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 import torch
 
-from modelsummary import Statistics, register_op_cost
+from modelsummary import Statistics, cluster, register_op_cost
 from modelsummary.operators.operator_calls import OperatorLog
 from modelsummary.operators.operator_facts import op_rule
 from modelsummary.operators.operator_work import work_of
@@ -279,3 +279,71 @@ def test_flex_attention_is_a_kernel_without_the_blocks_that_its_mask_excludes():
         (kernel,) = [each for each in stats.kernels("A100") if each.op_class == "attention"]
         assert kernel.sizes == (8, 256, 256, 16)
         assert kernel.flops == part * 2 * 2 * 8 * 256 * 256 * 16 == 2 * (stats.root.macs - stats.root.skipped_macs)
+
+
+@torch.library.custom_op("modelsummary_tests::product", mutates_args=())
+def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+own_product.register_fake(lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
+own_product.register_autograd(
+    lambda context, gradient: (None, own_product(context.input.t(), gradient)),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "input", inputs[0]),
+)
+
+
+class Multiplied(torch.nn.Module):
+    def __init__(self, is_custom):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(512, 256))
+        self.is_custom = is_custom
+
+    def forward(self, x):
+        return own_product(x, self.weight) if self.is_custom else x.mm(self.weight)
+
+
+def test_a_custom_operator_with_a_formula_takes_the_time_of_its_equal_in_every_answer():
+    register_op_cost(torch.ops.modelsummary_tests.product)(lambda a, b, out: a.numel() * b.shape[1])
+    answers = []
+    for is_custom in (True, False):
+        stats = Statistics(Multiplied(is_custom), (torch.rand(64, 512),))
+        (kernel,) = stats.kernels("A100")
+        # 2 x 64 x 512 x 256 FLOPs; reads 64 x 512 and 512 x 256 floats, writes 64 x 256
+        assert facts(kernel.work) == ("gemm", (1, 64, 256, 512), 16_777_216, 4 * (32_768 + 131_072 + 16_384))
+        latency = stats.estimate_latency("A100", backward=True)
+        assert not latency.uncounted_ops
+        step = stats.simulate(cluster.Plan(micro_batch=64), cluster.Cluster("A100"), global_batch=64)
+        # the gradient of the weight is a product of equally many multiply-adds
+        assert (stats.root.macs, step.model_flops, step.uncounted_ops) == (8_388_608, 2 * 16_777_216, {})
+        answers.append((kernel.seconds, latency.forward_ms, latency.backward_ms, step.seconds_by_cause))
+    assert answers[0] == answers[1]
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, is_flex):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.rand(64))
+        self.is_flex = is_flex
+
+    def forward(self, x):
+        flex = pytest.importorskip("torch.nn.attention.flex_attention")
+        attention = flex.flex_attention if self.is_flex else torch.nn.functional.scaled_dot_product_attention
+        scaled = x * self.scale
+        return attention(scaled, scaled, scaled)
+
+
+def test_flex_attention_takes_the_time_of_attention_without_a_mask_in_every_answer():
+    seconds = []
+    for is_flex in (True, False):
+        stats = Statistics(Attention(is_flex).to(torch.bfloat16), (torch.rand(4, 16, 1024, 64).to(torch.bfloat16),))
+        (kernel,) = [kernel for kernel in stats.kernels("A100") if kernel.op_class == "attention"]
+        # scores and weighted values: 2 x 2 x 64 heads x 1,024 queries x 1,024 keys x 64
+        assert (kernel.sizes, kernel.flops) == ((64, 1024, 1024, 64), 17_179_869_184)
+        backward_ms = stats.estimate_latency("A100", backward=True).backward_ms
+        step = stats.simulate(cluster.Plan(micro_batch=4), cluster.Cluster("A100"), global_batch=4)
+        # the backward: gradients of query, key, value and weights, two of these products each
+        assert step.model_flops == 3 * 17_179_869_184
+        seconds.append((kernel.seconds, backward_ms, step.seconds_by_cause["optimizer"]))
+    # of a default block mask of one block, flex_attention reads a few numbers
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-4)
