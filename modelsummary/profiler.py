@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from modelsummary._torch import tree_leaves
 from modelsummary.capture import Recording, capture
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.clock import Clock, CpuClock, clock_for

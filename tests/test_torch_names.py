@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import modelsummary
@@ -14,18 +16,175 @@ from modelsummary import _torch
 
 PACKAGE = Path(modelsummary.__file__).parent
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+# Attributes that begin with an underscore and are neither the package's nor torch's.
+OTHERS = {
+    "_asdict _fields _replace": "public methods of named tuples",
+    "_exit _getframe _lru_cache_wrapper": "of Python: os, sys, functools",
+    "_option_string_actions": "of argparse, which names unknown options",
+    "_quantize _data": "of quantised caches of transformers and optimum",
+    "_experts _is_weight": "marks of the package on tensors",
+    "_default_to_fused_or_foreach": "only asked for: an optimizer without it is not torch's",
+}
+_BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "swapped")
 
 
-def test_nothing_else_names_private_parts_of_torch():
-    private = re.compile(r"\b(from )?torch\._(?!_version__|dynamo)\w+")
-    found = {path.name for path in PACKAGE.rglob("*.py") if private.search(path.read_text())}
-    assert found == {"_torch.py"}
+def _room(path):
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def _defined(tree):
+    """The private names that a file defines: functions, classes, variables, attributes of its objects."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            yield node.attr
+
+
+def _is_self(node):
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _attributes(tree):
+    """The private attributes that a file reads, sets, or asks for by name, each with the path in front of it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner, name = ast.unparse(node.value), node.attr
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            owner, name = ast.unparse(node.args[0]), node.args[1].value if called in _BY_NAME else ""
+        else:
+            continue
+        if isinstance(name, str) and name.startswith("_") and not name.startswith("__"):
+            yield owner, name
+
+
+def _imports(tree):
+    """The private modules and names of other packages that a file imports, or that code in its texts imports."""
+    for node in ast.walk(tree):
+        parts = []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("modelsummary"):
+            parts = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            parts = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = re.findall(r"^(?:from|import) +(torch[\w.]*(?: import \w+)?)", node.value)
+        for part in parts:
+            if any(name.startswith("_") and not name.startswith("__") for name in re.split(r"[. ]", part)):
+                yield part
+
+
+def _files():
+    return {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py") if _room(path) != "_torch"}
+
+
+def _listed(names):
+    return {name for line in names for name in line.split()}
+
+
+def test_nothing_else_imports_private_parts_of_torch():
+    imports = {f"{path.relative_to(PACKAGE)}: {name}" for path, tree in _files().items() for name in _imports(tree)}
+    assert imports == set()
+
+
+def test_nothing_else_names_private_attributes():
+    """An attribute of an operator is the operator; another one is the package's, in the list, or another library's."""
+    files = _files()
+    defined = {room: set() for room in map(_room, files)}
+    for path, tree in files.items():
+        defined[_room(path)].update(_defined(tree))
+    listed = _listed(_torch.ATTRIBUTES.values()) | _listed(OTHERS)
+    operators = _listed(_torch.OPERATORS.values())
+    unlisted, named = set(), set()
+    for path, tree in files.items():
+        for owner, name in _attributes(tree):
+            named.add(name)
+            is_operator = name in operators and owner.rpartition(".")[2] in _torch.OPERATORS
+            if not is_operator and name not in listed | defined[_room(path)] and owner != "self":
+                unlisted.add(f"{path.relative_to(PACKAGE)}: {owner}.{name}")
+    assert unlisted == set()
+    assert (listed | operators) - named <= {"_packed_params"}  # the list has no name that nothing reads
+
+
+def _parameter():
+    parameter = torch.ones(2)
+    parameter._is_param = True
+    assert isinstance(parameter, nn.Parameter)
+    return parameter
+
+
+def _instances():
+    graph = torch.fx.Graph()
+    x = torch.ones(2, requires_grad=True)
+    return {
+        "torch.Tensor": [_parameter(), torch.ones(2).to_sparse(), torch.nested.nested_tensor([torch.ones(2)])],
+        "torch.nn.Module": [nn.Linear(2, 2)],
+        "torch.nn.LSTM": [nn.LSTM(2, 2)],
+        "torch.nn.Conv2d": [nn.Conv2d(1, 1, 1)],
+        "torch.UntypedStorage": [torch.ones(2).untyped_storage()],
+        "torch.autograd.graph.Node": [(x * x).grad_fn],
+        "torch._ops.OpOverload": [torch.ops.aten.add.Tensor],
+        "torch.jit.ScriptModule": [torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))],
+        "torch.ao.nn.quantized.Linear": [torch.ao.nn.quantized.Linear],
+        "torch.distributions.Distribution": [torch.distributions.Distribution],
+        "torch.fx.Graph": [graph],
+        "torch.fx.graph.CodeGen": [graph._codegen],
+    }
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_attributes_of_objects():
+    instances = _instances()
+    assert instances.keys() == _torch.ATTRIBUTES.keys()
+    missing = [
+        f"{owner}.{name}"
+        for owner, names in _torch.ATTRIBUTES.items()
+        for name in names.split()
+        if not any(hasattr(instance, name) or name in dir(instance) for instance in instances[owner])
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("namespace", _torch.OPERATORS)
+def test_operators(namespace):
+    operators = getattr(torch.ops, namespace)
+    assert all(hasattr(operators, name) for name in _torch.OPERATORS[namespace].split())
 
 
 @pytest.mark.parametrize("name", _torch.__all__)
 def test_names(name):
     if name != "top_saved_tensors_hooks" or TORCH >= (2, 7):
         assert getattr(_torch, name) is not None
+
+
+@pytest.mark.parametrize("line", [_torch.RUNNING_BACKWARD, _torch.ALL_TO_ALL, _torch.STRIDED_SHARD, _torch.TREES])
+def test_imports_of_written_code(line):
+    exec(line, {})
+
+
+def test_names_imported_when_they_are_used():
+    assert all(map(callable, _torch.backward_halves()))
+    assert _torch.same_for_all() is not None
+    assert _torch.strided_shard(0, 2) is not None
+    assert _torch.fake_store() is not None
+    assert _torch.functional_collectives().all_reduce is not None
+    assert _torch.tensor_metadata(torch.ones(2)).shape == (2,)
+    assert any(hasattr(torch.utils.checkpoint, name) for name in _torch.CHECKPOINT_GENERATORS)
+    assert TORCH >= (2, 13) or hasattr(torch.utils.checkpoint, _torch.CHECKPOINT_INPUTS)
+    assert _hook_of_checkpointing().__qualname__.startswith(_torch.CHECKPOINT_HOOK)
+
+
+def _hook_of_checkpointing():
+    hooks = []
+
+    def function(x):
+        hooks.append(_torch.top_saved_tensors_hooks(True) if _torch.top_saved_tensors_hooks else None)
+        return x * x
+
+    torch.utils.checkpoint.checkpoint(function, torch.ones(2, requires_grad=True), use_reentrant=False)
+    return hooks[0][0]
 
 
 def test_switches_tell_what_is_on():
@@ -90,7 +249,7 @@ def test_flags_of_tensors():
 
 
 def test_the_serializer_knows_dtypes():
-    assert torch.float32 in _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE.values()
+    assert torch.float32 in _torch.serialized_dtypes().values()
 
 
 @pytest.mark.skipif(TORCH < (2, 10), reason="a fake process group of older versions runs no FSDP")

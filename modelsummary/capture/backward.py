@@ -88,13 +88,12 @@ class BackwardNodes:
 
     def _mark(self, call: ModuleCall | None) -> Callable[..., None]:
         logs, ends, now = self._logs, self._ends, self._now
-        queue: Any = torch.autograd.Variable._execution_engine.queue_callback
 
         def mark(*_: Any) -> None:
             backward = _torch.running_backward()
             if backward not in ends:
                 ends[backward] = None
-                queue(lambda: ends.__setitem__(backward, now()))
+                _torch.queue_callback(lambda: ends.__setitem__(backward, now()))
                 self.ran = True
             logs[backward, get_ident()] += (call, now())
 

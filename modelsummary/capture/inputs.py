@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from modelsummary._torch import tree_leaves
 from modelsummary.capture.devices import check_together, requested_device
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.sizes import (

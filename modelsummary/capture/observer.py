@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from modelsummary import _torch
-from modelsummary._torch import FakeTensor
+from modelsummary._torch import FakeTensor, disable_current_modes, tree_map
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.capture.operator_mode import Execution
 from modelsummary.operators.operator_calls import OperatorLog
@@ -329,7 +327,7 @@ class Observer:
         """
         saved = getattr(node, "_raw_saved_other", None) if node.name() in _KEEP_NUMBERS else None
         if saved is not None:
-            with _disable_current_modes(), suppress(RuntimeError):
+            with disable_current_modes(), suppress(RuntimeError):
                 saved.register_hooks(self._hold_number, lambda factor: factor)
 
     def _hold_number(self, factor: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import _torch
+from modelsummary._torch import TorchDispatchMode
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.layer_info import total
 from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_rule

@@ -20,7 +20,6 @@ from modelsummary.capture.devices import device_of, takes_gradients
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.execution.shards import mesh_device
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
@@ -277,7 +276,9 @@ def _autocast_of_cuda() -> Iterator[None]:
 
 def _device_of(modules: Sequence[nn.Module], call: CallArguments) -> torch.device:
     device = device_of((*tensors_of_modules(modules), *(tensor for tensor in call.tensors() if not tensor.is_meta)))
-    return (mesh_device(modules) or device) if device.type == "meta" else device  # FSDP2 refuses parameters on meta
+    return (
+        (_torch.mesh_device(modules) or device) if device.type == "meta" else device
+    )  # FSDP2 refuses parameters on meta
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import Any, get_origin
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from modelsummary._torch import tree_leaves
 from modelsummary.errors import InputError, close_to
 
 __all__ = ["Dtypes", "InputSize", "inputs_of", "is_size", "listed_sizes", "named_sizes", "short", "takes_sequence"]

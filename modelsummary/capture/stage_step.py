@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.step import StepRun
 from modelsummary.capture.trace import Trace
@@ -183,13 +184,12 @@ class StageRun(StepRun):
             tensor.grad = None
 
     def _run_half(self, kind: str, results: list[Tensor], inputs: list[Tensor]) -> None:
-        from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-
+        for_inputs, for_weights = _torch.backward_halves()
         if kind == "I":
-            _, groups = stage_backward_input(results, self._gradients or None, inputs, self.model.parameters())
+            _, groups = for_inputs(results, self._gradients or None, inputs, self.model.parameters())
             self._halves.append(groups)
         else:
-            stage_backward_weight(self.model.parameters(), self._halves.pop(0))
+            for_weights(self.model.parameters(), self._halves.pop(0))
 
     def _fsdp(self) -> Any:
         """Return the stage if FSDP2 shards it, else None."""
@@ -200,11 +200,7 @@ class StageRun(StepRun):
     def _reduce_gradients(self) -> None:
         """Reduce the gradients that FSDP accumulated, with the function of torch's engine."""
         if self._fsdp() is not None:
-            from torch.distributed.pipelining import PipelineStage
-
-            stage: Any = PipelineStage.__new__(PipelineStage)  # the method needs these attributes only
-            stage.submod, stage.has_backward, stage._gradient_reduction_handle = self.model, True, None
-            stage.perform_reduce_grad(1)
+            _torch.reduce_gradients(self.model)
             self._mark_gradients()
         self._sent = []
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map, tree_structure
+
+from modelsummary._torch import SUPPORTED_NODES, tree_leaves, tree_map, tree_structure
 
 __all__ = [
     "Attribute",

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves, tree_map
 
+from modelsummary._torch import tree_leaves, tree_map
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.layer_info import UNKNOWN, Sizes
 from modelsummary.operators.tensor_bytes import nbytes_of

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary._torch import ConvNd
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.operators.attention import scores_again
@@ -138,7 +139,7 @@ def _experts(root: nn.Module, size: int) -> Iterator[Tensor]:
     if size < _FEWEST:
         return
     for module in root.modules():
-        if isinstance(module, nn.modules.conv._ConvNd):  # its filters have as many dimensions as stacked experts
+        if isinstance(module, ConvNd):  # its filters have as many dimensions as stacked experts
             continue
         parameters = [
             parameter

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
+from modelsummary._torch import disable_current_modes
 from modelsummary.operators.operator_facts import OpRule, tensors_in
 
 __all__ = ["Scores", "hidden_scores"]
@@ -107,6 +107,6 @@ def hidden_scores(mask: Tensor) -> int:
     >>> hidden_scores(torch.tensor([True, False])), hidden_scores(torch.tensor([0.0, -0.5, float("-inf")]))
     (1, 1)
     """
-    with _disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model
+    with disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model
         hidden = ~mask if mask.dtype == torch.bool else mask <= _HIDDEN
         return int(hidden.sum())

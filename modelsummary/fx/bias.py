@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from modelsummary._torch import ConvNd, ConvTransposeNd
 from modelsummary.fx.meta_info import MetaInfo
 
 __all__ = ["split_bias_additions"]
@@ -69,7 +69,7 @@ def _split_module(gm: GraphModule, node: Node) -> Node | None:
     kind = type(module)
     if kind is not nn.Linear and kind not in _CONVOLUTIONS:
         return None
-    assert isinstance(module, (nn.Linear, _ConvNd))
+    assert isinstance(module, (nn.Linear, ConvNd))
     if module.bias is None or node.kwargs or len(node.args) != 1 or module._forward_hooks or module._forward_pre_hooks:
         return None
     graph, x = gm.graph, node.args[0]
@@ -82,7 +82,7 @@ def _split_module(gm: GraphModule, node: Node) -> Node | None:
         x = graph.call_function(F.pad, (x, module._reversed_padding_repeated_twice), {"mode": module.padding_mode})
         padding = 0
     options: tuple[Any, ...] = (None, module.stride, padding)
-    if isinstance(module, _ConvTransposeNd):
+    if isinstance(module, ConvTransposeNd):
         options += (module.output_padding, module.groups, module.dilation)
     else:
         options += (module.dilation, module.groups)

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.shape_prop import TensorMetadata
-from torch.utils._pytree import tree_leaves
 
+from modelsummary._torch import tree_leaves
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx.meta_info import MetaInfo
 from modelsummary.fx.shape_prop import checked

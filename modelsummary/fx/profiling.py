@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from modelsummary import _torch
+from modelsummary._torch import tree_leaves
 from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map
 
+from modelsummary._torch import tensor_metadata, tree_map
 from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
@@ -155,7 +154,7 @@ def _metadata(result: Any) -> Any:
     def of(leaf: Any) -> Any:
         if isinstance(leaf, PackedSequence):
             return tuple(map(of, leaf))
-        return _extract_tensor_metadata(leaf) if isinstance(leaf, Tensor) else leaf
+        return tensor_metadata(leaf) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(of, result, is_leaf=lambda leaf: isinstance(leaf, PackedSequence))
 

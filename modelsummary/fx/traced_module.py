@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.graph_module import _format_import_block
 from torch.fx.node import map_arg
 from torch.package.importer import sys_importer
 
+from modelsummary._torch import format_imports
 from modelsummary.capture.templates import map_template
 from modelsummary.fx.builder import Apply
 from modelsummary.fx.codegen import CheckpointCodeGen
@@ -89,10 +89,8 @@ def _imports(graph: Graph) -> str:
     """Return the import lines for the names in a graph's code; ``apply`` of autograd functions via their class."""
     named = dict(graph.python_code("self").globals)
     applied = {name: named.pop(name).function for name, module in list(named.items()) if isinstance(module, Apply)}
-    classes = _format_import_block({f"_{name}": function for name, function in applied.items()}, sys_importer)
-    return "\n".join(
-        [_format_import_block(named, sys_importer), classes, *(f"{name} = _{name}.apply" for name in applied)]
-    )
+    classes = format_imports({f"_{name}": function for name, function in applied.items()}, sys_importer)
+    return "\n".join([format_imports(named, sys_importer), classes, *(f"{name} = _{name}.apply" for name in applied)])
 
 
 def _nodes_of(graph: Graph) -> list[tuple[Any, ...]]:

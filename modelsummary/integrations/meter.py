@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from modelsummary._torch import tree_leaves
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError
 from modelsummary.formulas.tokens import FlopsPerToken

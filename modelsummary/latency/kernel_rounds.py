@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from modelsummary import _torch
 from modelsummary.latency.host_time import minor_faults, other_operators, preemptions
 from modelsummary.latency.kept_memory import kept_memory
 from modelsummary.latency.kernel_measure import arguments_of
@@ -245,7 +246,7 @@ def _timer_by_events() -> _Timed:
 
     def elapsed(run: Callable[[], object]) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_SLEEP_CYCLES)  # the device is busy until both events and the kernels are queued
+        _torch.sleep_cycles(_SLEEP_CYCLES)  # the device is busy until both events and the kernels are queued
         start.record()
         output = run()
         end.record()

@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
+from modelsummary._torch import disable_current_modes
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_facts import OpRule
 from modelsummary.operators.operator_work import Work, work
@@ -181,7 +181,7 @@ def skipped_macs(rule: OpRule, args: Sequence[Any], values: Callable[[Tensor], T
         count_values, column_values = values(counts), values(columns)
         if count_values is None or column_values is None or count_values.is_meta or column_values.is_meta:
             return None
-        with _disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model
+        with disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model
             elements = _elements(count_values, column_values, query[-2], key[-2], block_rows, block_columns)
         computed += elements * (query[0] * query[1] // (counts.shape[0] * counts.shape[1]))
     dense: int = query[0] * query[1] * query[-2] * key[-2]

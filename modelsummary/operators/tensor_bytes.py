@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from modelsummary import _torch
+from modelsummary._torch import is_traceable_wrapper_subclass
 
 __all__ = [
     "inner_tensors",

@@ -32,10 +32,10 @@ _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "import torch": ("torch",),
     "import torch.nn.functional as F": ("F",),
     "from torch import nn": ("nn",),
-    "from torch.distributed._functional_collectives import all_to_all_single_autograd": ("all_to_all_single_autograd",),
+    _torch.ALL_TO_ALL: ("all_to_all_single_autograd",),
     "from torch.overrides import TorchFunctionMode": ("TorchFunctionMode",),
     _torch.RUNNING_BACKWARD: ("running_backward",),
-    "from torch.utils._pytree import tree_leaves, tree_map": ("tree_leaves", "tree_map"),
+    _torch.TREES: ("tree_leaves", "tree_map"),
 }
 _OF_TENSOR = frozenset({"DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"})
 
@@ -96,7 +96,7 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         if names:
             yield f"from torch.distributed.tensor import {', '.join(names)}"
         if "_StridedShard" in placements:  # torch exports it under this private name alone
-            yield "from torch.distributed.tensor.placement_types import _StridedShard"
+            yield _torch.STRIDED_SHARD
         if sources:
             yield "from torch.distributed.tensor.parallel import ParallelStyle"
         named = sorted({layer.style for layer in plan.layers}.difference(sources))

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from modelsummary._torch import FakeTensorMode
+from modelsummary._torch import FakeTensorMode, tree_leaves
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+
+from modelsummary._torch import tree_leaves, tree_map
 
 __all__ = ["ExpertShards"]
 

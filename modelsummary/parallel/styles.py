@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.utils._pytree import tree_leaves
 
-from modelsummary._torch import running_backward
+from modelsummary._torch import all_to_all_single_autograd, running_backward, tree_leaves
 from modelsummary.parallel.attention_style import AttentionParallel
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.replaced_forward import replace_forward

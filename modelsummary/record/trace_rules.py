@@ -11,7 +11,7 @@ from typing import Any
 import torch.utils.checkpoint
 from torch import nn
 
-from modelsummary._torch import swapped
+from modelsummary._torch import CHECKPOINT_GENERATORS, CHECKPOINT_INPUTS, swapped
 
 __all__ = ["WHOLE_LAYERS", "TraceRules", "checkpoints_opened", "is_layer", "is_of_checkpointing"]
 
@@ -69,9 +69,6 @@ class TraceRules:
 
 WHOLE_LAYERS = TraceRules()
 
-# Generators that yield once, around the function under non-reentrant checkpointing. (2.13 has the first.)
-_GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
-
 
 def is_of_checkpointing(function: Any) -> bool:
     """Return True for a call that torch's checkpointing makes itself: before torch 2.13, it saves inputs by a function.
@@ -83,7 +80,7 @@ def is_of_checkpointing(function: Any) -> bool:
     """
     library = torch.utils.checkpoint.__name__
     if isinstance(function, type):
-        return (function.__module__, function.__qualname__) == (library, "_NoopSaveInputs")
+        return (function.__module__, function.__qualname__) == (library, CHECKPOINT_INPUTS)
     return function is torch.empty and sys._getframe(2).f_globals.get("__name__") == library
 
 
@@ -101,7 +98,7 @@ def checkpoints_opened(region: Callable[[], AbstractContextManager[None]] = null
             return function(*args)
 
     with ExitStack() as stack:
-        for name in _GENERATORS:
+        for name in CHECKPOINT_GENERATORS:
             if hasattr(library, name):
                 stack.enter_context(swapped(library, name, plainly))
         stack.enter_context(swapped(library.CheckpointFunction, "apply", apply))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from modelsummary import _torch
 from modelsummary.capture.execution.shape_only import ShapeOnly, selects_by_mask
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import modules_of, named_modules
@@ -283,7 +284,7 @@ class Tracer(TorchFunctionMode):
         if hooks is None or hooks == self._hooks[-1]:
             return
         event.obstacle = "is called under activation checkpointing"
-        if not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+        if not hooks[0].__qualname__.startswith(_torch.CHECKPOINT_HOOK):
             event.args = (*event.args, Unknown("hooks for saved tensors by the code that calls it"))
         calls = (vars(kind).get("__call__") for kind in type(module).__mro__[: -len(nn.Module.__mro__)])
         event.checkpointed = not any(calls)  # a layer with its own __call__ applies the checkpointing itself

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.capture.templates import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.materialize import Checkpoint, Init, materialize
@@ -186,7 +187,7 @@ class Pipeline:
             args_chunk_spec=args_spec,
             kwargs_chunk_spec=kwargs_spec,
         )
-        self.schedule._merge_outputs = self._merge
+        _torch.merge_by(self.schedule, self._merge)
         for stage in self.stages:
             stage.keeps_results = True
 
@@ -288,10 +289,11 @@ def _batch_dims(stages: Stages) -> dict[int, int]:
 
 def _chunk_specs(stages: Stages, dims: Mapping[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return how the engine deals arguments to micro-batches: chunks along the batch, or the same value for all."""
-    from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
+    from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
     def spec(leaf: Any) -> Any:
-        return TensorChunkSpec(dims[leaf.index]) if isinstance(leaf, Slot) and leaf.index in dims else _Replicate()
+        is_chunked = isinstance(leaf, Slot) and leaf.index in dims
+        return TensorChunkSpec(dims[leaf.index]) if is_chunked else _torch.same_for_all()
 
     specs = {name: map_template(spec, template) for name, template in stages.inputs.arguments.items()}
     names = list(specs)

@@ -252,12 +252,7 @@ class EngineStage(PipelineStage):
 
 def _named(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a stage with their names; under FSDP their shards, also where they are gathered."""
-    shards = {
-        id(getattr(fsdp_param, "_unsharded_param", None)): fsdp_param.sharded_param
-        for part in module.modules()
-        for group in _torch.fsdp_groups(part)
-        for fsdp_param in group.fsdp_params
-    }
+    shards = _torch.gathered_parameters(module)
     return [
         (name, shards.get(id(parameter), parameter))
         for name, parameter in module.named_parameters(remove_duplicate=False)

@@ -237,18 +237,15 @@ def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
     import torch
     from torch.distributed.pipelining import schedules
 
+    from modelsummary._torch import planned_actions
+
     kind: Any = getattr(schedules, IN_V[schedule], None)
     if kind is None:  # torch 2.6 has the other one
         raise InputError(f"schedule={schedule!r} needs torch >= 2.9, got {torch.__version__}; choose another schedule")
-    engine = kind.__new__(kind)  # with the attributes that the order depends on; __init__ wants process groups
-    engine._n_microbatches = m
-    engine.pp_group_size, engine.num_stages, engine._num_stages = n_devices, 2 * n_devices, 2 * n_devices
-    engine.n_local_stages, engine.rank = 2, device
-    order = []
-    for planned in engine._calculate_single_rank_operations(device):
-        for action in () if planned is None else getattr(planned, "sub_actions", None) or (planned,):
-            order.append(Action(_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index))
-    return order
+    return [
+        Action(_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index)
+        for action in planned_actions(kind, device, n_devices, m)
+    ]
 
 
 Transfer = Callable[[int], float]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from modelsummary._torch import is_traceable_wrapper_subclass
 from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
 from modelsummary.operators.operator_calls import DistinctCall
 from modelsummary.operators.operator_facts import OpCost, OpRule, op_cost, tensors_in

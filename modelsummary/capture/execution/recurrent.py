@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from modelsummary import _torch
+from modelsummary._torch import TorchDispatchMode, disable_current_modes
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 
 __all__ = ["fused_lstm"]
@@ -129,7 +129,7 @@ def _workspace_bytes(length: int, batch: int, features: int, hidden: int, dtype:
 
 @lru_cache
 def _asked(length: int, batch: int, features: int, hidden: int, dtype: torch.dtype) -> int:
-    with _disable_current_modes(), _torch.DisableTorchFunction():
+    with disable_current_modes(), _torch.DisableTorchFunction():
         gates = 4 * hidden
         shapes = [(length, batch, features), (gates, features), (gates, hidden), (gates,), (gates,)]
         tensors = [torch.zeros(shape, dtype=dtype) for shape in [*shapes, (batch, hidden), (batch, hidden)]]

@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
-from modelsummary._torch import OpOverload
+from modelsummary._torch import OpOverload, disable_current_modes
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.results import Remake, remake_of
 from modelsummary.capture.execution.shape_tensor import (
@@ -104,7 +103,7 @@ class ShapeOnly:
 
     def values(self, twin: Tensor, asker: str) -> Tensor:
         """Return a copy of the values of a twin. Raises ``DataDependentError`` if they are not known."""
-        with _disable_current_modes(), _torch.DisableTorchFunction():
+        with disable_current_modes(), _torch.DisableTorchFunction():
             value = self._known.value(twin) if self._known.cover((twin,)) else None
         if value is None:
             raise self._needing_values(asker)
@@ -116,7 +115,7 @@ class ShapeOnly:
 
     def known_value(self, tensor: Tensor) -> Tensor | None:
         """Return a copy of the values of a tensor of the run, or None if they are not known."""
-        with _disable_current_modes(), _torch.DisableTorchFunction():
+        with disable_current_modes(), _torch.DisableTorchFunction():
             return self._value_of(tensor)
 
     def knows_values_of(self, tensor: Tensor) -> bool:
@@ -165,7 +164,7 @@ class ShapeOnly:
     def _assume_choice(self, scores: Tensor, chosen: Tensor) -> None:
         """Let choices along the last dimension fall on all candidates in turn."""
         if chosen.dtype is torch.int64 and chosen.shape[:1] == scores.shape[:1] and scores.dim():
-            with _disable_current_modes(), _torch.DisableTorchFunction():
+            with disable_current_modes(), _torch.DisableTorchFunction():
                 in_turn = torch.arange(chosen.numel(), device="cpu") % scores.shape[-1]
                 self._known.set(chosen, in_turn.view(chosen.shape))
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
-from torch.utils._pytree import tree_map_only
 
 from modelsummary import _torch
+from modelsummary._torch import tree_map_only
 
 __all__ = [
     "OnMeta",
@@ -135,7 +135,7 @@ def _values(tensor: Tensor, asker: str) -> Tensor:
 def new_tensor(spec: Spec, device: torch.device) -> Tensor:
     """Return a tensor of this spec on ``device``, with a storage of its own."""
     shape, stride, dtype = spec
-    shape_tensor: Tensor = Tensor._make_wrapper_subclass(ShapeTensor, shape, stride, dtype=dtype, device=device)
+    shape_tensor: Tensor = _torch.make_wrapper_subclass(ShapeTensor, shape, stride, dtype=dtype, device=device)
     return shape_tensor
 
 
@@ -183,7 +183,7 @@ def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _as_shape_tensor(tensor: Tensor) -> Tensor:
     if type(tensor) is ShapeTensor:  # an in-place operator returns its argument
         return tensor
-    shape_tensor: Tensor = Tensor._make_subclass(ShapeTensor, tensor, False)
+    shape_tensor: Tensor = _torch.make_subclass(ShapeTensor, tensor, False)
     return shape_tensor
 
 

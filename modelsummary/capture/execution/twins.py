@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from modelsummary import _torch
-from modelsummary._torch import FakeTensor
+from modelsummary._torch import FakeTensor, replace_shards
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
-from modelsummary.capture.execution.shards import replace_shards
 from modelsummary.capture.modules import own_tensors
 from modelsummary.operators.tensor_bytes import is_wrapper
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 from modelsummary import _torch
 from modelsummary.capture.state.held import Held
@@ -100,11 +99,11 @@ def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:
 
 def _modes() -> Undo:
     """Return the step that ends modes of torch left behind by a Ctrl-C that came right after they began."""
-    dispatch, function = len(_get_current_dispatch_mode_stack()), _torch.number_of_function_modes()
+    dispatch, function = len(_torch.dispatch_modes()), _torch.number_of_function_modes()
 
     def put_back() -> None:
-        while len(_get_current_dispatch_mode_stack()) > dispatch:
-            _pop_mode()
+        while len(_torch.dispatch_modes()) > dispatch:
+            _torch.pop_dispatch_mode()
         while _torch.number_of_function_modes() > function:
             _torch.pop_function_mode()
 

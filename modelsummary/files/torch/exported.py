@@ -101,7 +101,7 @@ def stored_in(archive: Archive) -> Stored:
 
     Tensors in one entry count once.
     """
-    dtypes = _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE
+    dtypes = _torch.serialized_dtypes()
     itemsizes = {
         f"{folder}{facts['path_name']}": dtypes[facts["tensor_meta"]["dtype"]].itemsize
         for folder in _CONFIGS
@@ -191,7 +191,7 @@ def _forget_constraints(facts: Any) -> None:
 
 def _tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield name and meta tensor of each described weight; tied weights are one tensor."""
-    dtypes = _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE
+    dtypes = _torch.serialized_dtypes()
 
     tensors: dict[str, Tensor] = {}
     for name, facts in config["config"].items():

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor as TorchTensor
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelsummary._torch import HigherOrderOperator, OpOverload
+from modelsummary._torch import HigherOrderOperator, OpOverload, TorchDispatchMode
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.operator_mode import Counters, Operators
 from modelsummary.errors import InputError, ModelFileError

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
+from modelsummary._torch import disable_current_modes
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
@@ -126,7 +126,7 @@ class _Run:
             self._check_lists(model, method, inputs)
             kinds = [tensor.dtype for tensor, listed in self._file.tensors.items() if listed.kind == "parameter"]
             usual = next((dtype for dtype in kinds if dtype.is_floating_point), torch.float32)
-            with _disable_current_modes():
+            with disable_current_modes():
                 passed = {name: self._input(value, usual) for name, value in inputs.items()}
             self._record.add_inputs(_tensors_in(list(passed.values()), self._budget))
             named = {name: value for name, value in passed.items() if isinstance(name, str)}
@@ -224,7 +224,7 @@ class _Run:
         is_quantized = tensor.dtype in _QUANTIZED
         dtype = torch.float32 if is_quantized else tensor.dtype
         if is_quantized:
-            with _disable_current_modes():
+            with disable_current_modes():
                 like = torch.empty(tensor.size, dtype=dtype, device="meta")
             shape_tensor = new_tensor(Spec(like.shape, like.stride(), dtype), _CPU)
         else:
@@ -249,7 +249,7 @@ class _Run:
             self._budget.take(self._file.archive.size(name))
             data = bytearray(self._file.archive.read(name)[: count * dtype.itemsize])
             read = torch.uint8 if dtype is torch.bool else dtype
-            with _disable_current_modes():
+            with disable_current_modes():
                 values = torch.frombuffer(data, dtype=read) if count else torch.empty(0, dtype=read)
                 values = values != 0 if dtype is torch.bool else values
             base = self.shapes.with_values(values)
@@ -352,7 +352,7 @@ class _Run:
             return data if dtype is None else data.to(_dtype(dtype))
         self._budget.spend(_count(data, self._budget))
         try:
-            with _disable_current_modes():
+            with disable_current_modes():
                 values = torch.tensor(data, dtype=None if dtype is None else _dtype(dtype), device=_CPU)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ScriptError(in_short(error)) from None

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from modelsummary._torch import disable_current_modes
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import new_tensor, spec_of
 from modelsummary.capture.operator_mode import Execution
@@ -134,7 +134,7 @@ class ScriptShapes(ShapeOnly):
     def numbers(self, tensor: Tensor, asker: str) -> Any:
         """Return the values of a tensor as a number or as nested lists; raise ``DataDependentError`` if not known."""
         values = self.values(tensor, asker)
-        with _disable_current_modes():
+        with disable_current_modes():
             return values.tolist()
 
     def computes(self, func: Any, rule: OpRule, args: Any, cost: OpCost | None = None, out: Any = None) -> bool:
