@@ -24,7 +24,7 @@ from modelsummary.capture.timer import TimedStep, Timer, cost_of_timing
 from modelsummary.capture.values import argument_sizes
 from modelsummary.errors import InputError, ProfilerError
 from modelsummary.latency.measure import LatencyOverhead
-from modelsummary.latency.timings import IN_THREADS, Timings, fill
+from modelsummary.latency.timings import IN_THREADS, Timings, latencies_of
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.units import number_of
 
@@ -174,7 +174,7 @@ class Profiler:
         clock = self._timer.clock
         cost = cost_of_timing() if isinstance(clock, CpuClock) else (0.0, 0.0)
         timings = Timings(self._model, root, cost)
-        fill(root, [timings.run(step.settle(), backward) for step, backward in list(alike.steps)])
+        latencies_of(root, [timings.run(step.settle(), backward) for step, backward in list(alike.steps)]).show(root)
         notes = [self._session.note(alike), IN_THREADS if self._timer.in_other_threads else ""]
         root.note = root.note or "; ".join(filter(None, notes))
         facts: dict[str, Any] = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}

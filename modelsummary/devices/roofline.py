@@ -7,31 +7,24 @@ from dataclasses import dataclass
 import torch
 from torch.nn.parameter import is_lazy
 
-from modelsummary.devices.device_spec import DeviceSpec, Precision
-from modelsummary.layer_info import LayerInfo
+from modelsummary.devices.device_spec import Bound, DeviceSpec, Precision
+from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, decimals, grouped, percent
 
-__all__ = ["Roofline", "RooflineRow", "dtype_of", "estimate", "roofline"]
+__all__ = ["Roofline", "RooflineRow", "bounds_ms", "dtype_of", "roofline"]
 
 
-def estimate(root: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
-    """Write ``estimated_latency_ms``, the sum of the bounds of all rows below, into every row; return the root's.
+def bounds_ms(root: LayerInfo, spec: DeviceSpec, dtype: Precision) -> dict[CallKey, float]:
+    """Return the least milliseconds of each row without the rows below, at full peak and bandwidth.
 
-    All operators of a row share one bound, so this is the least time that the device allows: without launches, and at
-    full peak and bandwidth.
+    All operators of a row share one bound. Launches are left out.
     """
-    rows = list(root.walk())
-    for row in rows:
-        row.estimated_latency_ms = row.self_estimated_latency_ms = 1e3 * _own_seconds(row, spec, dtype)
-    for row in reversed(rows):
-        if row.parent_info is not None:
-            row.parent_info.estimated_latency_ms += row.estimated_latency_ms  # type: ignore[operator]
-    return root.estimated_latency_ms or 0.0
+    return {row.key: 1e3 * _bound(row, spec, dtype).seconds for row in root.walk()}
 
 
-def _own_seconds(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
-    return spec.bound(row.self_flops, row.self_bytes_read + row.self_bytes_written, dtype).seconds
+def _bound(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> Bound:
+    return spec.bound(row.self_flops, row.self_bytes_read + row.self_bytes_written, dtype)
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | N
 
 def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
     moved = row.bytes_read + row.bytes_written
-    bounds = [spec.bound(call.self_flops, call.self_bytes_read + call.self_bytes_written, dtype) for call in row.walk()]
+    bounds = [_bound(call, spec, dtype) for call in row.walk()]
     seconds = sum(bound.seconds for bound in bounds)
     computing = sum(bound.seconds for bound in bounds if bound.limited_by == "compute")
     return RooflineRow(

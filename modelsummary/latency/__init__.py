@@ -19,6 +19,7 @@ from modelsummary.latency.predict import (
     target_of,
     weights_are_cold,
 )
+from modelsummary.latency.row_times import show
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +32,12 @@ __all__ = [
     "Kernels",
     "LatencyEstimate",
     "TimeOptions",
-    "bound_of_data",
+    "bound_dtype",
     "calibrate",
     "calibrate_grid",
     "estimate",
     "predict_kernels",
+    "show",
     "target",
     "time_plan",
 ]
@@ -65,18 +67,16 @@ def calibrate(
     return calibrate_calls(calls, local_device, cold=weights_are_cold(live, table), again=again)
 
 
-def bound_of_data(stats: Any, device: Any, mode: str, backward: bool, optimizer: Any, options: TimeOptions) -> float:
-    """Return the roofline's bound of a forward, for statistics without a live model.
+def bound_dtype(
+    device: Any, mode: str, backward: bool, optimizer: Any, options: TimeOptions
+) -> torch.dtype | str | None:
+    """Return the dtype of the roofline's bound of a forward, for statistics without a live model.
 
     Raises:
         InputError: the arguments ask for more than an eager forward on a named device.
     """
-    from modelsummary.devices.roofline import dtype_of
-    from modelsummary.devices.roofline import estimate as bound
-
     if backward or optimizer is not None or mode != "eager" or set(options) - {"dtype"} or device is None:
         raise InputError(
             "statistics without a live model know only the bound of an eager forward: pass a device name and dtype only"
         )
-    spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
-    return bound(stats.root, spec, options.get("dtype") or dtype_of(stats.root))
+    return options.get("dtype")

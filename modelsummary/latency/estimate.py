@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from modelsummary.latency.row_times import Columns
 from modelsummary.layer_info import CallKey
 
 __all__ = ["LatencyEstimate"]
@@ -27,6 +28,7 @@ class LatencyEstimate(float):
             a lower bound, and collectives none: their time is the network's.
         calls: FQN and call index -> milliseconds of the forward and of the backward of that call, with everything
             inside it. ``split(by=estimate)`` balances them.
+        columns: the figures of each row of the table.
 
     >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)
     >>> print(estimate)
@@ -44,6 +46,7 @@ class LatencyEstimate(float):
         limited_by: str = "device",
         uncounted_ops: Mapping[str, int] | None = None,
         calls: Mapping[CallKey, tuple[float, float]] | None = None,
+        columns: Columns | None = None,
     ) -> LatencyEstimate:
         """Return the sum of the phases, in milliseconds."""
         estimate = super().__new__(cls, sum(phases.values()))
@@ -53,6 +56,7 @@ class LatencyEstimate(float):
         estimate.device, estimate.mode, estimate.source, estimate.typical_error = device, mode, source, typical_error
         estimate.shares, estimate.limited_by = dict(shares or {"fit": 1.0}), limited_by
         estimate.uncounted_ops, estimate.calls = dict(uncounted_ops or {}), dict(calls or {})
+        estimate.columns = columns or {}
         return estimate
 
     forward_ms: float
@@ -66,6 +70,7 @@ class LatencyEstimate(float):
     limited_by: str
     uncounted_ops: dict[str, int]
     calls: dict[CallKey, tuple[float, float]]
+    columns: Columns
 
     @property
     def step_ms(self) -> float:
@@ -75,7 +80,7 @@ class LatencyEstimate(float):
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]
         phases = {"forward": self.forward_ms, "backward": self.backward_ms, "step": self.optimizer_ms}
         device = self.device, self.mode, self.source, self.typical_error
-        return phases, *device, self.shares, self.limited_by, self.uncounted_ops, self.calls
+        return phases, *device, self.shares, self.limited_by, self.uncounted_ops, self.calls, self.columns
 
     def __str__(self) -> str:
         parts = [self.source]

@@ -1,4 +1,4 @@
-"""Measure the latency of every module: alternate runs with and without marks, write medians into the tree."""
+"""Measure the latency of every module: alternate runs with and without marks, and take medians."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.timer import Timer, cost_of_timing
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
-from modelsummary.latency.timings import IN_THREADS, TimedRun, Timings, fill
+from modelsummary.latency.timings import IN_THREADS, RowLatencies, TimedRun, Timings, latencies_of
 from modelsummary.layer_info import LayerInfo
 from modelsummary.progress import counted
 from modelsummary.units import number_of
 
-__all__ = ["LatencyOverhead", "MarkedRuns", "measure_latency"]
+__all__ = ["LatencyMeasurement", "LatencyOverhead", "MarkedRuns", "measure_latency"]
 
 
 _REMEDIES = {
@@ -92,6 +92,13 @@ class LatencyOverhead(NamedTuple):
         return f"{text}{cost}{'; every mark waited for the device' if self.waits else ''}"
 
 
+class LatencyMeasurement(NamedTuple):
+    """The result of a measurement: the latencies of the rows, and what measuring them cost."""
+
+    rows: RowLatencies
+    overhead: LatencyOverhead
+
+
 def measure_latency(
     live: LiveModel,
     root: LayerInfo,
@@ -101,10 +108,10 @@ def measure_latency(
     runs: int = 10,
     backward: bool = False,
     device: torch.device | str | None = None,
-) -> LatencyOverhead:
-    """Run a model for real and write the latencies of its calls into the rows below ``root``.
+) -> LatencyMeasurement:
+    """Run a model for real and return the latencies of its calls.
 
-    The model, the arguments and global state stay untouched.
+    The model, the arguments, global state and the rows below ``root`` stay untouched.
 
     Args:
         live: the model and its recorded input.
@@ -160,7 +167,7 @@ def _measured(
     *,
     grad: bool,
     backward: bool,
-) -> LatencyOverhead:
+) -> LatencyMeasurement:
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
         with as_step_error(lambda: measurement.doing, _REMEDIES):
@@ -258,12 +265,12 @@ class _Measurement:
             tensor.grad = None
         return self._timed(lambda: torch.autograd.backward(tensors, ones))[1]
 
-    def finish(self) -> LatencyOverhead:
-        """Write the medians into the tree and return the cost of measuring."""
-        fill(self._root, self._runs)
+    def finish(self) -> LatencyMeasurement:
+        """Return the medians and the cost of measuring."""
+        rows = latencies_of(self._root, self._runs)
         if self._timer.in_other_threads:
-            self._root.note = self._root.note or IN_THREADS
-        return LatencyOverhead(
+            rows = rows._replace(notes={("", 0): IN_THREADS, **rows.notes})
+        overhead = LatencyOverhead(
             forward=_compared([times[0] for times in self._plain], [times[0] for times in self._marked]),
             backward=_compared([times[1] for times in self._plain], [times[1] for times in self._marked])
             if self._backward
@@ -273,6 +280,7 @@ class _Measurement:
             device=str(self._device),
             waits=self._clock.waits,
         )
+        return LatencyMeasurement(rows, overhead)
 
 
 def _compared(plain: Sequence[float], marked: Sequence[float]) -> MarkedRuns:

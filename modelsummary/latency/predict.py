@@ -1,4 +1,4 @@
-"""Predict the latency of a step from its kernels, and write it into the rows of the tree."""
+"""Predict the latency of a step from its kernels."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.options import is_here
+from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.operators.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
@@ -150,12 +151,14 @@ def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
 
 
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
-    """Predict the latency of a step, and write the times of each call into the rows below ``root``."""
+    """Predict the latency of a step, and of each call in the rows below ``root``."""
     with no_collection():
         operators = _operators(live, mode, plan)
         kernels = _timed_kernels(live, operators, target, mode)
         row_seconds, phase_seconds, limited_by = _own_seconds(kernels, operators, root, target, mode)
-    calls = _fill(root, row_seconds)
+    columns = _columns(root, row_seconds)
+    forward_ms, backward_ms = columns["estimated_latency_ms"], columns["estimated_backward_latency_ms"]
+    calls = {row.key: (forward_ms[row.key], backward_ms[row.key]) for row in root.walk() if row.executed}
     seconds = sum(kernel.seconds or 0.0 for kernel in kernels) or 1.0
     source_seconds: Counter[str] = Counter()
     for kernel in kernels:
@@ -171,7 +174,7 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         source, error = f"kernel table of {target.name}", TABLE_ERROR
     phases = {phase: 1e3 * phase_seconds[phase] for phase in _PHASES}
     unknown = _uncounted(kernels, operators)
-    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by, unknown, calls)
+    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by, unknown, calls, columns)
 
 
 def _uncounted(kernels: Sequence[Kernel], operators: Sequence[StepOperator]) -> Counter[str]:
@@ -273,21 +276,12 @@ def view_seconds(operators: Sequence[StepOperator], table: KernelTable) -> Itera
         after_view = is_view
 
 
-def _fill(root: LayerInfo, row_seconds: RowSeconds) -> dict[CallKey, tuple[float, float]]:
-    """Write the milliseconds of each call into the rows, and return them: of its forward, and of its backward."""
-    rows = list(root.walk())
-    for row in rows:
-        key = row.key
-        forward = row_seconds.get(("forward", key), 0.0) if row.executed else 0.0
-        backward = row_seconds.get(("backward", key), 0.0) if row.executed else 0.0
-        row.estimated_latency_ms = row.self_estimated_latency_ms = 1e3 * forward
-        row.estimated_backward_latency_ms = row.self_estimated_backward_latency_ms = 1e3 * backward
-    for row in reversed(rows):
-        if row.parent_info is not None:
-            row.parent_info.estimated_latency_ms += row.estimated_latency_ms  # type: ignore[operator]
-            row.parent_info.estimated_backward_latency_ms += row.estimated_backward_latency_ms  # type: ignore[operator]
-    return {
-        row.key: (row.estimated_latency_ms or 0.0, row.estimated_backward_latency_ms or 0.0)
-        for row in rows
-        if row.executed
-    }
+def _columns(root: LayerInfo, row_seconds: RowSeconds) -> dict[str, dict[CallKey, float]]:
+    """Return the columns of the forward and of the backward, in milliseconds."""
+    columns: dict[str, dict[CallKey, float]] = {}
+    for phase, name in (("forward", "estimated_latency_ms"), ("backward", "estimated_backward_latency_ms")):
+        self_ms = {
+            row.key: 1e3 * row_seconds.get((phase, row.key), 0.0) if row.executed else 0.0 for row in root.walk()
+        }
+        columns |= {f"self_{name}": self_ms, name: with_inner(root, self_ms)}
+    return columns

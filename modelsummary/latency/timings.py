@@ -1,11 +1,12 @@
-"""Turn timed runs of a model into latencies of the rows of its tree."""
+"""``RowLatencies``: the latencies of the rows of a tree, from timed runs of its model."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, quantiles
+from typing import NamedTuple
 
 from torch import nn
 
@@ -13,9 +14,10 @@ from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.calls import keys_of
 from modelsummary.capture.modules import named_modules, unwrap
 from modelsummary.capture.timer import TimedCall
+from modelsummary.latency.row_times import Columns, show, with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
 
-__all__ = ["IN_THREADS", "TimedRun", "Timings", "fill"]
+__all__ = ["IN_THREADS", "RowLatencies", "TimedRun", "Timings", "latencies_of"]
 
 _NOT_TIMED = "not timed: ignored, or its caller ran a fused or compiled function instead"
 _REENTRANT = "its backward runs inside re-entrant checkpointing, which hides it"
@@ -80,75 +82,80 @@ class Timings:
         return run
 
 
-def fill(root: LayerInfo, runs: Sequence[TimedRun]) -> None:
-    """Write medians over runs into the rows, and the reason for missing times into their notes.
+class RowLatencies(NamedTuple):
+    """The latencies of the rows of a tree.
+
+    Attributes:
+        columns: the figures of each row.
+        notes: the reasons for missing or unusual figures, by row.
+    """
+
+    columns: Columns
+    notes: Mapping[CallKey, str]
+
+    def show(self, root: LayerInfo) -> None:
+        """Write the figures and notes into the rows, in place of those of an earlier measurement."""
+        show(root, self.columns)
+        for row in root.walk():
+            row.note = "" if row.note in _NOTES else row.note
+            row.note = row.note or self.notes.get(row.key, "")
+
+
+def latencies_of(root: LayerInfo, runs: Sequence[TimedRun]) -> RowLatencies:
+    """Return medians over runs for the rows below ``root``.
 
     Medians of parts do not add up to the median of the whole: own times are scaled so that the sum over all rows is the
     median of the root. If the runs made different calls, means replace medians.
     """
-    rows = list(root.walk())
-    for row in rows:
-        row.note = "" if row.note in _NOTES else row.note
-        for name in ("latency_ms", "self_latency_ms", "latency_share", "latency_iqr_ms"):
-            setattr(row, f"backward_{name}", None)
+    called = [row.key for row in root.walk() if row.executed]
     differ = any(run.forward.keys() != runs[0].forward.keys() for run in runs)
-    timed = set().union(*(run.forward for run in runs))
-    _note(rows, {row.key for row in rows if row.executed} - timed, _NOT_TIMED)
-    _note(rows, {("", 0)} if differ else set(), _DIFFER)
-    _fill(rows, "", [run.forward for run in runs], [run.forward_ms for run in runs], use_means=differ)
     backwards = [run for run in runs if run.backward is not None]
-    if backwards:
-        own_ms = [run.backward or {} for run in backwards]
-        _fill(rows, "backward_", own_ms, [run.backward_ms for run in backwards], use_means=differ)
-        _note(rows, set().union(*(run.unreached for run in backwards)), _UNREACHED)
-        unknown = set().union(*(run.unknown for run in backwards))
-        _note(rows, unknown, _REENTRANT)
-        for row in rows:
-            if row.key in unknown:
-                row.backward_latency_ms = row.backward_self_latency_ms = None
-                row.backward_latency_share = row.backward_latency_iqr_ms = None
+    columns: dict[str, dict[CallKey, float | None]] = {}
+    for prefix, own_ms, totals in (
+        ("", [run.forward for run in runs], [run.forward_ms for run in runs]),
+        ("backward_", [run.backward or {} for run in backwards], [run.backward_ms for run in backwards]),
+    ):
+        columns |= {prefix + name: figures for name, figures in _columns(root, called, own_ms, totals, differ).items()}
+    unknown = set().union(*(run.unknown for run in backwards))
+    for name, figures in columns.items():
+        if name.startswith("backward_"):
+            figures.update(dict.fromkeys(unknown))
+    reasons: tuple[tuple[str, Iterable[CallKey]], ...] = (
+        (_NOT_TIMED, set(called).difference(*(run.forward for run in runs))),
+        (_DIFFER, [("", 0)] if differ else []),
+        (_UNREACHED, set().union(*(run.unreached for run in backwards))),
+        (_REENTRANT, unknown),
+    )
+    notes: dict[CallKey, str] = {}
+    for note, keys in reasons:
+        for key in keys:
+            notes.setdefault(key, note)
+    return RowLatencies(columns, notes)
 
 
-def _note(rows: Sequence[LayerInfo], keys: set[CallKey], note: str) -> None:
-    for row in rows:
-        if row.key in keys:
-            row.note = row.note or note
-
-
-def _fill(
-    rows: Sequence[LayerInfo],
-    prefix: str,
-    runs: Sequence[dict[CallKey, float]],
+def _columns(
+    root: LayerInfo,
+    called: Sequence[CallKey],
+    runs: Sequence[Mapping[CallKey, float]],
     totals: Sequence[float],
-    *,
     use_means: bool,
-) -> None:
+) -> dict[str, dict[CallKey, float | None]]:
+    """Return the columns of a phase from the own times of each run, and the time of the model in each."""
     middle: Callable[[Sequence[float]], float] = mean if use_means else median
-    own_ms: dict[LayerInfo, list[float]] = {}
-    for row in rows:
-        key = row.key
-        if row.executed and any(key in run for run in runs):
-            own_ms[row] = [run.get(key, 0.0) for run in runs]
-    whole = middle(totals)
-    middles = {row: middle(times) for row, times in own_ms.items()}
-    added = sum(middles.values())
-    scale = whole / added if added else 0.0
-    sums = {row: middles[row] * scale for row in own_ms}
-    total_ms = dict(own_ms)
-    for row in reversed(rows):
-        parent = row.parent_info
-        if row in sums and parent is not None:
-            sums[parent] = sums.get(parent, 0.0) + sums[row]
-            parent_ms = total_ms.get(parent)
-            total_ms[parent] = (
-                [a + b for a, b in zip(parent_ms, total_ms[row], strict=True)] if parent_ms else total_ms[row]
-            )
-    for row in rows:
-        is_known = row in sums
-        setattr(row, f"{prefix}latency_ms", sums.get(row))
-        setattr(row, f"{prefix}self_latency_ms", middles[row] * scale if row in own_ms else (0.0 if is_known else None))
-        setattr(row, f"{prefix}latency_share", (sums[row] / whole if whole else 0.0) if is_known else None)
-        setattr(row, f"{prefix}latency_iqr_ms", _quartile_distance(total_ms[row]) if is_known else None)
+    keys = [key for key in called if any(key in run for run in runs)]
+    runs = [{key: run.get(key, 0.0) for key in keys} for run in runs]
+    whole = middle(totals) if runs else 0.0
+    self_ms = {key: middle([run[key] for run in runs]) for key in keys}
+    added = sum(self_ms.values())
+    self_ms = {key: milliseconds * (whole / added if added else 0.0) for key, milliseconds in self_ms.items()}
+    total_ms = with_inner(root, self_ms)
+    inner_runs = [with_inner(root, run) for run in runs]
+    return {
+        "latency_ms": {**total_ms},
+        "self_latency_ms": {**dict.fromkeys(total_ms, 0.0), **self_ms},
+        "latency_share": {key: milliseconds / whole if whole else 0.0 for key, milliseconds in total_ms.items()},
+        "latency_iqr_ms": {key: _quartile_distance([run[key] for run in inner_runs]) for key in total_ms},
+    }
 
 
 def _quartile_distance(times: Sequence[float]) -> float:

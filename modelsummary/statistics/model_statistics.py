@@ -12,9 +12,10 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
-from modelsummary.devices.roofline import Roofline, dtype_of, estimate, roofline
+from modelsummary.devices.roofline import Roofline, bounds_ms, dtype_of, roofline
 from modelsummary.errors import InputError, LayerNotFoundError, NotLiveError, close_to
 from modelsummary.latency.measure import LatencyOverhead
+from modelsummary.latency.row_times import show, with_inner
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.units import ReadableNumbers
@@ -470,7 +471,10 @@ class ModelStatistics(ReadableNumbers):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return estimate(self.root, _device_spec(device), dtype or dtype_of(self.root))
+        self_ms = bounds_ms(self.root, _device_spec(device), dtype or dtype_of(self.root))
+        times_ms = with_inner(self.root, self_ms)
+        show(self.root, {"estimated_latency_ms": times_ms, "self_estimated_latency_ms": self_ms})
+        return times_ms[self.root.key]
 
     def roofline(self, spec: DeviceSpec | str, dtype: Precision | None = None, *, depth: int | None = None) -> Roofline:
         """Return every called module down to ``depth`` with its bound on a device, its limit, and the part reached.

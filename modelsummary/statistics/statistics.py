@@ -202,7 +202,9 @@ class Statistics(ModelStatistics):
         (True, 1)
         """
         options: dict[str, Any] = {"warmup": warmup, "runs": runs, "backward": backward, "device": device}
-        self.latency_overhead = measure_latency(self._live_for("measuring"), self.root, x, **options)
+        measurement = measure_latency(self._live_for("measuring"), self.root, x, **options)
+        measurement.rows.show(self.root)
+        self.latency_overhead = measurement.overhead
         return self
 
     @exclusive
@@ -307,9 +309,12 @@ class Statistics(ModelStatistics):
         from modelsummary import latency
 
         if self._live is None:
-            return latency.bound_of_data(self, device, mode, backward, optimizer, options)
+            dtype = latency.bound_dtype(device, mode, backward, optimizer, options)
+            return super().estimate_latency(device, dtype=dtype)  # type: ignore[arg-type]
         plan = latency.time_plan(backward, optimizer, options, self.root, device)
-        return latency.estimate(self._live, self.root, latency.target(device, options), mode, plan)
+        estimate = latency.estimate(self._live, self.root, latency.target(device, options), mode, plan)
+        latency.show(self.root, estimate.columns)
+        return estimate
 
     # ------------------------------------------------------------------------------------------- memory
 

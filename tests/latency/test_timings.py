@@ -10,7 +10,7 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.capture.timer import Timer
-from modelsummary.latency.timings import TimedRun, Timings, fill
+from modelsummary.latency.timings import TimedRun, Timings, latencies_of
 from tests.clocks import ManualClock, Takes
 from tests.models import Call
 
@@ -24,7 +24,7 @@ def measured(model, clock, runs=1, cost=(0.0, 0.0)):
         for _ in range(runs):
             model(X)
     timings = Timings(model, stats.root, cost)
-    fill(stats.root, [timings.run(step.settle()) for step in timer.steps])
+    latencies_of(stats.root, [timings.run(step.settle()) for step in timer.steps]).show(stats.root)
     return stats
 
 
@@ -82,7 +82,7 @@ def test_medians_and_their_spread():
         for _ in range(5):
             model(X)
     timings = Timings(model, stats.root, (0.0, 0.0))
-    fill(stats.root, [timings.run(step.settle()) for step in timer.steps])
+    latencies_of(stats.root, [timings.run(step.settle()) for step in timer.steps]).show(stats.root)
     assert stats["a"].latency_ms == 3.0
     assert stats["a"].latency_iqr_ms == 2.0  # from 2 to 4
 
@@ -103,10 +103,10 @@ def test_what_was_not_called_while_timed():
     timer = Timer(model.eval(), clock)
     with timer.running():
         model(X)
-    fill(stats.root, [Timings(model, stats.root, (0.0, 0.0)).run(timer.steps[0].settle())])
+    latencies_of(stats.root, [Timings(model, stats.root, (0.0, 0.0)).run(timer.steps[0].settle())]).show(stats.root)
     assert stats["a"].latency_ms is None
     assert "not timed" in stats["a"].note
-    fill(stats.root, [TimedRun({("", 0): 1.0, ("a", 0): 2.0}, 3.0)])
+    latencies_of(stats.root, [TimedRun({("", 0): 1.0, ("a", 0): 2.0}, 3.0)]).show(stats.root)
     assert (stats["a"].latency_ms, stats["a"].note) == (2.0, "")
 
 
@@ -115,10 +115,24 @@ def test_backward():
     stats = Statistics(model, X)
     forward = {("", 0): 1.0, ("0", 0): 1.0, ("1", 0): 1.0}
     backward = {("", 0): 0.0, ("0", 0): 6.0, ("1", 0): 2.0}
-    fill(stats.root, [TimedRun(forward, 3.0, backward, 8.0, frozenset({("1", 0)}))])
+    latencies_of(stats.root, [TimedRun(forward, 3.0, backward, 8.0, frozenset({("1", 0)}))]).show(stats.root)
     assert (stats.root.backward_latency_ms, stats["0"].backward_latency_share) == (8.0, 0.75)
     assert stats["1"].backward_latency_ms is None
     assert "re-entrant checkpointing" in stats["1"].note
+
+
+def test_a_later_measurement_leaves_an_earlier_result_as_it_is():
+    model = nn.Sequential(nn.ReLU())
+    stats = Statistics(model, X)
+    first, second = (
+        latencies_of(stats.root, [TimedRun({("", 0): 0.0, ("0", 0): milliseconds}, milliseconds)])
+        for milliseconds in (2.0, 3.0)
+    )
+    assert stats["0"].latency_ms is None  # results are not written until they are shown
+    second.show(stats.root)
+    assert (stats["0"].latency_ms, first.columns["latency_ms"]["0", 0]) == (3.0, 2.0)
+    first.show(stats.root)
+    assert stats["0"].latency_ms == 2.0
 
 
 TIMES = st.floats(0, 1e3)
@@ -130,7 +144,9 @@ def test_own_times_add_up_to_the_root(runs):
     model = nn.Sequential(nn.Sequential(nn.ReLU()), nn.ReLU())
     stats = Statistics(model, X)
     keys = [("", 0), ("0", 0), ("0.0", 0), ("1", 0)]
-    fill(stats.root, [TimedRun(dict(zip(keys, times, strict=True)), sum(times)) for times in runs])
+    latencies_of(stats.root, [TimedRun(dict(zip(keys, times, strict=True)), sum(times)) for times in runs]).show(
+        stats.root
+    )
     rows = [stats.root, *stats]
     assert sum(row.self_latency_ms for row in rows) == pytest.approx(stats.root.latency_ms)
     for row in rows:
@@ -143,7 +159,7 @@ def test_means_where_not_every_run_made_the_same_calls():
     stats = Statistics(model, X)
     keys = [("", 0), ("0", 0), ("1", 0), ("2", 0)]
     runs = [{keys[0]: 0.0, keys[1]: 0.03, keys[1 + n]: 9.0} for n in (1, 2)] + [{keys[0]: 0.0, keys[1]: 9.03}]
-    fill(stats.root, [TimedRun(run, sum(run.values())) for run in runs])
+    latencies_of(stats.root, [TimedRun(run, sum(run.values())) for run in runs]).show(stats.root)
     assert stats.root.latency_ms == pytest.approx(9.03)
     assert stats["1"].latency_ms == pytest.approx(3.0)
     assert "means, not medians" in stats.root.note
