@@ -17,6 +17,7 @@ LAYERS = [
     ["errors", "_torch", "progress"],
     ["units", "tables"],
     ["layer_info"],
+    ["equality"],
     ["operators"],
     ["devices"],
     ["capture"],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
 from modelsummary.capture.step_error import NeedsValuesError
 from modelsummary.capture.step_plan import StepPlan
+from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import (
@@ -55,12 +55,13 @@ def suggest_checkpoint(
             return estimate
 
         plain = recomputing([])
-        distinct_blocks: dict[Any, Block] = {}
+        kinds = kinds_of(root)
+        distinct_blocks: dict[int, Block] = {}
         for row in rows:
-            key = _looks(row)
-            if key not in distinct_blocks:
-                distinct_blocks[key] = Block(plain.activations - recomputing([row.fqn]).activations, _work_of(row, by))
-        blocks = [distinct_blocks[_looks(row)] for row in rows]
+            kind = kinds[id(row)]
+            if kind not in distinct_blocks:
+                distinct_blocks[kind] = Block(plain.activations - recomputing([row.fqn]).activations, _work_of(row, by))
+        blocks = [distinct_blocks[kinds[id(row)]] for row in rows]
         needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
         while True:
             indices = least_recomputation(blocks, needed)
@@ -120,12 +121,6 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
 def _work_of(row: LayerInfo, by: str) -> int:
     """Return what recomputing a block takes: multiply-adds, or predicted nanoseconds."""
     return row.macs if by == "macs" else round(1e6 * (row.estimated_latency_ms or 0.0))
-
-
-def _looks(row: LayerInfo) -> tuple[Any, ...]:
-    """Return the properties of a block that decide its saving."""
-    figures = tuple((inner.class_name, str(inner.input_size), inner.macs) for inner in row.walk())
-    return row.num_params, figures
 
 
 def largest(peak: Callable[[int], int], limit: int) -> int:

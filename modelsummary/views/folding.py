@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from modelsummary.equality import kinds_of
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.labels import name_range
@@ -19,20 +20,10 @@ __all__ = [
     "fold",
     "folded_tree",
     "is_folded",
-    "kinds_of",
-    "looks_equal",
-    "signature",
     "unfolded",
 ]
 
 LARGE = 100  # rows: a tree with more is folded by default
-
-# Attributes that must be equal: without names, measurements and values that depend on earlier rows.
-_COMPARED = (
-    "class_name executed training input_size output_size inner_layers kernel_size groups num_params trainable_params"
-    " num_buffers params_bytes buffer_bytes self_params self_trainable_params self_buffers is_recursive"
-    " has_uninitialized macs self_macs self_skipped_macs elementwise_ops bytes_read bytes_written uncounted_ops note"
-).split()
 
 
 class Shown(NamedTuple):
@@ -124,45 +115,6 @@ def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
         if rows > most_rows:
             return max(1, depth - 1)
     return None
-
-
-def kinds_of(root: LayerInfo) -> dict[int, int]:
-    """Return a number for the id of each row; rows with equal numbers look equal, and so do the rows below them."""
-    return looks_equal(list(root.walk()), signature)
-
-
-def looks_equal(nodes: Sequence[Any], facts: Callable[[Any], Hashable]) -> dict[int, int]:
-    """Return a number for the id of each node of a tree: equal ones have equal facts, and equal ``children``.
-
-    It is a guess for display.
-
-    Args:
-        nodes: all nodes, each after the nodes around it.
-        facts: returns what two nodes must have in common.
-    """
-    numbers: dict[Hashable, int] = {}
-    kinds: dict[int, int] = {}
-    for node in reversed(nodes):
-        key = (facts(node), tuple(kinds[id(child)] for child in node.children))
-        kinds[id(node)] = numbers.setdefault(key, len(numbers))
-    return kinds
-
-
-def signature(row: LayerInfo) -> tuple[Any, ...]:
-    """Return what two rows must have in common to be equal: structure, shapes and figures, without names."""
-    return tuple(_frozen(getattr(row, name)) for name in _COMPARED)
-
-
-def _frozen(value: Any, *, is_inside: bool = False) -> Any:
-    """Return a hashable value that is equal for equal values.
-
-    Of an object among the arguments, only its presence counts: a cache of keys and values grows from layer to layer.
-    """
-    if isinstance(value, dict):
-        return "object" if is_inside else tuple((name, _frozen(inner, is_inside=True)) for name, inner in value.items())
-    if isinstance(value, tuple):
-        return "tuple", tuple(_frozen(inner, is_inside=True) for inner in value)
-    return ("list", *value) if isinstance(value, list) else value
 
 
 _OWN = sorted({attribute for _, _, attribute in ADDITIVE.values()} - {"self_flops"})  # twice the multiply-adds

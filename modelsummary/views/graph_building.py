@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from modelsummary.equality import kinds_of
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record
 from modelsummary.units import scaled
 from modelsummary.views.flow import FlowStep, stage_of_calls, steps_of_record
-from modelsummary.views.folding import kinds_of
 from modelsummary.views.graph import Edge, Graph, Group, Node
 from modelsummary.views.graph_fold import GraphCall, folded
 from modelsummary.views.labels import one_line

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from modelsummary.equality import looks_equal, signature
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.flow import FlowStep
-from modelsummary.views.folding import looks_equal, signature
 from modelsummary.views.labels import one_line
 
 __all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of", "repeats", "split_equal"]
