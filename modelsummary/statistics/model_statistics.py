@@ -9,7 +9,7 @@ from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.devices.roofline import Roofline, bounds_ms, dtype_of, roofline
@@ -91,6 +91,7 @@ class ModelStatistics(ReadableNumbers):
 
     latency_overhead: LatencyOverhead | None = None
     remarks: Sequence[str] = ()
+    _of_live: ClassVar[frozenset[str]] = frozenset()  # what ``Statistics`` adds
 
     def __init__(
         self,
@@ -138,9 +139,7 @@ class ModelStatistics(ReadableNumbers):
     if not TYPE_CHECKING:  # type checkers see only the attributes that exist
 
         def __getattr__(self, name: str) -> Any:
-            from modelsummary.statistics.statistics import Statistics
-
-            if not name.startswith("_") and hasattr(Statistics, name) and not hasattr(ModelStatistics, name):
+            if name in self._of_live:
                 raise NotLiveError(self._not_live(name))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_meant(type(self), name)}")
 

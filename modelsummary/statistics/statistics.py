@@ -875,6 +875,9 @@ def measure_memory(
     return Statistics(model, input_data).measure_memory(mode, **options)
 
 
+ModelStatistics._of_live = frozenset(name for name in dir(Statistics) if name[0] != "_") - set(dir(ModelStatistics))
+
+
 def as_live(stats: ModelStatistics, name: str) -> Statistics:
     """Return ``stats`` if they have a live model. Raise ``NotLiveError`` if they are data only."""
     if not isinstance(stats, Statistics):

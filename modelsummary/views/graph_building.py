@@ -9,8 +9,9 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record
 from modelsummary.units import scaled
 from modelsummary.views.flow import FlowStep, stage_of_calls, steps_of_record
-from modelsummary.views.graph import Edge, Graph, Group, Node
+from modelsummary.views.graph import Graph
 from modelsummary.views.graph_fold import GraphCall, folded
+from modelsummary.views.graph_nodes import Edge, Group, Node
 from modelsummary.views.labels import one_line
 
 __all__ = ["dataflow_graph"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from modelsummary.views.graph import Edge, Graph, Group, Node
+from modelsummary.views.graph import Graph
+from modelsummary.views.graph_nodes import Edge, Group, Node
 from modelsummary.views.labels import name_range
 
 __all__ = ["GraphCall", "folded"]

@@ -8,8 +8,8 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-from modelsummary.views.graph import Edge, Graph, Group
 from modelsummary.views.graph_layout import Box, arrange
+from modelsummary.views.graph_nodes import Edge, Group
 from modelsummary.views.labels import one_line
 
 __all__ = ["to_svg"]
@@ -38,33 +38,34 @@ class _Laid(NamedTuple):
     whole: Box
 
 
-def to_svg(graph: Graph, colour_of: Mapping[str, str]) -> str:
-    """Return the graph as SVG.
+def to_svg(model: Group, edges: Sequence[Edge], colour_of: Mapping[str, str]) -> str:
+    """Return a graph as SVG.
 
     Args:
-        graph: the graph.
+        model: its nodes and groups.
+        edges: the edges between nodes.
         colour_of: key of a node -> its colour; the others are white.
     """
-    paths = dict(_paths(graph.model, ()))
+    paths = dict(_paths(model, ()))
     between: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for edge in graph.edges:
+    for edge in edges:
         for group, source, target in _legs(paths[edge.source], paths[edge.target]):
             between[group].append((source, target))
     laid: dict[str, _Laid] = {}
-    _lay_out(graph.model, between, laid)
-    whole = laid[graph.model.key].whole
-    corners = dict(_corners(graph.model, laid, _PAD, _PAD))
+    _lay_out(model, between, laid)
+    whole = laid[model.key].whole
+    corners = dict(_corners(model, laid, _PAD, _PAD))
     width, height = whole.width + 2 * _PAD, whole.height + 2 * _PAD
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" {_FONT}>{_ARROW}',
         f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
-        *_groups(graph.model, laid, corners),
+        *_groups(model, laid, corners),
     ]
-    for edge in graph.edges:
+    for edge in edges:
         points = _points(edge, paths, laid, corners)
         parts += [_curve(points), _label(edge, points)]
-    return "\n".join([*parts, *_nodes(graph.model, laid, corners, colour_of), "</svg>"])
+    return "\n".join([*parts, *_nodes(model, laid, corners, colour_of), "</svg>"])
 
 
 # ---------------------------------------------------------------------------------------------- layout

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import InputError, SplitError, Statistics
-from modelsummary.views.graph import Edge, Graph, Group, Node
+from modelsummary.views.graph import Graph
+from modelsummary.views.graph_nodes import Edge, Group, Node
 from tests.models import Call
 from tests.untouched import untouched
 

@@ -29,6 +29,7 @@ from modelsummary.capture.execution.results import Remake, remake_of
 from modelsummary.capture.execution.shape_tensor import (
     OnMeta,
     ShapeTensor,
+    executes,
     run_on_metadata,
     spec_of,
     storages_resized,
@@ -56,6 +57,7 @@ _MASKS = (torch.bool, torch.uint8)
 _SPECIAL = frozenset({*BLOCK_MASKED, "aten.index"})
 
 
+@executes
 class ShapeOnly:
     """An execution on shape tensors; ``run`` returns the result and the cost of one operator.
 

@@ -53,6 +53,15 @@ def spec_of(tensor: Tensor) -> Spec:
     return Spec(tensor.shape, tensor.stride(), tensor.dtype)
 
 
+_execution: list[Any] = []
+
+
+def executes(kind: type) -> type:
+    """Run operators on shape tensors with this class: ``ShapeOnly``, which needs shape tensors itself."""
+    _execution[:] = [kind]
+    return kind
+
+
 class ShapeTensor(Tensor):
     """A tensor with a shape, a dtype, a device, and a storage of the right size without memory.
 
@@ -71,11 +80,10 @@ class ShapeTensor(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator on shapes, outside of any run."""
-        from modelsummary.capture.execution.shape_only import ShapeOnly
         from modelsummary.operators.operator_facts import op_rule
 
         device = next((argument.device for argument in args if isinstance(argument, Tensor)), _META)
-        return ShapeOnly(device).run(func, op_rule(func), args, kwargs or {})[0]
+        return _execution[0](device).run(func, op_rule(func), args, kwargs or {})[0]
 
     def tolist(self) -> Any:
         """Return the values. Raises ``DataDependentError`` if they are not known."""
@@ -121,15 +129,13 @@ def _is_below_python() -> bool:
 
 
 def _is_known(tensor: Tensor) -> bool:
-    from modelsummary.capture.execution.shape_only import ShapeOnly
-
-    return ShapeOnly.current is not None and ShapeOnly.current.knows_values_of(tensor)
+    current = _execution[0].current
+    return current is not None and current.knows_values_of(tensor)
 
 
 def _values(tensor: Tensor, asker: str) -> Tensor:
-    from modelsummary.capture.execution.shape_only import ShapeOnly
-
-    return (ShapeOnly.current or ShapeOnly(tensor.device)).values(tensor, asker)
+    (execution,) = _execution
+    return (execution.current or execution(tensor.device)).values(tensor, asker)
 
 
 def new_tensor(spec: Spec, device: torch.device) -> Tensor:
