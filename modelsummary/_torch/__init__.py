@@ -1,16 +1,12 @@
 """The private names of torch that the package uses. No other module of the package names ``torch._``.
 
-Each file is a part of torch, and says for which versions its names are known to hold. ``attributes`` lists the
+Each file is a part of torch, and says for which versions its names are known to hold. ``object_attributes`` lists the
 attributes of torch's objects that are read in place. ``tests/test_torch_names.py`` fails on a torch in which a name is
 missing or has another meaning, and for a private name outside of this package.
 """
 
 from __future__ import annotations
 
-from modelsummary._torch.attributes import (
-    ATTRIBUTES,
-    OPERATORS,
-)
 from modelsummary._torch.autograd import (
     CHECKPOINT_GENERATORS,
     CHECKPOINT_HOOK,
@@ -76,7 +72,7 @@ from modelsummary._torch.graphs import (
     tensor_metadata,
     type_hints_once,
 )
-from modelsummary._torch.kernels import (
+from modelsummary._torch.kernel_choice import (
     GLOBAL_DEVICE_CONTEXT,
     VF,
     ConvNd,
@@ -92,6 +88,10 @@ from modelsummary._torch.kernels import (
     select_conv_backend,
     sleep_cycles,
 )
+from modelsummary._torch.object_attributes import (
+    ATTRIBUTES,
+    OPERATORS,
+)
 from modelsummary._torch.pipelining import (
     backward_halves,
     merge_by,
@@ -102,7 +102,7 @@ from modelsummary._torch.pipelining import (
 from modelsummary._torch.swapping import (
     swapped,
 )
-from modelsummary._torch.tensors import (
+from modelsummary._torch.tensor_classes import (
     SUPPORTED_NODES,
     TREES,
     StorageBase,
