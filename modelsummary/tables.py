@@ -6,18 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from tabulate import DataRow, Line, TableFormat, tabulate
+from tabulate import MIN_PADDING, DataRow, Line, TableFormat, tabulate
 
 from modelsummary.errors import MissingExtraError, harmless
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["PAGE", "Printed", "Report", "data_frame", "ruled_table", "table"]
+__all__ = ["PAGE", "Printed", "Report", "data_frame", "table"]
 
 PAGE = 100  # characters; a wider table of stages is printed in short
+_LEAST = 8  # characters of a text that is shortened
 
 
 def data_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
@@ -52,20 +54,26 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, sty
     return tabulate(cells, [harmless(header) for header in headers], style, **options)
 
 
-def ruled_table(
-    rows: Sequence[Sequence[Any]],
-    headers: Sequence[str],
-    align: str,
-    sections: Iterable[Iterable[str]],
-    *,
-    totals: Sequence[Any] = (),
-) -> str:
-    """Return a table between double rules, followed by sections of lines, each with a rule below it.
+@dataclass(frozen=True)
+class Report:
+    """A table with lines above and below it, as text for ``print`` and as HTML for notebooks.
 
-    Args:
-        totals: cells of a last row, separated by a rule.
+    Attributes:
+        rows: cells of each row.
+        headers: titles of the columns.
+        align: one letter per column, ``l`` or ``r``.
+        above, below: lines of text.
+        sections: groups of lines below a table between double rules, each with a rule below it; None: no rules.
+        totals: cells of a last row; only with rules.
 
-    >>> print(ruled_table([["conv", 9408]], ["Layer", "Params"], "lr", [["Execution: real"]], totals=["", 9408]))
+    >>> report = Report([["conv", 9408]], ["Layer", "Params"], "lr", above=["Stages"])
+    >>> print(report.text())
+    Stages
+    Layer      Params
+    conv         9408
+    >>> [line for line in report.html().splitlines() if "conv" in line]
+    ['<tr><td>conv   </td><td style="text-align: right;">    9408</td></tr>']
+    >>> print(replace(report, above=(), sections=[["Execution: real"]], totals=["", 9408]).text())
     =================
     Layer      Params
     =================
@@ -76,77 +84,90 @@ def ruled_table(
     Execution: real
     =================
     """
-    lines = table([*rows, totals] if totals else rows, headers, align, _RULED).split("\n")
-    rule = lines[0]
-    if totals and rows:
-        lines.insert(-2, rule)
-    return "\n".join([*lines, *(harmless(line) for section in sections for line in [*section, rule])])
-
-
-@dataclass(frozen=True)
-class Report:
-    """A table with lines above and below it, as text for ``print`` and as HTML for notebooks.
-
-    Attributes:
-        rows: cells of each row.
-        headers: titles of the columns.
-        align: one letter per column, ``l`` or ``r``.
-        above, below: lines of text.
-        totals: cells of a last row; only with rules.
-        ruled: the text has double rules.
-
-    >>> report = Report([["conv", 9408]], ["Layer", "Params"], "lr", above=["Stages"])
-    >>> print(report.text())
-    Stages
-    Layer      Params
-    conv         9408
-    >>> [line for line in report.html().splitlines() if "conv" in line]
-    ['<tr><td>conv   </td><td style="text-align: right;">    9408</td></tr>']
-    """
 
     rows: Sequence[Sequence[Any]]
     headers: Sequence[str]
     align: str
     above: Sequence[str] = ()
     below: Sequence[str] = ()
+    sections: Sequence[Sequence[str]] | None = None
     totals: Sequence[Any] = ()
-    ruled: bool = False
 
     @property
     def width(self) -> int:
-        """Characters of the table, without the lines above and below it."""
-        rows = [*self.rows, self.totals] if self.totals else self.rows
-        return len(table(rows, self.headers, self.align, _RULED if self.ruled else "plain").partition("\n")[0])
+        """Characters of the longest line of the table, without the lines above and below it."""
+        return max(map(len, self._lines()))
 
-    def without(self, *headers: str) -> Report:
-        """Return the report without columns: as many of these, in order, as it takes to fit on a page.
+    def leaving_out(self, width: int, *headers: str) -> Report:
+        """Return the report without columns: as many of these, in order, as it takes to be at most so wide.
 
         >>> report = Report([["conv", 1, 2]], ["Layer", "Calls", "Share" * 20], "lrr")
-        >>> report.without("Calls", "Share" * 20).headers
+        >>> report.leaving_out(PAGE, "Calls", "Share" * 20).headers
         ['Layer']
         """
         report = self
         for header in headers:
-            if report.width <= PAGE:
-                break
-            index = report.headers.index(header)
-            rows, titles, align, totals = (
-                [_left(row, index) for row in report.rows],
-                _left(report.headers, index),
-                "".join(_left(report.align, index)),
-                _left(report.totals, index),
-            )
-            report = replace(report, rows=rows, headers=titles, align=align, totals=totals)
+            if header in report.headers and report.width > width:
+                index = report.headers.index(header)
+                report = replace(
+                    report,
+                    rows=[_left(row, index) for row in report.rows],
+                    headers=_left(report.headers, index),
+                    align="".join(_left(report.align, index)),
+                    totals=_left(report.totals, index),
+                )
         return report
 
+    def shortened(self, width: int) -> Report:
+        """Return the report with an ellipsis in texts that make it wider than ``width``; numbers stay whole.
+
+        It is as wide as its numbers, and eight characters of each text, where these take more.
+
+        >>> Report([["encoder.layer.output", 1]], ["Layer", "n"], "lr").shortened(20).rows
+        [['encoder….output', 1]]
+        """
+        report = self
+        texts = [index for index, letter in enumerate(self.align) if letter == "l"]
+        while texts and (excess := report.width - width) > 0:
+            index = max(texts, key=report._column_width)
+            texts.remove(index)
+            report = report._with_room(index, max(report._column_width(index) - excess, _LEAST))
+        return report
+
+    def _column_width(self, index: int) -> int:
+        cells = [len(str(row[index])) for row in (*self.rows, *([self.totals] if self.totals else []))]
+        return max([len(self.headers[index]) + MIN_PADDING, *cells])
+
+    def _with_room(self, index: int, room: int) -> Report:
+        """Return the report with at most ``room`` characters for a column."""
+        headers = list(self.headers)
+        headers[index] = _with_ellipsis(headers[index], room - MIN_PADDING)
+        rows, totals = [list(row) for row in self.rows], list(self.totals)
+        for row in [*rows, totals] if totals else rows:
+            row[index] = _with_ellipsis(str(row[index]), room)
+        return replace(self, rows=rows, headers=headers, totals=totals)
+
+    def with_column(self, header: str, texts: Sequence[str], align: str) -> Report:
+        """Return the report with one more column, which has no total."""
+        rows = [[*row, text] for row, text in zip(self.rows, texts, strict=True)]
+        totals = [*self.totals, ""] if self.totals else ()
+        return replace(self, rows=rows, headers=[*self.headers, header], align=self.align + align, totals=totals)
+
+    def _lines(self) -> list[str]:
+        """Return the lines of the table; between rules if it has sections."""
+        if self.sections is None:
+            return table(self.rows, self.headers, self.align).split("\n")
+        lines = table([*self.rows, self.totals] if self.totals else self.rows, self.headers, self.align, _RULED)
+        ruled = lines.split("\n")
+        if self.totals and self.rows:
+            ruled.insert(-2, ruled[0])
+        return ruled
+
     def text(self) -> str:
-        """Return the report as text; without rows, only its lines."""
-        above = [harmless(line) for line in self.above]
-        if self.ruled:
-            body = [ruled_table(self.rows, self.headers, self.align, [self.below], totals=self.totals)]
-            return "\n".join([*above, *body])
-        body = [table(self.rows, self.headers, self.align)] if self.rows else []
-        return "\n".join([*above, *body, *(harmless(line) for line in self.below)])
+        """Return the report as text; without rows and rules, only its lines."""
+        lines = self._lines() if self.rows or self.sections is not None else []
+        below = [line for section in self.sections or () for line in [*map(harmless, section), lines[0]]]
+        return "\n".join([*map(harmless, self.above), *lines, *below, *map(harmless, self.below)])
 
     def html(self) -> str:
         """Return the report as HTML; a table that is too wide or too long for the page scrolls."""
@@ -154,13 +175,21 @@ class Report:
         if self.totals:
             rows.append([str(cell).replace(" ", _SPACE) for cell in self.totals])
         body = table(rows, self.headers, self.align, "html") if rows else ""
-        around = (self.above, self.below)
+        around = (self.above, [*chain(*self.sections or ()), *self.below])
         above, below = ("".join(f"<div>{escape(harmless(line))}</div>" for line in lines) for lines in around)
         return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'
 
 
 def _left(items: Sequence[Any], index: int) -> list[Any]:
     return [item for position, item in enumerate(items) if position != index]
+
+
+def _with_ellipsis(text: str, room: int) -> str:
+    """Return a text of at most ``room`` characters: its beginning and its end."""
+    if len(text) <= room:
+        return text
+    end = (room - 1) // 2
+    return f"{text[: room - 1 - end]}…{text[len(text) - end :]}"
 
 
 class Printed(ABC):

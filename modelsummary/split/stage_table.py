@@ -26,7 +26,7 @@ def stage_table(facts: Sequence[StageFacts], by: str, below: Sequence[str]) -> R
     if report.width <= PAGE:
         return report
     prefixes = {name: auto_prefix(max(getattr(stage, name) for stage in facts)) for name in _SCALED}
-    return _table(facts, by, below, prefixes).without("Last", "Calls", "Share")
+    return _table(facts, by, below, prefixes).leaving_out(PAGE, "Last", "Calls", "Share")
 
 
 def _table(facts: Sequence[StageFacts], by: str, below: Sequence[str], prefixes: Mapping[str, str]) -> Report:
@@ -49,4 +49,4 @@ def _table(facts: Sequence[StageFacts], by: str, below: Sequence[str], prefixes:
             row.append(f"{stage.cost:,.6g}" if stage.cost != int(stage.cost) else grouped(int(stage.cost)))
         crossing = text(stage, "crossing_bytes") if index < len(facts) - 1 else NOTHING
         rows.append([*row, percent(stage.share), crossing, text(stage, "activation_bytes")])
-    return Report(rows, headers, f"rll{'r' * (len(headers) - 3)}", below=below, ruled=True)
+    return Report(rows, headers, f"rll{'r' * (len(headers) - 3)}", sections=[below])

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
+from modelsummary.tables import Report
 from modelsummary.units import NOTHING, check_prefix, decimals, format_number, percent, symbol
 from modelsummary.views.amounts import column_of, find_amounts
 from modelsummary.views.columns import COLUMNS, Column, find_columns
 from modelsummary.views.folding import LARGE, Shown, deepest_fitting, fold, unfolded
 from modelsummary.views.labels import branch, check_depth, one_line
 
-__all__ = ["Table", "TableOptions", "lay_out"]
+__all__ = ["TableOptions", "lay_out", "rows_shown"]
 
 _RECURSIVE = "(recursive)"
 _FITTING = 40
@@ -78,37 +79,6 @@ class TableOptions:
         return replace(self, depth=level, fold=fold, var_names=self.var_names or (fold and rows > LARGE))
 
 
-class Table(NamedTuple):
-    """The texts of a table, before they are arranged in columns.
-
-    Attributes:
-        headers: titles of the columns; the names of the layers come first.
-        cells: for each row shown, the text of each column.
-        align: one letter per column, ``l`` (left) or ``r`` (right).
-    """
-
-    headers: list[str]
-    cells: list[list[str]]
-    align: str
-
-    @property
-    def width(self) -> int:
-        """Characters of the widest line, with two between columns."""
-        widths = (max(map(len, column)) for column in zip(self.headers, *self.cells, strict=True))
-        return sum(widths) + 2 * (len(self.headers) - 1)
-
-    def with_column(self, header: str, texts: Sequence[str], align: str) -> Table:
-        """Return the table with one more column."""
-        cells = [[*row, text] for row, text in zip(self.cells, texts, strict=True)]
-        return Table([*self.headers, header], cells, self.align + align)
-
-    def without(self, header: str) -> Table:
-        """Return the table without one column; the same if there is none of this name."""
-        kept = [index for index, title in enumerate(self.headers) if title != header]
-        headers, *cells = ([row[column] for column in kept] for row in (self.headers, *self.cells))
-        return Table(headers, cells, "".join(self.align[column] for column in kept))
-
-
 def lay_out(
     root: LayerInfo,
     options: TableOptions,
@@ -116,8 +86,10 @@ def lay_out(
     executed: bool,
     batch_dim: int | None,
     rows: Iterable[Shown] | None = None,
-) -> Table:
-    """Return rows of the tree below ``root`` as text: ``rows``, or if it is None, the ones that ``options`` select.
+) -> Report:
+    """Return rows of the tree below ``root`` as a table: ``rows``, or if it is None, the ones that ``options`` select.
+
+    The names of the layers come first.
 
     Raises:
         InputError: a column is unknown.
@@ -129,12 +101,12 @@ def lay_out(
         if options.columns is None and name is not None and name not in dict(columns):
             columns.append((name, COLUMNS[name]))
     cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
-    return Table(
-        [cells.name_header(), *(cells.header(column) for _, column in columns)],
+    return Report(
         [
             [cells.name(shown), *(cells.cell(name, column, shown) for name, column in columns)]
             for shown in (rows_shown(root, options) if rows is None else rows)
         ],
+        [cells.name_header(), *(cells.header(column) for _, column in columns)],
         "".join(["l", *("r" if column.is_number else "l" for _, column in columns)]),
     )
 

@@ -172,7 +172,7 @@ class ModelDiff(Printed):
         below += [f"{_MEASURES[name]}: {' -> '.join(_cells({name: self.totals[name]})[:2])}" for name in measures]
         below.append(self._verdict())
         totals = ["", "Total", "", *cells(self.totals)]
-        return Report(rows, headers, f"lll{'r' * len(measures)}", below=below, totals=totals, ruled=True)
+        return Report(rows, headers, f"lll{'r' * len(measures)}", sections=[below], totals=totals)
 
     def _prefix(self, measure: str) -> str:
         if measure == "latency_ms":

@@ -122,7 +122,7 @@ def to_document(root: LayerInfo, options: TableOptions, form: str, *, executed: 
         options = replace(options, branching=False, ascii_only=True)
     laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
     style, characters = _FORMS[form]
-    cells = [[cell.translate(characters) for cell in row] for row in laid_out.cells]
+    cells = [[cell.translate(characters) for cell in row] for row in laid_out.rows]
     return table(cells, laid_out.headers, laid_out.align, style)
 
 

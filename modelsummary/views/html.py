@@ -98,7 +98,7 @@ class _Page:
         self._rows = _Rows(root, fold=is_folded(root, options.fold))
         shown = self._rows.shown
         self._table = lay_out(root, layout, executed=executed, batch_dim=batch_dim, rows=shown)
-        self._cells = [[harmless(cell) for cell in row] for row in self._table.cells]
+        self._cells = [[harmless(cell) for cell in row] for row in self._table.rows]
         self._numeric = [column.is_number for _, column in self._columns]
         self._shares = [self._shares_of(row) for row in shown]
         self._values = [[self._value_of(column, row) for _, column in self._columns] for row in shown]
@@ -112,7 +112,7 @@ class _Page:
         return min(longest + 4, _MAX_NAME)
 
     def _widths_of_cells(self) -> list[int]:
-        lines = [[f"{header}  " for header in self._table.headers], *self._table.cells]  # room for the sorting arrow
+        lines = [[f"{header}  " for header in self._table.headers], *self._table.rows]  # room for the sorting arrow
         return [min(max(map(len, column)) + 1, _MAX_TEXT) for column in list(zip(*lines, strict=True))[1:]]
 
     def _shares_of(self, shown: Shown) -> list[float]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from modelsummary.layer_info import UNKNOWN, LayerInfo, leaf_output_bytes, ledger
-from modelsummary.tables import ruled_table
+from modelsummary.tables import Report
 from modelsummary.units import auto_prefix, format_number, grouped, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, FILLED_BY
@@ -16,6 +17,7 @@ from modelsummary.views.terminal import paint, share_bars, shares
 __all__ = ["footer", "render"]
 
 _MAX_NOTES = 5
+_WIDTH = 120  # characters of a folded table that is not printed on a terminal
 _FIRST_ROW = 3  # line of a ruled table, after the headers between their rules
 
 
@@ -42,11 +44,11 @@ def render(
     shares_of_rows = shares(rows_shown(root, chosen), root, chosen.level) if colours and root.macs else []
     if shares_of_rows:
         table = table.with_column("Share of MACs", share_bars(shares_of_rows), "l")
-    if (chosen.fold or shares_of_rows) and options.columns is None and table.width > _width():
-        table = table.without("Input Shape")
-    remarks = [*remarks, *_unmeasured(root, chosen), *_left_out(root, chosen, len(table.cells))]
+    if (chosen.fold or shares_of_rows) and options.columns is None:
+        table = _fitted(table)
+    remarks = [*remarks, *_unmeasured(root, chosen), *_left_out(root, chosen, len(table.rows))]
     sections = footer(root, execution=execution, fallback_reason=fallback_reason, remarks=remarks)
-    lines = ruled_table(table.cells, table.headers, table.align, sections).split("\n")
+    lines = replace(table, sections=sections).text().split("\n")
     for index, (_, share) in enumerate(shares_of_rows, _FIRST_ROW):
         lines[index] = paint(lines[index], share)
     return "\n".join(lines)
@@ -60,9 +62,12 @@ def _unmeasured(root: LayerInfo, options: TableOptions) -> Iterator[str]:
             yield f"{name} is not known yet: call stats.{call}"
 
 
-def _width() -> int:
-    """Return the columns of the terminal; 120 where the output is not one."""
-    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 120
+def _fitted(table: Report) -> Report:
+    """Return a table that is not wider than the terminal; where there is none, without a column if it is too wide."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return table.leaving_out(_WIDTH, "Input Shape")
+    columns = shutil.get_terminal_size().columns
+    return table.leaving_out(columns, "Input Shape").shortened(columns)
 
 
 def _left_out(root: LayerInfo, options: TableOptions, shown: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 
 import pytest
 from torch import nn
@@ -72,6 +73,17 @@ def test_where_colours_are_shown(stream, variables, expected, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert shows_colours(stream) is expected
+
+
+@pytest.mark.parametrize("columns", range(64, 124, 2))
+def test_a_folded_table_is_not_wider_than_the_terminal(columns, monkeypatch):
+    """A title takes two characters more than it has, which a sum of the cells' widths does not show."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", str(columns))
+    layers = [nn.Sequential(nn.Linear(4, width), nn.Linear(width, 4)) for width in range(1, 40)]
+    lines = str(Statistics(nn.Sequential(*layers), (2, 4))).split("\n")
+    table = lines[: next(index for index, line in enumerate(lines) if line.startswith("Total params"))]
+    assert max(map(len, table)) <= columns
 
 
 def test_show_prints_what_print_does_where_there_is_no_terminal(stats, capsys):
