@@ -33,7 +33,7 @@ from whole_steps import check_a100, fit_half, roofline_step, step_ratios, timm_m
 
 from modelsummary import DeviceSpec
 from modelsummary.devices import kernel_time
-from modelsummary.devices.device_table import WATTS
+from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.kernel_time import DeviceModel
 from modelsummary.devices.sustained import vector_share
 
@@ -124,7 +124,7 @@ def _flops_per_joule(kernels: KernelFit, without: str = "") -> dict[str, float]:
     for name, own in kernels.devices.items():
         spec = DeviceSpec(name)
         if name != without and "simt" in own:
-            value = own["simt"] * spec.peak(F32) / WATTS[name] / 1e9
+            value = own["simt"] * spec.peak(F32) / TABLE[name].watts / 1e9
             found[_PROCESS[spec.generation]].append(value)
     return {each: float(max(found[process])) for each, process in _PROCESS.items()} | _NEWER
 

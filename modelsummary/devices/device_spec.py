@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelsummary.devices.device_table import TABLE, USABLE_GIB
+from modelsummary.devices.device_table import TABLE
 from modelsummary.errors import InputError
 
 __all__ = ["Bound", "DeviceSpec"]
@@ -233,7 +233,7 @@ def _from_table(entry: str, name: str) -> dict[str, Any]:
         for key in keys
     }
     achievable = figures.achievable
-    memory = int(USABLE_GIB[entry] * 2**30 if entry in USABLE_GIB else figures.memory * 1e9)
+    memory = int(figures.memory * 1e9 if figures.usable_gib is None else figures.usable_gib * 2**30)
     source = figures.source if name.upper() == entry.upper() else f"{name} taken as {entry}: {figures.source}"
     stated_memory = _MEMORY.search(name.upper())
     if stated_memory is not None and abs(int(stated_memory[1]) - figures.memory) > _SAME_MEMORY * figures.memory:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.device_table import TABLE, WATTS
+from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.product_time import largest_tile_factor
 
 __all__ = ["half_speed", "is_geforce", "tensor_factor", "vector_share"]
@@ -45,7 +45,7 @@ def vector_share(spec: DeviceSpec, flops_per_joule: Mapping[str, float]) -> floa
     >>> vector_share(DeviceSpec("V100"), {"volta": 50}), vector_share(DeviceSpec("T4"), {"turing": 50})
     (0.95, 0.43209876543209874)
     """
-    watts, peak = WATTS.get(spec.name), spec.peak_flops.get(torch.float32)
+    watts, peak = _watts(spec), spec.peak_flops.get(torch.float32)
     per_joule = flops_per_joule.get(spec.generation)
     is_wide = bool(peak and spec.units and peak / spec.units > _WIDE_UNIT)
     best = _WIDE if is_wide else _NARROW
@@ -81,12 +81,16 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
         )
     usual = _USUAL_HALF_OF_AMD if spec.generation.startswith("cdna") else _USUAL_HALF
     limit = peak * (1.0 if is_geforce(spec) else usual)
-    watts = WATTS.get(spec.name)
-    if watts and measurement is not None and reference is not None and spec.units:
-        shares = watts / WATTS[str(measurement["device"])] * spec.units / reference.units
+    watts = _watts(spec)
+    if watts and measurement is not None and reference is not None and reference.watts and spec.units:
+        shares = watts / reference.watts * spec.units / reference.units
         return min(limit, float(measurement["sustained"]) * sqrt(shares))
     per_joule = _HALF_PER_JOULE.get(spec.generation)
     return min(limit, watts * per_joule) if watts and per_joule else limit
+
+
+def _watts(spec: DeviceSpec) -> int | None:
+    return TABLE[spec.name].watts if spec.name in TABLE else None
 
 
 def is_geforce(spec: DeviceSpec) -> bool:
