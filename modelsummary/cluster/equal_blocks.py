@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
@@ -15,10 +15,47 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.values import map_leaves, tensors_of
+from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
 from modelsummary.parallel.applying import check_unsharded
 
-__all__ = ["copied", "fold"]
+__all__ = ["copied", "fold", "kinds_of_blocks"]
+
+
+def kinds_of_blocks(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
+    """Return the block that runs for each block: the first one that looks the same, and is passed by the same gradient.
+
+    Blocks that follow no trained parameter take no gradient. Leaf layers are not folded: tensor parallelism splits
+    neighbours differently.
+    """
+    kinds = kinds_of(root)
+    kind_of: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for row in rows:
+        looks = row.fqn if row.is_leaf else (_trains_before(root, row), kinds[id(row)], _settings(row.module))
+        kind_of[row.fqn] = first.setdefault(looks, row.fqn)
+    return kind_of
+
+
+def _trains_before(root: LayerInfo, block: LayerInfo) -> bool:
+    for row in root.walk():
+        if row is block:
+            return False
+        if row.self_trainable_params and _is_used(row):
+            return True
+    return False
+
+
+def _is_used(row: LayerInfo) -> bool:
+    """Return True for a module that runs, or that only holds parameters of one that runs, as a ``ParameterDict``."""
+    return row.executed or (not row.children and row.parent_info is not None and row.parent_info.executed)
+
+
+def _settings(module: nn.Module | None) -> tuple[Any, ...]:
+    """Return what rows do not show: arguments of layers, names and dtypes of weights, and which are trained."""
+    parameters = () if module is None else module.named_parameters()
+    return repr(module), tuple((name, parameter.dtype, parameter.requires_grad) for name, parameter in parameters)
 
 
 def fold(model: nn.Module, same: Mapping[str, str]) -> nn.Module:

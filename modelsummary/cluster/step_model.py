@@ -25,7 +25,7 @@ from modelsummary.cluster.divided_experts import (
     may_have_experts,
     number_of_experts,
 )
-from modelsummary.cluster.equal_blocks import fold
+from modelsummary.cluster.equal_blocks import fold, kinds_of_blocks
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.rank_model import NO_EXPERTS, RankModel
@@ -90,7 +90,7 @@ class StepModel:
         self.recipe, self._root, self._live = recipe, root, live
         rows = blocks_of(root)
         self.blocks = [row.fqn for row in rows]
-        self.kind_of = _kinds(root, rows)
+        self.kind_of = kinds_of_blocks(root, rows)
         same = {fqn: kind for fqn, kind in self.kind_of.items() if fqn != kind}
         self._folded = fold(live.model, same)
         args, kwargs = live.call.on_meta(lambda tensor: tensor.detach().to("meta").requires_grad_(tensor.requires_grad))
@@ -358,50 +358,6 @@ def _does_not_share(share: Share, error: ModelSummaryError) -> str:
     remedy = "sequence_parallel=False" if share.sequence_parallel else "1"
     reason = f"{type(error.__cause__).__name__}: {error.__cause__}" if isinstance(error, StepError) else str(error)
     return f"{', '.join(arguments)}: the step does not run with the share of one rank ({reason:.160}); pass {remedy}"
-
-
-def _kinds(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
-    """Return the block that runs for each block: the first one that looks the same, and is passed by the same gradient.
-
-    Blocks that follow no trained parameter take no gradient. Leaf layers are not folded: tensor parallelism splits
-    neighbours differently.
-    """
-    kind_of: dict[str, str] = {}
-    first: dict[Any, str] = {}
-    for row in rows:
-        looks = row.fqn if row.is_leaf else (_trains_before(root, row), _looks(row))
-        kind_of[row.fqn] = first.setdefault(looks, row.fqn)
-    return kind_of
-
-
-def _trains_before(root: LayerInfo, block: LayerInfo) -> bool:
-    for row in root.walk():
-        if row is block:
-            return False
-        if row.self_trainable_params and _is_used(row):
-            return True
-    return False
-
-
-def _is_used(row: LayerInfo) -> bool:
-    """Return True for a module that runs, or that only holds parameters of one that runs, as a ``ParameterDict``."""
-    return row.executed or (not row.children and row.parent_info is not None and row.parent_info.executed)
-
-
-def _looks(row: LayerInfo) -> tuple[Any, ...]:
-    inside = tuple(
-        (
-            inner_row.class_name,
-            str(inner_row.input_size),
-            str(inner_row.output_size),
-            inner_row.num_params,
-            inner_row.self_macs,
-        )
-        for inner_row in row.walk()
-    )
-    parameters = () if row.module is None else row.module.named_parameters()
-    weights = tuple((name, parameter.dtype, parameter.requires_grad) for name, parameter in parameters)
-    return repr(row.module), inside, weights
 
 
 def _sequence_of(call: CallArguments) -> int:
