@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.values import tensors_of
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of, shape_of
 
@@ -52,6 +53,9 @@ class Totals(NamedTuple):
     nbytes: int
 
 
+_NOTHING = Totals(0, 0, 0)
+
+
 @dataclass(slots=True)
 class ModuleFacts:
     """The facts of one module, independent of its calls.
@@ -60,7 +64,8 @@ class ModuleFacts:
         fqn: first path in ``named_modules()``.
         children: id of each child module -> its attribute name (the first, if it has several).
         parameters, buffers: tensors that the module registers itself.
-        all_parameters, all_buffers: the same with the tensors of its submodules, by ``Owned.key``.
+        single_parameters, single_buffers: sums over those, and over those of its submodules, that are registered once.
+        tied_parameters, tied_buffers: the others, by ``Owned.key``.
         has_uninitialized: whether some of these are lazy and have no shape yet.
     """
 
@@ -69,9 +74,21 @@ class ModuleFacts:
     children: dict[int, str]
     parameters: list[Owned]
     buffers: list[Owned]
-    all_parameters: dict[int, Owned] = field(default_factory=dict)
-    all_buffers: dict[int, Owned] = field(default_factory=dict)
+    single_parameters: Totals = _NOTHING
+    single_buffers: Totals = _NOTHING
+    tied_parameters: dict[int, Owned] = field(default_factory=dict)
+    tied_buffers: dict[int, Owned] = field(default_factory=dict)
     has_uninitialized: bool = False
+
+    @property
+    def all_parameters(self) -> Totals:
+        """The sums over the parameters of the module and its submodules, each counted once."""
+        return plus(self.single_parameters, totals(self.tied_parameters.values()))
+
+    @property
+    def all_buffers(self) -> Totals:
+        """The sums over the buffers of the module and its submodules, each counted once."""
+        return plus(self.single_buffers, totals(self.tied_buffers.values()))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -106,9 +123,10 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
             continue
         seen.add(id(module))
         items.append((fqn, module))
+        if not (children := module._modules):  # true of most modules
+            continue
         prefix = f"{fqn}." if fqn else ""
-        children = [(prefix + name, child) for name, child in module._modules.items() if child is not None]
-        pending.extend(reversed(children))
+        pending += [(prefix + name, child) for name, child in reversed(children.items()) if child is not None]
     return items
 
 
@@ -182,8 +200,8 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
     """Return the facts of every module of ``model`` by ``id(module)``, in the order of ``named_modules()``.
 
     >>> facts = module_facts(nn.Sequential(nn.Linear(4, 2)))
-    >>> [(entry.fqn, len(entry.all_parameters)) for entry in facts.values()]
-    [('', 2), ('0', 2)]
+    >>> [(entry.fqn, entry.all_parameters.numel) for entry in facts.values()]
+    [('', 10), ('0', 10)]
     """
     facts: dict[int, ModuleFacts] = {}
     for fqn, module in named_modules(model):
@@ -206,10 +224,13 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
 
 
 def _collect(facts: dict[int, ModuleFacts]) -> None:
-    """Fill ``all_parameters`` and ``all_buffers``, descendants first, without recursion as models can be deep.
+    """Fill the sums and the tied tensors, descendants first, without recursion as models can be deep.
 
     A child that refers to a module around it, as ``self.parent = parent`` does, does not count that module's tensors.
     """
+    several = _on_several_paths(facts)
+    keys = [entry.key for parent in facts.values() for entry in (*parent.parameters, *parent.buffers)]
+    tied = {key for key, count in Counter(keys).items() if count > 1} if len(set(keys)) < len(keys) else set()
     begun: set[int] = set()
     done: set[int] = set()
     pending = [next(iter(facts))]
@@ -225,18 +246,40 @@ def _collect(facts: dict[int, ModuleFacts]) -> None:
         if key in done:
             continue
         done.add(key)
-        if parent.parameters:
-            parent.all_parameters = {parameter.key: parameter for parameter in parent.parameters}
-        if parent.buffers:
-            parent.all_buffers = {buffer.key: buffer for buffer in parent.buffers}
+        parent.single_parameters, parent.tied_parameters = _apart(parent.parameters, tied, are_tied=key in several)
+        parent.single_buffers, parent.tied_buffers = _apart(parent.buffers, tied, are_tied=key in several)
         parent.has_uninitialized = any(entry.shape is None for entry in (*parent.parameters, *parent.buffers))
         for child in map(facts.__getitem__, parent.children):
-            parent.all_parameters.update(child.all_parameters)
-            parent.all_buffers.update(child.all_buffers)
+            parent.single_parameters = plus(parent.single_parameters, child.single_parameters)
+            parent.single_buffers = plus(parent.single_buffers, child.single_buffers)
+            parent.tied_parameters |= child.tied_parameters
+            parent.tied_buffers |= child.tied_buffers
             parent.has_uninitialized |= child.has_uninitialized
 
 
+def _apart(owned: list[Owned], tied: set[int], *, are_tied: bool) -> tuple[Totals, dict[int, Owned]]:
+    """Return the sums over the tensors that are registered once, and the others by key."""
+    if not are_tied and (not tied or tied.isdisjoint(entry.key for entry in owned)):
+        return totals(owned), {}
+    others = {entry.key: entry for entry in owned if are_tied or entry.key in tied}
+    return totals([entry for entry in owned if entry.key not in others]), others
+
+
+def _on_several_paths(facts: dict[int, ModuleFacts]) -> set[int]:
+    """Return the ids of the modules to which several paths lead; ``facts`` has a module before its children."""
+    paths = Counter(child for parent in facts.values() for child in parent.children)
+    paths[next(iter(facts))] += 1
+    several = {key for key, count in paths.items() if count > 1}
+    for key, parent in facts.items() if several else ():
+        if key in several:
+            several.update(parent.children)
+    return several
+
+
 def _owned(name: str, tensor: Tensor) -> Owned:
+    if type(tensor) is ShapeTensor:  # during a run on shapes
+        numel = tensor.numel()
+        return Owned(name, id(tensor), list(tensor.shape), numel, numel * tensor.itemsize, tensor.requires_grad)
     if is_lazy(tensor):
         return Owned(name, id(tensor), None, 0, 0, tensor.requires_grad)
     return Owned(name, id(tensor), list(shape_of(tensor)), numel_of(tensor), nbytes_of(tensor), tensor.requires_grad)
@@ -279,9 +322,15 @@ def kernel_size_of(module: nn.Module) -> list[int]:
     return []
 
 
-_NOTHING = Totals(0, 0, 0)
 _NO_TENSORS = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})  # most attributes of modules
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def plus(one: Totals, other: Totals) -> Totals:
+    """Return the sum of two sums."""
+    if other is _NOTHING:
+        return one
+    return Totals(one.numel + other.numel, one.trainable + other.trainable, one.nbytes + other.nbytes)
 
 
 def totals(owned: Collection[Owned]) -> Totals:

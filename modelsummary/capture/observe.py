@@ -19,7 +19,7 @@ from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import EVEN_ROUTES, no_collection, obstacle_of, running
 from modelsummary.capture.stage_step import StageRun
@@ -101,6 +101,7 @@ def observe(
         InputError: no result requires a gradient, the loss is not a scalar, or the step needs values that are missing.
         StepError: the step raised.
     """
+    names = {id(module): fqn for fqn, module in named_modules(model)}  # the forward may replace modules
     modules = modules_of(model)
     model_device = device_of(tensors_of_modules(modules))
     wanted = plan.device or _own_device(model)
@@ -139,7 +140,7 @@ def observe(
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
-            return run.trace(device=str(wanted), execution="shape", notes=notes, noted=note())
+            return run.trace(names, device=str(wanted), execution="shape", notes=notes, noted=note())
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
@@ -156,7 +157,7 @@ def observe(
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         notes = [f"The step ran for real: {reason}"]
-        return run.trace(device=str(wanted), execution="real", notes=notes, noted=note())
+        return run.trace(names, device=str(wanted), execution="real", notes=notes, noted=note())
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:

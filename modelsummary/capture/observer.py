@@ -135,7 +135,7 @@ class Observer:
         self, block_bytes: int = 1, running: Callable[[], Call | None] = lambda: None, level: Level = "storages"
     ) -> None:
         self._block, self._running, self.level = block_bytes, running, level
-        self._follows = level == "storages"
+        self._follows, self._notes_costs = level == "storages", level == "costs"
         self._execution: Any = None
         self._is_on = False
         self.inside: list[Call | None] = []
@@ -170,7 +170,7 @@ class Observer:
         if not self._follows:
             result = self._execution.run(func, rule, args, kwargs)
             self.inside.append(self._running())
-            if rule.is_view or self.level == "costs":
+            if self._notes_costs or rule.is_view:
                 self.log.note_cost(func, rule, result[1])
             else:
                 self.log.note(func, args, kwargs, result[0], rule, result[1], self._execution.distinct)

@@ -17,7 +17,7 @@ from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
-from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
+from modelsummary.capture.modules import modules_of, tensors_in_attributes
 from modelsummary.capture.observer import Level, Observer, SavedTensor
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace, TracedCall, storages_of
@@ -52,7 +52,6 @@ class StepRun:
         self._args, self._kwargs, self._device = args, kwargs, device
         self._follows = level == "storages"
         self.observer = Observer(block_bytes, self._running, level)
-        self._names = {id(module): fqn for fqn, module in named_modules(model)}  # the forward may replace modules
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
         self._watches: list[Watch] = []  # one per forward
@@ -210,14 +209,13 @@ class StepRun:
         """The watch of the last forward."""
         return self._watches[-1]
 
-    def trace(self, names: Mapping[int, str] | None = None, **facts: Any) -> Trace:
+    def trace(self, names: Mapping[int, str], **facts: Any) -> Trace:
         """Return what was observed.
 
         Args:
-            names: id of a module -> its FQN; None: as before the step, during which modules may be replaced.
+            names: id of a module -> its FQN.
             facts: the fields of ``Trace`` that say how the step ran.
         """
-        names = self._names if names is None else names
         first = self._phases[0][1]  # operators before it make the state that exists before the step
         keys: dict[Call, CallKey] = {}
         for watch in self._watches:

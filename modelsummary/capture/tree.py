@@ -165,8 +165,8 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
         at_depth[row.depth] += 1
         row.depth_index = at_depth[row.depth]
         module_facts = facts[row.layer_id]
-        row.num_params, row.trainable_params, row.params_bytes = totals(module_facts.all_parameters.values())
-        row.num_buffers, _, row.buffer_bytes = totals(module_facts.all_buffers.values())
+        row.num_params, row.trainable_params, row.params_bytes = module_facts.all_parameters
+        row.num_buffers, _, row.buffer_bytes = module_facts.all_buffers
         row.has_uninitialized = module_facts.has_uninitialized
         new = first_seen(module_facts.parameters)
         row.self_params, row.self_trainable_params, row.self_params_bytes = totals(new)

@@ -77,6 +77,8 @@ class OpRule:
         is_free: a device runs no kernel for it: a view, an allocation, a question about metadata, bookkeeping. The time
             of a collective is the network's.
         is_pointwise: computes each element of the result from one element of each argument.
+        is_torchs: an operator of torch itself without a formula of the user: shapes and cost of its result follow from
+            its arguments in every run.
     """
 
     name: str
@@ -97,6 +99,7 @@ class OpRule:
     is_composite: bool = False
     is_free: bool = False
     is_pointwise: bool = False
+    is_torchs: bool = False
 
     @property
     def gathers(self) -> bool:
@@ -129,11 +132,15 @@ class OpRule:
         """Return the arguments of a call that it writes, declared or not."""
         written = [args[key] for key in self.writes if isinstance(key, int) and key < len(args)]
         written += [kwargs[key] for key in self.writes if isinstance(key, str) and key in kwargs]
-        if self.facts.writes_in_training:
-            call = self.signature.bind(args, kwargs)
-            if call.get("training", True):
-                written += [call[name] for name in self.facts.writes_in_training]
+        if self.facts.writes_in_training and self._argument("training", args, kwargs, True):
+            written += [self._argument(name, args, kwargs) for name in self.facts.writes_in_training]
         return written
+
+    def _argument(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], default: Any = None) -> Any:
+        """Return one argument of a call, without binding the others."""
+        names = self.signature.names
+        position = names.index(name) if name in names else len(args)
+        return args[position] if position < len(args) else kwargs.get(name, default)
 
     def macs(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Count:
         """Return the multiply-adds of a call; raise ``NotImplementedError`` without a formula for it."""
@@ -193,6 +200,7 @@ def _classify(func: Any, facts: OperatorFacts) -> OpRule:
         is_composite=_is_composite(func, namespace),
         is_free=moves_shape or namespace in COLLECTIVES or _has_no_kernel(func, namespace, writes=bool(writes)),
         is_pointwise=is_pointwise,
+        is_torchs=namespace == "aten" and facts.is_own,
     )
 
 

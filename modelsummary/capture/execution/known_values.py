@@ -128,7 +128,9 @@ class KnownValues:
         """Return True if the values of all ``tensors`` are known."""
         for tensor in tensors:
             entry = self._known.get(id(tensor))
-            if entry is None or entry.storage != tensor.untyped_storage()._cdata:  # ``.data = ...`` replaces it
+            if entry is None and tensor.numel() == 0 and tensor.layout is torch.strided:
+                self.set(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU))
+            elif entry is None or entry.storage != tensor.untyped_storage()._cdata:  # ``.data = ...`` replaces it
                 return False
         return True
 
@@ -162,8 +164,11 @@ class KnownValues:
     def follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], out: Any) -> bool:
         """Follow an operator with known arguments that ran on shapes; return True if its results are known, too."""
         outputs = list(tensors_in(out))
-        if sum(tensor.numel() for tensor in outputs) > self.most_elements:
+        elements = sum(tensor.numel() for tensor in outputs)
+        if elements > self.most_elements:
             return False
+        if not elements and not rule.writes:  # nothing to compute
+            return True
         if not rule.writes:
             deferred = _Deferred(func, *self._on_values(args, kwargs))
             values = [_Value(None, deferred) for _ in outputs]

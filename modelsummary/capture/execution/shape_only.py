@@ -5,8 +5,9 @@ device. Any other tensor (in a list, from a numpy array) is replaced by a twin w
 
 Two additions make it fast and general:
 
-- **Cached results.** Networks repeat themselves. An operator called again with the same shapes, strides, dtypes and
-  arguments returns an output like the first one, without the (slow) meta kernel.
+- **Remembered results.** Networks repeat themselves, and one network runs often. An operator called again with the same
+  shapes, strides, dtypes and arguments returns an output like the first one, without the (slow) meta kernel. Results of
+  torch's own operators are remembered for all runs of the process.
 - **Known values.** Small tensors whose values do not depend on the floating point input (``torch.arange``, a buffer,
   an attention mask) are computed beside their twins, so a branch on them needs no real execution. An operator that
   needs unknown values raises ``DataDependentError``.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +54,31 @@ _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout
 # Arguments without effect on shapes; a generator of the CPU refuses tensors on meta.
 _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _MASKS = (torch.bool, torch.uint8)
-# Operators whose result or cost may depend on values.
-_SPECIAL = frozenset({*BLOCK_MASKED, "aten.index"})
+_MOST_REMEMBERED = 2**14
+
+
+class _Remembered(NamedTuple):
+    """What equal calls of an operator share; keys hold the identity of its rule, which lives as long."""
+
+    rule: OpRule
+    remake: Remake | None
+    cost: OpCost
+
+
+_remembered: dict[tuple[Any, ...], _Remembered] = {}
+
+
+def _of_all_runs() -> dict[tuple[Any, ...], _Remembered]:
+    """Return what was remembered of torch's operators; a run that goes on keeps what it began with."""
+    global _remembered  # noqa: PLW0603
+    if len(_remembered) > _MOST_REMEMBERED:
+        _remembered = {}
+    return _remembered
+
+
+def _settings() -> tuple[Any, ...]:
+    """Return the settings of the process on which layouts of results depend, apart from the default dtype."""
+    return torch.backends.cudnn.enabled, torch.are_deterministic_algorithms_enabled(), _torch.is_onednn_enabled()
 
 
 @executes
@@ -85,7 +109,8 @@ class ShapeOnly:
         self.needs_values = self.routes_evenly = False
         self.log: list[Any] | None = None
         self.distinct: DistinctCall | None = None
-        self._results: dict[tuple[Any, ...], tuple[Remake | None, OpCost]] = {}
+        self._of_all_runs, self._of_this_run = _of_all_runs(), dict[tuple[Any, ...], _Remembered]()
+        self._settings = _settings()
         self._known = KnownValues()
         self._twins = Twins(device, dtype, self._known, self._note_obstacle)
 
@@ -139,26 +164,37 @@ class ShapeOnly:
         """
         self.distinct = None
         written = self._writable(rule, args, kwargs) if rule.may_write else ()
-        key: list[Any] = [id(func)]  # operators live as long as the process, and hashing one takes time
+        key: list[Any] = [id(rule)]  # hashing an operator takes time
         tensors: list[Tensor] = []
         args = tuple(self._to_twins(args, key, tensors))
         if kwargs:
             key.extend(kwargs)
             kwargs = dict(zip(kwargs, self._to_twins(kwargs.values(), key, tensors), strict=True))
-            kwargs.update((name, value) for name, value in _WITHOUT_DATA if kwargs.get(name))
+            for name, value in _WITHOUT_DATA:
+                if kwargs.get(name):
+                    kwargs[name] = value
         if rule.facts.depends_on_views:
             key.append(is_outer_product(*args[:2]))
         are_known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
-        if are_known or written or rule.needs_values or rule.name in _SPECIAL:
-            out, cost = self._run_with_values(func, rule, args, kwargs, tensors, key, written, are_known=are_known)
+        if rule.needs_values or selects_by_mask(rule, args):
+            out, cost = self._run_on_elements(func, rule, args, kwargs, key, are_known=are_known)
         else:
+            for tensor in written:
+                self._known.before_write(tensor)
             try:
                 out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, key)
             except Exception:
-                self._note_obstacle(rule.name)
-                raise
-            if self.routes_evenly and rule.facts.chooses:
-                self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
+                if not are_known or not self.computes(func, rule, args):
+                    self._note_obstacle(rule.name)
+                    raise
+                out, cost = self._run_on_values(func, rule, args, kwargs, are_known), NO_COST
+            else:
+                if are_known or written:
+                    out = self._follow(func, rule, args, kwargs, out, cost, written, are_known=are_known)
+                elif self.routes_evenly and rule.facts.chooses:
+                    self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
+                if rule.name in BLOCK_MASKED:
+                    cost, self.distinct = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of)), None
         if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
             self.log.append((func, *key[1:]))  # it does not only return a value to Python
         return out, cost
@@ -178,49 +214,40 @@ class ShapeOnly:
             raise self._needing_values(rule.name)
         return written
 
-    def _run_with_values(
+    def _run_on_elements(
+        self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], key: list[Any], *, are_known: bool
+    ) -> tuple[Any, OpCost]:
+        """Run an operator that needs the values of its arguments, or the number of elements in a mask."""
+        if are_known or rule.needs_values:
+            return self._run_on_values(func, rule, args, kwargs, are_known), NO_COST
+        tensors: list[Tensor] = []
+        by_position = tuple(self._to_twins((args[0], self._places(args[1])), key, tensors))
+        out, _ = self._run_on_shapes(func, rule, by_position, kwargs, tensors, key)
+        self.distinct = None
+        return out, op_cost(rule, args, kwargs, out)
+
+    def _follow(
         self,
         func: Any,
         rule: OpRule,
-        args: tuple[Any, ...],
+        args: Any,
         kwargs: dict[str, Any],
-        tensors: Sequence[Tensor],
-        key: list[Any],
+        out: Any,
+        cost: OpCost,
         written: Sequence[Tensor],
         *,
         are_known: bool,
-    ) -> tuple[Any, OpCost]:
-        """Run an operator that reads or writes values that are known, or that needs them."""
-        by_mask = selects_by_mask(rule, args)
-        if by_mask and not are_known:
-            tensors = []
-            by_position = tuple(self._to_twins((args[0], self._places(args[1])), key, tensors))
-            out, _ = self._run_on_shapes(func, rule, by_position, kwargs, tensors, key)
-            self.distinct = None
-            return out, op_cost(rule, args, kwargs, out)
-        if by_mask or rule.needs_values:
-            return self._run_on_values(func, rule, args, kwargs, are_known), NO_COST
-        for tensor in written:
-            self._known.before_write(tensor)
-        try:
-            out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, key)
-        except Exception:
-            if not are_known or not self.computes(func, rule, args):
-                self._note_obstacle(rule.name)
-                raise
-            return self._run_on_values(func, rule, args, kwargs, are_known), NO_COST
+    ) -> Any:
+        """Keep the known values valid: follow the results, or forget the overwritten tensors. Return the result."""
         are_known = are_known and isinstance(func, OpOverload) and self.computes(func, rule, args, cost, out)
-        # Keep the known values valid: follow the results, or forget the overwritten tensors.
         if not (are_known and self._known.follow(func, rule, args, kwargs, out)):
             for tensor in written:
                 self._known.overwritten(tensor)
-        if rule.name in BLOCK_MASKED:
-            cost, self.distinct = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of)), None
         # A copy to the CPU has its values, as .cpu().numpy() needs them.
         if func is _TO_COPY and are_known and kwargs.get("device") == _CPU and self.device.type != "cpu":
             value = self._known.value(out)
-            return (out if value is None else value), cost
-        return out, cost
+            return out if value is None else value
+        return out
 
     def _note_obstacle(self, what: str) -> None:
         self.obstacle = self.obstacle or what
@@ -240,9 +267,10 @@ class ShapeOnly:
         key: Sequence[Any],
     ) -> tuple[Any, OpCost]:
         device = self._place(kwargs, tensors) if kwargs or self._several_devices else self.device
-        identity = tuple(key)
+        identity = (device, torch.get_default_dtype(), self._settings, *key)
+        results = self._of_all_runs if rule.is_torchs else self._of_this_run
         try:
-            remembered = self._results.get(identity)
+            remembered = results.get(identity)
         except TypeError:  # an unhashable argument
             remembered, identity = None, ()
         if remembered is None:
@@ -250,15 +278,15 @@ class ShapeOnly:
             cost = op_cost(rule, args, kwargs, out)
             if identity:
                 shares = _shares_storage(func, rule)
-                self._results[identity] = remake_of(func, shares, args, tensors, out), cost
-                self.distinct = self._results[identity], tensors
+                results[identity] = remembered = _Remembered(rule, remake_of(func, shares, args, tensors, out), cost)
+                self.distinct = remembered, tensors
             return out, cost
-        remake, cost = remembered
         self.distinct = remembered, tensors
         if rule.keeps_shape:
-            return args[0], cost
+            return args[0], remembered.cost
+        remake = remembered.remake
         out = None if remake is None or device is None else remake(args, device)
-        return (self._run_kernel(func, rule, args, kwargs, tensors, device) if out is None else out), cost
+        return (self._run_kernel(func, rule, args, kwargs, tensors, device) if out is None else out), remembered.cost
 
     def _place(self, kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> torch.device | None:
         """Return the device of an operator's results; None for tensors that the forward makes on meta."""

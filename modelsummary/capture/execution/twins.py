@@ -73,7 +73,7 @@ class Twins:
             replace_shards(group, self._of_shard, self._dtype)
         for module in modules:
             for held, name, tensor in own_tensors(module):
-                if (_is_plain(tensor) or is_wrapper(tensor)) and not is_lazy(tensor):
+                if type(tensor) in _REPLACED or ((_is_plain(tensor) or is_wrapper(tensor)) and not is_lazy(tensor)):
                     held[name] = self._of_own(tensor)
             if isinstance(module, nn.RNNBase):
                 flat = module._flat_weights
@@ -146,24 +146,21 @@ class Twins:
             return new_tensor(spec, self._device)
         with _torch.DisableTorchFunction():  # otherwise a trace would record this as a call of the model
             try:
-                storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+                storage = tensor.untyped_storage()
             except (NotImplementedError, RuntimeError):  # a wrapper without a storage
                 return new_tensor(spec, self._device)
         whole = self._storages.get((storage._cdata, spec.dtype))
         if whole is None:
-            if nbytes == tensor.nbytes:
+            if storage.nbytes() == tensor.nbytes:
                 whole = self._storages[storage._cdata, spec.dtype] = new_tensor(spec, self._device)
                 return whole
-            elements = torch.Size((nbytes // tensor.element_size(),))
+            elements = torch.Size((storage.nbytes() // tensor.element_size(),))
             whole = new_tensor(Spec(elements, (1,), spec.dtype), self._device)
             self._storages[storage._cdata, spec.dtype] = whole
         view: Tensor = run_on_metadata(_AS_STRIDED, (whole, spec.shape, spec.stride, tensor.storage_offset()), {})
         return view
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Tensor) -> bool:
     """Return True for a tensor, real or fake, whose class does not override operators."""
-    kind = type(value)
-    if kind in _REPLACED:
-        return True
-    return isinstance(value, Tensor) and kind.__torch_dispatch__ is _torch.disabled_dispatch
+    return type(value) in _REPLACED or type(value).__torch_dispatch__ is _torch.disabled_dispatch

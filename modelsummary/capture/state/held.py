@@ -36,6 +36,7 @@ _LIBRARIES = frozenset("builtins torch abc typing collections contextlib functoo
 _MAX_ARRAY_BYTES = 2**20
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 _BASE_KINDS = frozenset(_BASES)
+_BUILT_IN = _BASE_KINDS - {OrderedDict}  # without attributes
 
 
 class Held:
@@ -76,12 +77,16 @@ class Held:
             if id(value) in self._visited:
                 continue
             self._visited.add(id(value))
-            if isinstance(value, nn.Module):
-                self._reach_object(value, _OBJECT_STEPS, pending)
+            kind = type(value)
+            if kind in _BUILT_IN:  # the registries of modules
+                self._containers.append((kind, value, value.copy()))
+                self._reach(value.values() if kind is dict else value, steps, pending)
             elif isinstance(value, Tensor):
                 self.tensors.append(value)
                 if not is_lazy(value) and value.is_leaf and value.grad is not None:
                     self.tensors.append(value.grad)
+            elif isinstance(value, nn.Module):
+                self._reach_object(value, _OBJECT_STEPS, pending)
             elif isinstance(value, _BASES):
                 self._save_container(value)
                 self._reach(value.values() if isinstance(value, dict) else value, steps, pending)
