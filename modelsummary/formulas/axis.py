@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from math import gcd, lcm, prod
+from math import gcd, prod
 
 __all__ = ["Axis", "PolynomialPiece", "candidates"]
 
@@ -210,15 +210,7 @@ def _passes(nodes: Samples, points: Samples) -> bool:
     if len(nodes) == 2:  # most searches end here, so this is short
         (first, low), (last, high) = nodes
         return all((value - low) * (last - first) == (high - low) * (at - first) for at, value in points)
-    denominators = [prod(node - other for other, _ in nodes if other != node) for node, _ in nodes]
-    scale = lcm(*denominators)
-    weights = [value * (scale // factor) for (_, value), factor in zip(nodes, denominators, strict=True)]
-    other_nodes = [[other for other, _ in nodes if other != node] for node, _ in nodes]
-    terms = list(zip(weights, other_nodes, strict=True))
-    return all(
-        sum(weight * prod(at - other for other in others) for weight, others in terms) == scale * value
-        for at, value in points
-    )
+    return all(_interpolated(nodes, at) == value for at, value in points)
 
 
 def _from_root(axis: Axis, value: int = 0) -> Axis:

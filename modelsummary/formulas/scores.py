@@ -1,21 +1,30 @@
-"""Masks of attention that is written as two products and a softmax: the scores are followed from one to the other."""
+"""Multiply-adds of attention scores that a mask hides: causal attention and sliding windows leave most of them out.
+
+Attention is a call of ``scaled_dot_product_attention``, or two products with a softmax between them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import Parameter, Signature
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from modelsummary import _torch
 from modelsummary._torch import disable_current_modes
 from modelsummary.operators.operator_facts import OpRule, tensors_in
 
-__all__ = ["Scores", "hidden_scores"]
+__all__ = ["HiddenScores"]
 
 _HIDDEN = -1e4  # a score with this added has probability 0
+_ARGUMENTS = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
+_SIGNATURE = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in _ARGUMENTS])
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class _Product:
     is_normed: bool = False
 
 
-class Scores:
+class HiddenScores:
     """Scores that are followed by their storage, from a product through a mask and a softmax to the next product.
 
     Args:
@@ -43,17 +52,50 @@ class Scores:
 
     Attributes:
         hidden_macs: multiply-adds of both products for scores that masks hide.
-        unknown: softmaxes over scores whose mask is not known; they count as dense.
+        unknown: number of attentions whose mask is not known; they count as dense.
     """
 
     def __init__(self, values: Callable[[Tensor], Tensor | None]) -> None:
         self._values = values
         self._products: dict[int, _Product] = {}  # by storage
+        self._is_in_attention = False
         self.hidden_macs = self.unknown = 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Return a context in which calls of ``scaled_dot_product_attention`` are counted, and not their operators."""
+        original = functional.scaled_dot_product_attention
+
+        def counted(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            bound = _SIGNATURE.bind_partial(query, key, value, *args, **kwargs).arguments
+            self._count(query, key, value, bound.get("attn_mask"), is_causal=bound.get("is_causal", False))
+            self._is_in_attention = True
+            try:
+                return original(query, key, value, *args, **kwargs)
+            finally:
+                self._is_in_attention = False
+
+        with _torch.swapped(functional, "scaled_dot_product_attention", counted):
+            yield
+
+    def _count(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> None:
+        macs_per_score = query.shape[-1] + value.shape[-1]
+        length, keys = query.shape[-2], key.shape[-2]
+        if is_causal:  # torch aligns the mask to the top left: row i sees the keys 0 to i
+            hidden = length * keys - sum(min(row + 1, keys) for row in range(length))
+            self.hidden_macs += prod(query.shape[:-2]) * hidden * macs_per_score
+        elif mask is not None:
+            values = self._values(mask)
+            if values is None:
+                self.unknown += 1
+            else:
+                repeats = prod(query.shape[:-1]) * keys // max(values.numel(), 1)
+                self.hidden_macs += _hidden_in(values) * repeats * macs_per_score
 
     def note(self, rule: OpRule, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, macs: int) -> None:
         """Follow one operator of a forward that has run."""
-        if not isinstance(out, Tensor) or not out.is_floating_point() or out.layout is not torch.strided:
+        is_followed = isinstance(out, Tensor) and out.is_floating_point() and out.layout is torch.strided
+        if self._is_in_attention or not is_followed:
             return
         tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.layout is torch.strided]
         scores = next((tensor for tensor in tensors if _storage(tensor) in self._products), None)
@@ -93,7 +135,7 @@ class Scores:
         if values is None:
             return replace(before, is_unknown=before.is_unknown or mask.dim() > 1)
         # A filled element is hidden where the mask is True, a masked one where it is False.
-        hidden = values.numel() - hidden_scores(values) if effect == "fill" else hidden_scores(values)
+        hidden = values.numel() - _hidden_in(values) if effect == "fill" else _hidden_in(values)
         return replace(before, hidden=before.hidden + hidden * (out.numel() // max(values.numel(), 1)))
 
 
@@ -101,10 +143,10 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def hidden_scores(mask: Tensor) -> int:
+def _hidden_in(mask: Tensor) -> int:
     """Return how many elements of a mask hide their score: False, or a number of at most -10,000.
 
-    >>> hidden_scores(torch.tensor([True, False])), hidden_scores(torch.tensor([0.0, -0.5, float("-inf")]))
+    >>> _hidden_in(torch.tensor([True, False])), _hidden_in(torch.tensor([0.0, -0.5, float("-inf")]))
     (1, 1)
     """
     with disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model

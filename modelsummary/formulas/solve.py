@@ -14,28 +14,13 @@ def solve(rows: Sequence[Sequence[int]], values: Sequence[int]) -> list[Fraction
     >>> solve([[1, 0], [1, 2], [1, 4]], [3, 7, 11])
     [Fraction(3, 1), Fraction(2, 1)]
     """
+    from sympy import QQ
+    from sympy.polys.matrices import DomainMatrix
+
     unknowns = len(rows[0])
-    reduced: list[tuple[int, list[Fraction]]] = []  # pivot column, row with its value at the end
-    for row, value in zip(rows, values, strict=True):
-        remainder = [Fraction(entry) for entry in (*row, value)]
-        for pivot, equation in reduced:
-            factor = remainder[pivot]
-            if factor:
-                remainder = [entry - factor * other for entry, other in zip(remainder, equation, strict=True)]
-        pivot = next((index for index, entry in enumerate(remainder[:-1]) if entry), -1)
-        if pivot < 0:
-            if remainder[-1]:
-                return None  # the equations contradict each other
-            continue
-        scale = remainder[pivot]
-        remainder = [entry / scale for entry in remainder]
-        reduced = [(column, _without(solved, remainder, pivot)) for column, solved in reduced]
-        reduced.append((pivot, remainder))
-    if len(reduced) < unknowns:
+    equations = [[QQ(entry) for entry in (*row, value)] for row, value in zip(rows, values, strict=True)]
+    reduced, pivots = DomainMatrix(equations, (len(rows), unknowns + 1), QQ).rref()
+    if pivots != tuple(range(unknowns)):  # the last column is a pivot if the equations contradict each other
         return None
-    return [solved[-1] for _, solved in sorted(reduced, key=lambda pair: pair[0])]
-
-
-def _without(row: list[Fraction], other: list[Fraction], pivot: int) -> list[Fraction]:
-    factor = row[pivot]
-    return [entry - factor * subtracted for entry, subtracted in zip(row, other, strict=True)] if factor else row
+    solution = (reduced[row, unknowns].element for row in range(unknowns))
+    return [Fraction(int(entry.numerator), int(entry.denominator)) for entry in solution]

@@ -18,9 +18,8 @@ from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
-from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
-from modelsummary.formulas.scores import Scores
+from modelsummary.formulas.scores import HiddenScores
 from modelsummary.layer_info import LayerInfo, ledger
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
@@ -117,15 +116,9 @@ def flops_per_token(
     ):
         if isinstance(execution, ShapeOnly):
             execution.follow_values(_LARGEST_MASK)
-        values = partial(_values, execution)
-        attention, scores = MaskedAttention(values), Scores(values)
-
-        def note(*operator: Any) -> None:
-            if not attention.is_inside:
-                scores.note(*operator)
-
-        watch = RoutedWatch(live.model, execution, note)
-        with attention.watched():
+        scores = HiddenScores(partial(_values, execution))
+        watch = RoutedWatch(live.model, execution, scores.note)
+        with scores.watched():
             output = watch.forward(args, kwargs)
         forward, skipped, has_unknown_masks = watch.macs, watch.skipped_macs, watch.has_unknown_masks
         active = active_params(live.model, watch.choices())
@@ -135,9 +128,9 @@ def flops_per_token(
             scalar = loss_of(output, loss)
             phase = "backward"
             training += watch.backward(scalar)
-    hidden = skipped + attention.hidden_macs + scores.hidden_macs
+    hidden = skipped + scores.hidden_macs
     notes = []
-    if attention.unknown or scores.unknown or has_unknown_masks:
+    if scores.unknown or has_unknown_masks:
         notes.append("Masks whose values are not known count as dense")
     if not has_backward:
         notes.append("Nothing in the result requires a gradient, so training has no backward")
