@@ -23,8 +23,8 @@ from modelsummary.errors import InputError
 from modelsummary.parallel.expert_plans import check_divides, no_experts
 from modelsummary.parallel.experts import StackedExperts, find_experts
 from modelsummary.parallel.layouts import Blocked
-from modelsummary.parallel.local_check import LocalAttribute
 from modelsummary.parallel.plan import LayerPlan
+from modelsummary.parallel.rank_model import LocalAttribute
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value
 

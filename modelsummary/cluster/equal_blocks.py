@@ -5,10 +5,8 @@ A model of any depth then takes the time of its distinct blocks.
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from types import CellType, FunctionType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +17,9 @@ from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.parallel.applying import check_unsharded
+from modelsummary.parallel.rank_model import copied
 
-__all__ = ["copied", "fold", "kinds_of_blocks"]
+__all__ = ["fold", "kinds_of_blocks"]
 
 
 def kinds_of_blocks(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
@@ -69,7 +68,7 @@ def fold(model: nn.Module, same: Mapping[str, str]) -> nn.Module:
         InputError: the model cannot be copied: it is sharded already, has weights in TorchScript, or refuses.
     """
     _check_weights(model)
-    twin = copied(model, lambda parameter: tuple(parameter.shape))
+    twin = copied(model, lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
     _pass_through(twin, same)
     return twin
 
@@ -87,41 +86,6 @@ def _check_weights(model: nn.Module) -> None:
 
 def _weak(value: Any) -> Any:
     return weakref.ref(value) if isinstance(value, Tensor) else value
-
-
-def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]) -> nn.Module:
-    """Return a copy of a model that shares its buffers, with parameters on meta of the given shapes.
-
-    If an attribute of a module is a function that holds other modules, the copied function holds their copies: minGPT
-    calls its layers through such a ``lambda``.
-
-    Raises:
-        InputError: the model cannot be copied.
-    """
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for parameter in model.parameters():
-        data = torch.empty(shape_of(parameter), dtype=parameter.dtype, device="meta")
-        memo[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
-    try:
-        twin = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise InputError(f"the model cannot be copied, which simulating a plan needs: {error!r:.200}") from error
-    for module in twin.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, FunctionType) and value.__closure__:
-                vars(module)[name] = _with_copies(value, memo)
-    return twin
-
-
-def _with_copies(function: FunctionType, memo: Mapping[int, Any]) -> FunctionType:
-    """Return a copy of a function that holds copies of the modules that the original holds."""
-    values = [cell.cell_contents for cell in function.__closure__ or ()]
-    closure = tuple(
-        CellType(memo.get(id(value), value) if isinstance(value, (nn.Module, Tensor)) else value) for value in values
-    )
-    twin = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
 
 
 def _pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:

@@ -26,9 +26,9 @@ from modelsummary.cluster.divided_experts import (
     number_of_experts,
 )
 from modelsummary.cluster.equal_blocks import fold, kinds_of_blocks
+from modelsummary.cluster.megatron import NO_EXPERTS, MegatronRank
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Recipe
-from modelsummary.cluster.rank_model import NO_EXPERTS, RankModel
 from modelsummary.cluster.weights import Weight, Weights, weight_of
 from modelsummary.errors import DataDependentError, InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
@@ -234,9 +234,9 @@ class StepModel:
         self._observed(alone)  # raises if the model does not run on one device either
         raise InputError(_does_not_share(share, failed)) from failed
 
-    def _rank(self, share: Share, *, gather_head: bool) -> RankModel:
+    def _rank(self, share: Share, *, gather_head: bool) -> MegatronRank:
         plan = self.parallel_plan(share.tensor, share.expert)
-        return RankModel(
+        return MegatronRank(
             self._folded,
             plan,
             self._prepared(plan),
@@ -248,7 +248,7 @@ class StepModel:
             expert_ranks=share.expert,
         )
 
-    def _run(self, rank: RankModel, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
+    def _run(self, rank: MegatronRank, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank on shapes."""
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, share.micro_batch)
         length = share.sequence // share.context

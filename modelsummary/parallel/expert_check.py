@@ -6,7 +6,6 @@ compared as well.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -22,10 +21,11 @@ from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import Attribute, map_template
 from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.errors import in_short
+from modelsummary.errors import InputError, in_short
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.experts import StackedExperts
 from modelsummary.parallel.layouts import Blocked
+from modelsummary.parallel.rank_model import copied
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.tensors import Foreign
@@ -197,21 +197,25 @@ def _twin(
         chunk_of: function of a tensor and the shape of the rank's chunk, that returns the tensor of the copy.
     """
     module = calls.modules[stacked.fqn]
-    memo: dict[int, Any] = {id(parameter): parameter for parameter in calls.model.parameters()}
-    for tensor in module.buffers():
-        memo[id(tensor)] = chunk_of(tensor, tensor.shape)
-    shards: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in module.named_parameters():
-        is_shard = name in stacked.parameters
-        shape = (parameter.shape[0] // n_ranks, *parameter.shape[1:]) if is_shard else parameter.shape
-        local = nn.Parameter(chunk_of(parameter, shape), requires_grad=parameter.dtype.is_floating_point)
-        memo[id(parameter)] = local
-        (shards if is_shard else others).append(local)
+    divided = {id(module.get_parameter(name)) for name in stacked.parameters}
+    others = {id(parameter): parameter for parameter in calls.model.parameters()}
+    others |= {id(buffer): chunk_of(buffer, buffer.shape) for buffer in module.buffers()}
+
+    def like(parameter: Tensor) -> Tensor:
+        rows, *sizes = parameter.shape or (1,)
+        is_shard = id(parameter) in divided
+        chunk: Tensor = chunk_of(parameter, (rows // n_ranks, *sizes) if is_shard else parameter.shape)
+        return chunk
+
     try:
-        return copy.deepcopy(module, memo), shards, others
-    except Exception as error:
-        raise Blocked(f"{stacked.fqn} cannot be copied, which checking it needs: {error!r:.200}") from error
+        twin = copied(module, like, others)
+    except InputError as error:
+        raise Blocked(f"{stacked.fqn}: {error}") from error
+    for parameter in twin.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    shards = [twin.get_parameter(name) for name, _ in module.named_parameters() if name in stacked.parameters]
+    shard_ids = set(map(id, shards))
+    return twin, [*shards], [parameter for parameter in twin.parameters() if id(parameter) not in shard_ids]
 
 
 def _whole(calls: Calls, stacked: StackedExperts, arguments: Arguments, dtype: torch.dtype | None, seed: int) -> _Ran:

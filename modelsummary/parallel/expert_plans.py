@@ -18,7 +18,7 @@ from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["absent_parameters", "check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
+__all__ = ["check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -78,18 +78,6 @@ def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]
         for name in (name for name in names if name not in called):
             plans += [replace(layer, fqn=name + layer.fqn.removeprefix(like), collectives=()) for layer in prototypes]
     return plans
-
-
-def absent_parameters(model: nn.Module, layers: Sequence[LayerPlan], n_ranks: int) -> set[int]:
-    """Return the ids of parameters of experts in lists that the first rank does not hold."""
-    absent: set[int] = set()
-    for layer in layers:
-        if layer.style == "ExpertListParallel":
-            experts = list(model.get_submodule(layer.fqn).children())
-            absent |= {
-                id(parameter) for expert in experts[len(experts) // n_ranks :] for parameter in expert.parameters()
-            }
-    return absent
 
 
 def check_divides(experts: Experts, n_ranks: int) -> None:

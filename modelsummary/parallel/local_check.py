@@ -6,22 +6,19 @@ number is an attribute of the module, that attribute is divided; where nothing h
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations, islice, product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from modelsummary import _torch
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
-from modelsummary.errors import InputError
 from modelsummary.parallel.attention_heads import INPUTS
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.index_rules import begin_of
@@ -29,33 +26,17 @@ from modelsummary.parallel.layouts import Sharded, in_pieces, local_position, lo
 from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
+from modelsummary.parallel.rank_model import LocalAttribute, model_of_rank
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.sizes_style import LocalSizes
 from modelsummary.parallel.stream import Stream
 from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
-__all__ = ["LocalAttribute", "alike", "check_locally", "stream_failure"]
+__all__ = ["alike", "check_locally", "stream_failure"]
 
 _MOST_OPTIONS = 32
-
-
-@dataclass(frozen=True)
-class LocalAttribute:
-    """An integer attribute of a module that is divided by the number of ranks.
-
-    Attributes:
-        fqn: of the module.
-        name: of the attribute.
-        whole, local: its value before and after.
-    """
-
-    fqn: str
-    name: str
-    whole: int
-    local: int
 
 
 def check_locally(
@@ -163,7 +144,7 @@ def _failure(
         sizes: calls that get the sizes of one rank.
     """
     regions = [region for group in groups for region in group]
-    twin = local_model(derivation.calls, regions, list(chain(*attributes)), n_ranks, sizes or {})
+    twin = _local_model(derivation.calls, regions, list(chain(*attributes)), n_ranks, sizes or {})
     try:
         record = _record(twin, live)
     except Exception as error:  # a shape does not fit
@@ -234,7 +215,7 @@ def stream_failure(
     The reason is empty if it does; the position is -1 where an error ends the forward.
     """
     calls = derivation.calls
-    twin = local_model(calls, derivation.regions, attributes, n_ranks, derivation.sizes)
+    twin = _local_model(calls, derivation.regions, attributes, n_ranks, derivation.sizes)
     _add_boundaries(twin, derivation, stream, n_ranks)
     try:
         other = Calls(twin, _record(twin, live), calls.linears).events
@@ -315,10 +296,10 @@ def _record(twin: nn.Module, live: LiveModel) -> Record:
     return record_once(twin, live.call, live.execution, device_of(live.model.parameters()), RULES)
 
 
-def local_model(
+def _local_model(
     calls: Calls, regions: Sequence[Region], attributes: Sequence[LocalAttribute], n_ranks: int, sizes: Sizes
 ) -> nn.Module:
-    """Return a copy of the model with the parameters of one rank on meta; the copy shares the model's buffers.
+    """Return the model of one rank, sharded in some regions alone.
 
     Args:
         attributes: to change; attributes of linear layers outside of the regions stay as they are.
@@ -341,24 +322,10 @@ def local_model(
             cut[id(calls.modules[fqn].get_parameter(layer.weight))] = Sharded(1 - layer.dim)
         for fqn, layout in region.parameters.items():
             cut[id(calls.parameters[fqn])] = layout
-    memo: dict[int, Any] = {}
-    for tensor in calls.model.buffers():
-        memo[id(tensor)] = tensor
-    for parameter in calls.model.parameters():
-        memo[id(parameter)] = _empty(parameter, local_shape(parameter.shape, cut.get(id(parameter)), n_ranks))
-    try:
-        twin = copy.deepcopy(calls.model, memo)
-    except Exception as error:
-        raise InputError(f"the model cannot be copied, which checking a plan needs: {error!r:.200}") from error
     split = {fqn for region in regions for fqn in region.fqns}
-    for attribute in attributes:
-        if attribute.fqn in split or attribute.fqn not in calls.linears:
-            setattr(twin.get_submodule(attribute.fqn), attribute.name, attribute.local)
-    for fqn, calls_of_module in sizes.items():
-        LocalSizes(calls=calls_of_module).wrap(twin.get_submodule(fqn), n_ranks)
-    return twin
+    changed = [attribute for attribute in attributes if attribute.fqn in split or attribute.fqn not in calls.linears]
 
+    def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
+        return local_shape(parameter.shape, cut.get(id(parameter)), n_ranks)
 
-def _empty(parameter: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
-    tensor = torch.empty(shape, dtype=parameter.dtype, device="meta")
-    return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+    return model_of_rank(calls.model, shape_of, changed, sizes, n_ranks)

@@ -19,14 +19,15 @@ from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import attention_shards, nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
-from modelsummary.parallel.expert_plans import absent_parameters, does_not_divide, expert_plans, uncalled_plans
+from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, unit_bytes, used_parameters
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
 from modelsummary.parallel.layouts import Blocked
 from modelsummary.parallel.linear_layers import local_sizes
-from modelsummary.parallel.local_check import LocalAttribute, alike, check_locally, stream_failure
+from modelsummary.parallel.local_check import alike, check_locally, stream_failure
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.recomputation import with_recomputation
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.sequence import find_stream
@@ -120,7 +121,7 @@ def make_plan(
         calls = _calls(live) if calls is None else calls
         units = fsdp_units(model, root, calls)
         unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
-        shapes = _local_shapes(model, layers, ranks)
+        shapes = local_shapes(model, layers, ranks)
         gathered = unit_bytes(model, units.fqns, shapes, shard, precision, used_parameters(calls))
         layers = with_reduced_gradients(model, layers, shapes, precision)
     return ParallelPlan(
@@ -263,7 +264,7 @@ def _params_per_rank(
     Args:
         ranks: over which ``layers`` are sharded: dimension of the mesh -> its size.
     """
-    shapes = _local_shapes(model, layers, ranks)
+    shapes = local_shapes(model, layers, ranks)
 
     def elements(parameter: nn.Parameter) -> int:
         shape = shapes.get(id(parameter), tuple(parameter.shape))
@@ -277,7 +278,7 @@ def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping
 
     Experts may be sharded over two dimensions of the mesh; experts that another rank holds do nothing here.
     """
-    shapes = _local_shapes(model, layers, ranks)
+    shapes = local_shapes(model, layers, ranks)
     experts = {layer.fqn for layer in layers if layer.mesh == "expert"}
     plans = []
     for layer in layers:
@@ -288,31 +289,6 @@ def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping
         params = sum(sizes[name] for name in names)
         plans.append(replace(layer, params=params, collectives=() if is_absent else layer.collectives))
     return plans
-
-
-def _local_shapes(
-    model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]
-) -> dict[int, tuple[int, ...]]:
-    """Return id of a parameter -> its shape on the first rank of each dimension of the mesh but FSDP's."""
-    cut, absent = _cut(model, layers, ranks), absent_parameters(model, layers, ranks["expert"])
-    shapes = {}
-    for parameter in model.parameters():
-        shards = cut.get(id(parameter), {})
-        shape = tuple(-(-size // shards.get(dim, 1)) for dim, size in enumerate(parameter.shape))
-        shapes[id(parameter)] = (0,) if id(parameter) in absent else shape
-    return shapes
-
-
-def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]) -> dict[int, dict[int, int]]:
-    """Return id of a parameter -> its sharded dimensions, and the number of shards along each."""
-    cut: dict[str, dict[int, int]] = {}
-    for layer in layers:
-        for name, dim in layer.shards.items():
-            if dim is not None:
-                cut.setdefault(f"{layer.fqn}.{name}", {})[dim] = ranks[layer.mesh]
-    return {
-        id(parameter): cut[name] for name, parameter in model.named_parameters(remove_duplicate=False) if name in cut
-    }
 
 
 # ---------------------------------------------------------------------------------------- tensor parallel

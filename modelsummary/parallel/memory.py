@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from modelsummary.memory.rank_step import memory_of_schedule
 from modelsummary.memory.step_options import StepOptions, step_plan
 from modelsummary.parallel.applying import meshes_of, shard_module
 from modelsummary.parallel.fake_world import fake_world
+from modelsummary.parallel.rank_model import copied
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -169,7 +169,11 @@ def _stages_of_rank(
 
 def _sharded(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Return a copy on meta of what a rank runs, to which the plan was applied."""
-    twin = _copy(module, lambda tensor: _on_meta(tensor, dtype))
+
+    def on_meta(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
+
+    twin = copied(module, on_meta)
     shard_module(plan, twin, _meshes(plan))
     return twin
 
@@ -199,15 +203,3 @@ def model_of_rank(plan: ParallelPlan, rank: int) -> Iterator[nn.Module]:
     live = plan._live
     with unchanged(modules_of(live.model), (), lazy_device=None), fake_world(rank, plan.world_size):
         yield _sharded(plan, live.model, None)
-
-
-def _on_meta(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
-
-
-def _copy(model: nn.Module, like: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Return a copy of a model with other tensors for its parameters, and the same buffers."""
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(like(parameter).detach(), requires_grad=parameter.requires_grad)
-    return copy.deepcopy(model, memo)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modelsummary.errors import InputError
-from modelsummary.parallel.local_check import LocalAttribute
+from modelsummary.parallel.rank_model import LocalAttribute
 from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.tensor import parallel
 
 from modelsummary.errors import InputError
-from modelsummary.parallel.local_check import LocalAttribute
 from modelsummary.parallel.plan import MESH_NAMES, Collective, LayerPlan, ParallelPlan
+from modelsummary.parallel.rank_model import LocalAttribute
 
 __all__ = ["plan_from_json"]
 

@@ -57,6 +57,20 @@ class Mlp(nn.Module):
         return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
 
 
+class Called(nn.Module):
+    """A block whose MLP is called by a function that holds its layers, as minGPT writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(16), Attention(16, 4, 4)
+        self.mlp = mlp = nn.ModuleDict({"up": nn.Linear(16, 64), "act": nn.GELU(), "down": nn.Linear(64, 16)})
+        self.call_mlp = lambda x: mlp["down"](mlp["act"](mlp["up"](x)))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.call_mlp(self.norm(x))
+
+
 class Decoder(nn.Module):
     """A small decoder whose layers torch's styles were made for."""
 
@@ -649,6 +663,7 @@ MODELS = {
     "list": lambda: (ListDecoder(), (_ids(),)),
     "vit": _vit,
     "merged": lambda: (Merged(), (_ids(),)),
+    "called": lambda: (Called(), (_tokens(16),)),
     "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),
     "hf_qwen3": lambda: (_hf("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=16), {"input_ids": _ids()}),
     "hf_bert": lambda: (_hf("BertForMaskedLM"), {"input_ids": _ids()}),

@@ -112,7 +112,7 @@ def test_collectives_and_their_bytes():
     cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert", "captioner", "looped", "in_place")]
     cases += [(name, {"shard": 2, "reshard_after_forward": False}) for name in ("decoder", "looped")]
     cases += [("decoder", {"data": 2})]
-    cases += [(name, {"tensor": 2}) for name in (*SPLIT, "inline", "again", "pairs", "biased", "grouped")]
+    cases += [(name, {"tensor": 2}) for name in (*SPLIT, "called", "inline", "again", "pairs", "biased", "grouped")]
     cases += [(name, {"tensor": 2, "sequence": True}) for name in (*CHUNKED, "odd")] + [("odd", {"tensor": 2})]
     cases += [(name, {"tensor": 2, "checkpoint": "every"}) for name in ("decoder", "gpt2", "bert", "t5")]
     cases += [("hf_qwen3", {"tensor": 2, "sequence": True, "checkpoint": "every"})]

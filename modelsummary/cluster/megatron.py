@@ -1,6 +1,6 @@
-"""A copy of a model with the shapes of one rank, whose forward and backward call the collectives of that rank.
+"""The model of one rank, whose forward and backward call the collectives that Megatron's do.
 
-Parameters have the shapes of one rank of tensor parallelism, and hooks put the collectives where tensor and sequence
+It is a copy with the shapes of the rank (``parallel.rank_model``). Hooks put the collectives where tensor and sequence
 parallelism have them:
 
 - tensor parallelism: an all-reduce of what a row-parallel layer returns, and of the gradient of what column-parallel
@@ -23,21 +23,20 @@ from torch import Tensor, nn
 
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.cluster.divided_experts import DividedExperts, exchange
-from modelsummary.cluster.equal_blocks import copied
 from modelsummary.cluster.tensor_functions import Enter, Gather, Join, Leave, Scatter, ShareOut, Take
 from modelsummary.errors import InputError
-from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput
-from modelsummary.parallel.sizes_style import LocalSizes
+from modelsummary.parallel.rank_model import local_shapes, model_of_rank
 
-__all__ = ["NO_EXPERTS", "RankModel"]
+__all__ = ["NO_EXPERTS", "MegatronRank"]
 
 
 NO_EXPERTS = DividedExperts()
 
 
-class RankModel:
-    """The copy of a model that one rank runs.
+class MegatronRank:
+    """The model of one rank, with Megatron's collectives.
 
     Args:
         model: the folded model.
@@ -80,13 +79,12 @@ class RankModel:
         self._last = last
         if sequence_parallel:
             self._check_tokens()
-        cut = {**self._cut(model, plan.layers, plan.tensor), **self._cut(model, experts.layers, expert_ranks)}
-        self.module = copied(model, lambda parameter: _local_shape(parameter.shape, *cut.get(id(parameter), (None, 1))))
-        for attribute in (*plan.attributes, *experts.attributes):
-            if type(attribute.whole) is int:
-                setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
-        for layer in (layer for layer in plan.layers if layer.role == "sizes"):
-            LocalSizes(calls=layer.options["calls"]).wrap(self.module.get_submodule(layer.fqn), plan.tensor)
+        shapes = local_shapes(model, [*plan.layers, *experts.layers], {"tensor": plan.tensor, "expert": expert_ranks})
+        sizes = {layer.fqn: layer.options["calls"] for layer in plan.layers if layer.role == "sizes"}
+        counts = [attribute for attribute in plan.attributes if type(attribute.whole) is int]  # not flags
+        self.module = model_of_rank(
+            model, lambda parameter: shapes[id(parameter)], [*counts, *experts.attributes], sizes, plan.tensor
+        )
         self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
         self._tokens = 0  # bytes of a rank's share
         # the last input that was entered, and the result
@@ -106,16 +104,6 @@ class RankModel:
                     f"sequence_parallel=True is not costed for {layer.fqn} ({layer.style}), which takes the tokens of "
                     "all ranks; use sequence_parallel=False"
                 )
-
-    @staticmethod
-    def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: int) -> dict[int, tuple[int, int]]:
-        """Return the dimension along which each split parameter is cut, and by how many, by the id of the parameter."""
-        return {
-            id(model.get_parameter(f"{layer.fqn}.{name}" if layer.fqn else name)): (dim, ranks)
-            for layer in layers
-            for name, dim in layer.shards.items()
-            if dim is not None
-        }
 
     def _add_hooks(self, prepared: Sequence[PreparedInput]) -> None:
         for fqn in self._blocks:
@@ -261,7 +249,3 @@ class RankModel:
 def _entered(tensor: Tensor) -> Tensor:
     entered: Tensor = Enter.apply(tensor) if tensor.requires_grad else tensor
     return entered
-
-
-def _local_shape(shape: Sequence[int], dim: int | None, ranks: int) -> tuple[int, ...]:
-    return tuple(size // ranks if axis == dim else size for axis, size in enumerate(shape))
