@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import EllipsisType
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.record.events import Record
+from modelsummary.record.events import Event, Record
 from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_of
 from modelsummary.split import Stages, check_initialized
@@ -27,38 +28,33 @@ def dataflow(
     fold: bool | None,
 ) -> Graph:
     """Return the dataflow graph of a model; see ``Statistics.graph`` for the arguments."""
-    if not isinstance(depth, EllipsisType):
-        check_depth(depth, least=1)
+    readable = isinstance(depth, EllipsisType)
+    level = None if isinstance(depth, EllipsisType) else check_depth(depth, least=1)
     _check_stages(stages, live)
-    check_initialized(live.model)
-    record = stages.record if stages is not None else None
-    if record is None:
-        record = _recorded(live)
-    return dataflow_graph(
-        root,
-        record,
-        None if isinstance(depth, EllipsisType) else depth,
-        stages.calls if stages is not None else (),
-        readable=isinstance(depth, EllipsisType),
-        fold=fold,
-    )
+    record = _recorded(live, stages)
+    return dataflow_graph(root, record, level, _calls(stages), readable=readable, fold=fold)
 
 
 def explored_dataflow(live: LiveModel, root: LayerInfo, stages: Stages | None) -> Dataflow:
     """Return the dataflow of a model for the explorer; a remark says why, if it cannot be recorded."""
     _check_stages(stages, live)
     try:
-        check_initialized(live.model)
-        record = None if stages is None else stages.record
-        record = record or _recorded(live)
+        return Dataflow(steps_of_record(root, _recorded(live, stages), _calls(stages)))
     except ModelSummaryError as error:
         return Dataflow(remarks=(f"The dataflow is not known: {error}",))
-    return Dataflow(steps_of_record(root, record, () if stages is None else stages.calls))
 
 
-def _recorded(live: LiveModel) -> Record:
+def _recorded(live: LiveModel, stages: Stages | None) -> Record:
+    """Return the record that stages were cut from; without stages, or after pickling, the model's."""
+    check_initialized(live.model)
+    if stages is not None and stages.record is not None:
+        return stages.record
     with as_forward_error(live.model):
         return record_of(live)
+
+
+def _calls(stages: Stages | None) -> Sequence[Sequence[Event]]:
+    return [] if stages is None else stages.calls
 
 
 def _check_stages(stages: Stages | None, live: LiveModel) -> None:

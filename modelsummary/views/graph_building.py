@@ -1,18 +1,23 @@
-"""Building of a dataflow graph: the calls of a record down to a level, and the tensors that they pass to each other."""
+"""Building of a dataflow graph: the calls of a record down to a level, and the tensors that they pass to each other.
+
+Equal consecutive modules can be drawn as one, with their number: those whose rows and the calls inside them are equal.
+Edges from one of them to another are left out; edges to and from the others lead to the first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
-from modelsummary.equality import kinds_of
+from modelsummary.equality import kinds_of, looks_equal
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record
 from modelsummary.units import scaled
 from modelsummary.views.flow import FlowStep, stage_of_calls, steps_of_record
 from modelsummary.views.graph import Graph
-from modelsummary.views.graph_fold import GraphCall, folded
 from modelsummary.views.graph_nodes import Edge, Group, Node
-from modelsummary.views.labels import one_line
+from modelsummary.views.labels import call_label, name_range, one_line
 
 __all__ = ["dataflow_graph"]
 
@@ -53,8 +58,7 @@ def dataflow_graph(
         """Return the graph as it is shown, and the number of nodes without folding."""
         steps = steps_of_record(root, record, stages, lambda event, level: opens(event, level, depth))
         folds = len(steps) > _READABLE if fold is None else fold
-        graph, called = _graph(root, steps, kinds)
-        return folded(graph, called) if folds else graph, len(steps)
+        return _Building(root, steps, kinds if folds else None).graph, len(steps)
 
     graph, size = built(None if readable else depth, fold)
     if not readable or len(graph.nodes) <= _READABLE:
@@ -68,59 +72,145 @@ def dataflow_graph(
     return graph
 
 
-def _graph(root: LayerInfo, steps: Sequence[FlowStep], kinds: Mapping[int, int]) -> tuple[Graph, dict[str, GraphCall]]:
-    """Return the graph of the steps, and what each of its nodes and groups calls."""
-    model = Group("model", one_line(root.class_name))
-    groups: dict[int, Group] = {}
-    called: dict[str, GraphCall] = {}
+@dataclass(eq=False)
+class _Part:
+    """A step, or a call that is opened.
 
-    def note(key: str, event: Event, row: LayerInfo | None, lines: Sequence[str] = ()) -> None:
-        kind = tuple(lines[:1]) if row is None else kinds[id(row)]
-        called[key] = GraphCall(kind, _name(event), "" if row is None else row.class_name)
+    Attributes:
+        key: name that is unique in the graph.
+        event: the call; None for an input and the output.
+        row: its row; None for a function, and for a module without a row.
+        step: the step; None for a call that is opened.
+        children: the parts inside a call that is opened.
+        shown: key of the node that represents the step.
+        position: key of the first of equal parts around the step, or the step -> which of them it is in.
+    """
 
+    key: str
+    event: Event | None
+    row: LayerInfo | None
+    step: FlowStep | None = None
+    children: list[_Part] = field(default_factory=list)
+    shown: str = ""
+    position: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The shown name of a call."""
+        assert self.event is not None
+        return call_label(self.event.name, self.event.call_index if self.event.is_module else 0)
+
+    def steps(self) -> Iterator[_Part]:
+        """Yield the steps inside, or this one."""
+        if self.step is not None:
+            yield self
+        for child in self.children:
+            yield from child.steps()
+
+
+class _Building:
+    """Builder of a graph.
+
+    Args:
+        root: root of the tree.
+        steps: the dataflow.
+        kinds: id of a row -> number that equal rows have; None: the graph is not folded.
+    """
+
+    def __init__(self, root: LayerInfo, steps: Sequence[FlowStep], kinds: dict[int, int] | None) -> None:
+        whole, parts = _nested(steps)
+        self._equal = None if kinds is None else looks_equal(list(_walk(whole)), lambda part: _facts(part, kinds))
+        model = Group("model", one_line(root.class_name), self._items(whole.children))
+        shapes: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+        for step, part in zip(steps, parts, strict=True):
+            for source, tensors in step.takes.items():
+                if _between_equals(parts[source], part):
+                    continue
+                before = shapes.setdefault((parts[source].shown, part.shown), [])
+                passed = [tuple(map(int, tensor.shape or ())) for tensor in tensors]
+                before += [shape for shape in passed if kinds is None or shape not in before[:]]
+        self.graph = Graph(model, [Edge(*ends, tuple(passed)) for ends, passed in shapes.items()])
+
+    def _items(self, parts: Sequence[_Part]) -> list[Node | Group]:
+        return [self._item(list(run)) for _, run in groupby(parts, key=self._kind)]
+
+    def _kind(self, part: _Part) -> Hashable:
+        """Return what equal modules have in common; functions, inputs and the output are never equal."""
+        return part.key if self._equal is None or part.row is None else self._equal[id(part)]
+
+    def _item(self, equal: Sequence[_Part]) -> Node | Group:
+        """Return the node or group that represents equal parts."""
+        first, times = equal[0], len(equal)
+        lines = list(_lines(first))
+        if times > 1:
+            lines[:2] = [name_range(first.name, equal[-1].name), f"{times} x {lines[1]}"]
+        items = self._items(first.children)
+        for index, part in enumerate(equal):
+            for step, same in zip(part.steps(), first.steps(), strict=True):
+                step.shown = step.key if part is first and not step.shown else same.shown
+                step.position = {**same.position, **({first.key: index} if times > 1 else {})}
+        if first.step is None:
+            return Group(first.key, ": ".join(lines), items)
+        event, step = first.event, first.step
+        kind = step.kind if event is None else "module" if event.is_module else "function"
+        return Node(first.key, kind, step.name if event is None else event.name, tuple(lines), step.stage, times)
+
+
+def _nested(steps: Sequence[FlowStep]) -> tuple[_Part, list[_Part]]:
+    """Return the model as a part with the others inside, and the part of each step."""
+    whole = _Part("", None, None)
+    opened_parts: dict[int, _Part] = {}
+    parts = []
     for step in steps:
-        items = model.items
+        around = whole
         for opened in step.around:
-            if opened.node_id not in groups:
-                label = _name(opened.event) + (f": {opened.row.class_name}" if opened.row is not None else "")
-                group = groups[opened.node_id] = Group(f"gn{opened.node_id}", label)
-                note(group.key, opened.event, opened.row)
-                items.append(group)
-            items = groups[opened.node_id].items
-        node = _node(step)
-        if step.event is not None:
-            note(node.key, step.event, _row(step), node.lines)
-        items.append(node)
-    edges = [
-        Edge(_key(steps[source]), _key(step), tuple(tuple(map(int, tensor.shape or ())) for tensor in tensors))
-        for step in steps
-        for source, tensors in step.takes.items()
-    ]
-    return Graph(model, edges), called
+            if opened.node_id not in opened_parts:
+                opened_parts[opened.node_id] = _Part(f"gn{opened.node_id}", opened.event, opened.row)
+                around.children.append(opened_parts[opened.node_id])
+            around = opened_parts[opened.node_id]
+        event = step.event
+        is_call = event is not None and event.is_module and event.key == step.inside.key
+        parts.append(_Part(f"n{step.node_id}", event, step.inside if is_call else None, step))
+        around.children.append(parts[-1])
+    return whole, parts
 
 
-def _key(step: FlowStep) -> str:
-    return f"n{step.node_id}"
+def _walk(part: _Part) -> Iterator[_Part]:
+    yield part
+    for child in part.children:
+        yield from _walk(child)
 
 
-def _row(step: FlowStep) -> LayerInfo | None:
-    """Return the row of the call itself; None for a function, and for a module without a row."""
-    event = step.event
-    return step.inside if event is not None and event.is_module and event.key == step.inside.key else None
+def _facts(part: _Part, kinds: dict[int, int]) -> Hashable:
+    """Return what two parts must have in common to be equal, apart from the parts inside."""
+    if part.event is None:
+        return part.key
+    kind = kinds[id(part.row)] if part.row is not None else next(_lines(part), "")
+    return kind, None if part.step is None else part.step.stage
 
 
-def _node(step: FlowStep) -> Node:
-    event, row = step.event, _row(step)
+def _between_equals(source: _Part, target: _Part) -> bool:
+    """Return True if equal parts around two steps are different ones."""
+    return any(target.position.get(first, index) != index for first, index in source.position.items())
+
+
+def _lines(part: _Part) -> Iterator[str]:
+    """Yield the lines of text in a node, or the parts of the label of a group."""
+    event, row, step = part.event, part.row, part.step
     if event is None:
-        return Node(_key(step), step.kind, step.name, (step.name,))
-    lines = [_name(event)] if event.name else []
-    lines += [row.class_name] if row is not None else step.uses
+        yield from [] if step is None else [step.name]
+        return
+    if event.name or step is None:
+        yield part.name
+    if row is not None:
+        yield row.class_name
+    if step is None:
+        return
+    if row is None:
+        yield from step.uses
     params, macs = (0, event.macs) if row is None else (row.num_params, row.macs)
     figures = [f"{scaled(count)} {unit}" for count, unit in ((params, "params"), (macs, "MACs")) if count]
-    lines += [", ".join(figures)] if figures else []
-    lines += [f"stage {step.stage}"] if step.stage is not None else []
-    return Node(_key(step), "module" if event.is_module else "function", event.name, tuple(lines), step.stage)
-
-
-def _name(event: Event) -> str:
-    return f"{event.name} (call {event.call_index + 1})" if event.is_module and event.call_index else event.name
+    if figures:
+        yield ", ".join(figures)
+    if step.stage is not None:
+        yield f"stage {step.stage}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["branch", "check_depth", "name_range", "one_line", "row_label", "settings"]
+__all__ = ["branch", "call_label", "check_depth", "name_range", "one_line", "row_label", "settings"]
 
 
 def one_line(text: str) -> str:
@@ -19,8 +19,16 @@ def one_line(text: str) -> str:
 
 def row_label(row: LayerInfo) -> str:
     """Return the FQN of a row, or the model's class, with the number of the call from the second call on."""
-    name = one_line(row.fqn or row.class_name)
-    return f"{name} (call {row.call_index + 1})" if row.call_index else name
+    return call_label(one_line(row.fqn or row.class_name), row.call_index)
+
+
+def call_label(name: str, call_index: int) -> str:
+    """Return a name with the number of the call from the second call on.
+
+    >>> call_label("fc", 0), call_label("fc", 1)
+    ('fc', 'fc (call 2)')
+    """
+    return f"{name} (call {call_index + 1})" if call_index else name
 
 
 def branch(depth: int, *, ascii_only: bool = False) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from modelsummary.equality import looks_equal, signature
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.flow import FlowStep
-from modelsummary.views.labels import one_line
+from modelsummary.views.labels import call_label, one_line
 
 __all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of", "repeats", "split_equal"]
 
@@ -101,8 +101,7 @@ def nodes_of(root: LayerInfo, steps: Sequence[FlowStep] = ()) -> list[ExplorerNo
 
 def _node(row: LayerInfo) -> ExplorerNode:
     name = row.name if row.parent_info is not None and row.name else row.class_name
-    again = f" (call {row.call_index + 1})" if row.call_index else ""
-    return ExplorerNode("module", one_line(f"{name}{again}"), one_line(row.class_name), row)
+    return ExplorerNode("module", call_label(one_line(name), row.call_index), one_line(row.class_name), row)
 
 
 def _in_order(
