@@ -124,11 +124,11 @@ def kernel_seconds(rank: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MODELSUMMARY_CACHE"] = folder  # the processes keep tables of their own
         calls = calls_of_all_plans()
-        done = calibrate_calls(calls, CPU, cold=True)
+        done = calibrate_calls(calls, CPU)
         table = table_of(CPU)
         by_work: defaultdict[Work, list[float]] = defaultdict(list)
         for call in calls:
-            seconds, _ = table.seconds(call.key, whole_call(call), cold=True)
+            seconds, _ = table.seconds(call.key, whole_call(call))
             for number, work in enumerate(work_of(call)):
                 by_work[work].append(0.0 if number else seconds)
     if rank == 0:

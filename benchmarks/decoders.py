@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from interleaved_runs import between_rounds
 
 from modelsummary import Statistics
-from modelsummary.latency.kernel_measure import arguments_of
+from modelsummary.latency.kernel_runs import arguments_of
 from modelsummary.operators.operator_work import is_free
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import run_request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +14,20 @@ from pathlib import Path
 
 import torch
 
-from modelsummary.latency import kernel_rounds
-from modelsummary.latency.host_time import preemptions
+from modelsummary.latency import kernel_runs
 
 _LEAST_RUNS = 8  # of a visit, if there are so many rounds of calls
 Run = tuple[float, float]  # milliseconds, share of a core
+
+
+def preemptions() -> int:
+    """How often another process took a core from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def minor_faults() -> int:
+    """How many pages of memory this process touched first."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 @contextmanager
@@ -26,11 +36,8 @@ def only_latest_visit(tables: Path) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         for path in tables.rglob("*.json"):
             table = json.loads(path.read_text())
-            table["facts"] |= {name: values[-1] for name, values in table["visits"].items()}
             for entry in table["entries"].values():
-                for kept, visits in (("seconds", "visits"), ("cold_seconds", "cold_visits")):
-                    if entry.get(visits):
-                        entry[kept] = entry[visits][-1]
+                entry["visits"] = entry["visits"][-1:]
             copy = Path(folder) / path.relative_to(tables)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(json.dumps(table))
@@ -42,7 +49,7 @@ def only_latest_visit(tables: Path) -> Iterator[None]:
 @contextmanager
 def between_rounds(run: Callable[[], None]) -> Iterator[None]:
     """Call a function after each round of operator calls; after eight rounds, only in half of the time."""
-    real = kernel_rounds.counted
+    real = kernel_runs.counted
     count, in_runs, latest = 0, 0.0, time.perf_counter()
 
     def followed() -> None:
@@ -57,11 +64,11 @@ def between_rounds(run: Callable[[], None]) -> Iterator[None]:
 
     gc.collect()
     gc.disable()
-    kernel_rounds.counted = lambda *_args: nullcontext(followed)
+    kernel_runs.counted = lambda *_args: nullcontext(followed)
     try:
         yield
     finally:
-        kernel_rounds.counted = real
+        kernel_runs.counted = real
         gc.enable()
 
 

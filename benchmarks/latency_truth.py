@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from interleaved_runs import Run, between_rounds, only_latest_visit, timed, typical
+from interleaved_runs import Run, between_rounds, minor_faults, only_latest_visit, timed, typical
 from tabulate import tabulate
 from torch import nn
 
@@ -44,7 +44,6 @@ from modelsummary import Statistics
 from modelsummary.devices.kernel_table import cache_folder
 from modelsummary.latency import calibrate_grid
 from modelsummary.latency.calibrate import _cpu_share
-from modelsummary.latency.host_time import minor_faults
 
 TORCHVISION = (
     "resnet18 resnet50 mobilenet_v2 mobilenet_v3_large densenet121 shufflenet_v2_x1_0 efficientnet_b0 vgg11"

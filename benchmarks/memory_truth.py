@@ -22,7 +22,7 @@ from tabulate import tabulate
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.latency import kernel_rounds
+from modelsummary.latency import kernel_runs
 
 MORE = (
     "resnet26 mobilenetv3_small_050 efficientnet_lite0 convnext_atto mobilevit_xxs poolformer_s12 xcit_nano_12_p16_224"
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--others", action="store_true", help="of 20 models that the code was not developed with")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    kernel_rounds._LEAST_ROUNDS, kernel_rounds._SECONDS_OF_ROUNDS = 1, 0.0  # bytes matter here, not seconds
+    kernel_runs._LEAST_ROUNDS, kernel_runs._SECONDS_OF_ROUNDS = 1, 0.0  # bytes matter here, not seconds
     rows, errors, fits = [], {"inference": [], "train": []}, []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MODELSUMMARY_CACHE"] = folder

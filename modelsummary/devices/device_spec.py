@@ -18,7 +18,7 @@ from torch import nn
 from modelsummary.devices.device_table import TABLE
 from modelsummary.errors import InputError
 
-__all__ = ["Bound", "DeviceSpec"]
+__all__ = ["Bound", "DeviceSpec", "least_seconds"]
 
 Precision = torch.dtype | str
 _TERA = 1e12
@@ -120,14 +120,14 @@ class DeviceSpec:
             images = torch.ones(16 if is_cpu else 256, 256, 58, 58, dtype=dtype, device=torch_device)
             kernel = torch.ones(256, 256, 3, 3, dtype=dtype, device=torch_device)
             convolution = len(images) * 56 * 56 * kernel.numel()
-            product = size**3 / _least_seconds(torch_device, torch.matmul, matrix, matrix)
+            product = size**3 / least_seconds(torch_device, torch.matmul, matrix, matrix)
             peaks[dtype] = 2 * max(
-                product, convolution / _least_seconds(torch_device, nn.functional.conv2d, images, kernel)
+                product, convolution / least_seconds(torch_device, nn.functional.conv2d, images, kernel)
             )
         threads = f" with {torch.get_num_threads()} threads" if is_cpu else ""
         source = torch.zeros(2**27 if is_cpu else 2**31, dtype=torch.uint8, device=torch_device)
         target = torch.zeros_like(source)
-        seconds = _least_seconds(torch_device, target.copy_, source)
+        seconds = least_seconds(torch_device, target.copy_, source)
         return cls(f"this machine's {torch_device}", peaks, 2 * source.numel() / seconds, f"measured{threads}")
 
     def __hash__(self) -> int:
@@ -190,8 +190,12 @@ def _existing(device: torch.device | str) -> torch.device:
     return torch_device
 
 
-def _least_seconds(device: torch.device, work: Callable[..., object], *args: torch.Tensor) -> float:
-    """Return the shortest of several runs, after one run to warm up."""
+def least_seconds(device: torch.device, work: Callable[..., object], *args: torch.Tensor) -> float:
+    """Return the seconds of the shortest of several runs, after one run to warm up.
+
+    >>> 0 < least_seconds(torch.device("cpu"), torch.relu, torch.ones(8)) < 1
+    True
+    """
     times = []
     for _ in range(_RUNS + 1):
         begin = time.perf_counter()

@@ -1,10 +1,9 @@
 """``KernelTable``: measured times of operator calls on one machine, and predictions for calls that were not measured.
 
-An entry is one operator call (``OperatorCall.key``): its seconds with the parameters in the last level of the cache,
-its seconds with the parameters in memory, and the bytes that its kernel allocates and frees while it runs. A machine
-has slower minutes, so a call may be measured in several visits, of which the median counts. A call that is not in the
-table is predicted from its neighbours: the measured time of a neighbour divided by its roofline gives the efficiency of
-such calls.
+An entry is one operator call (``OperatorCall.key``): its seconds, and the bytes that its kernel allocates and frees
+while it runs. A machine has slower minutes, so a call may be measured in several visits, of which the median counts. A
+call that is not in the table is predicted from its neighbours: the measured time of a neighbour divided by its roofline
+gives the efficiency of such calls.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
-from itertools import chain
+from functools import cached_property, lru_cache
+from itertools import chain, islice
 from math import exp, inf, log
+from operator import itemgetter, mul
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -30,8 +29,7 @@ from modelsummary.operators.operator_work import Work
 
 __all__ = ["Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
 
-_VERSION = 2
-_VISITS = ("visits", "cold_visits")
+_VERSION = 3
 _VISITS_KEPT = 50
 _NEIGHBOURS = 4
 _NEAR = 2.0  # largest distance, in powers of two, of a neighbour that counts as interpolation
@@ -66,11 +64,8 @@ class Entry:
 
     Attributes:
         name, op_class, dtype, sizes, flops, nbytes: as in ``Work``.
-        seconds: time with all arguments in the last level of the cache; None if not measured.
-        cold_seconds: time with the parameters in memory; None if not measured.
         workspace: bytes that its kernel allocates beside its results; None if not measured.
-        visits, cold_visits: the times measured in each visit, the latest last; ``seconds`` and ``cold_seconds`` are
-            their medians.
+        visits: the seconds measured in each visit, the latest last.
 
     >>> entry = Entry("aten.relu", "elementwise", "float32", [8], 8, 64)
     >>> for seconds in (2e-6, 5e-6, 3e-6):
@@ -85,24 +80,27 @@ class Entry:
     sizes: list[int]
     flops: int
     nbytes: int
-    seconds: float | None = None
-    cold_seconds: float | None = None
     workspace: int | None = None
     visits: list[float] = field(default_factory=list)
-    cold_visits: list[float] = field(default_factory=list)
 
-    def visit(self, seconds: float | None = None, cold_seconds: float | None = None) -> None:
-        """Add the times of one visit; None for a time that it did not measure."""
-        if seconds is not None:
-            self.seconds = _after_visit(self.visits, seconds)
-        if cold_seconds is not None:
-            self.cold_seconds = _after_visit(self.cold_visits, cold_seconds)
+    @property
+    def seconds(self) -> float | None:
+        """The median of the visits; None if it was not measured."""
+        return median(self.visits) if self.visits else None
+
+    def visit(self, seconds: float) -> None:
+        """Add the seconds of one visit."""
+        self.visits = [*self.visits, seconds][-_VISITS_KEPT:]
 
     @property
     def figures(self) -> list[float]:
         """All its numbers: sizes, work, seconds and bytes."""
-        measured = [figure for figure in (self.seconds, self.cold_seconds, self.workspace) if figure is not None]
-        return [*measured, *self.sizes, self.flops, self.nbytes, *self.visits, *self.cold_visits]
+        return [self.workspace or 0, *self.sizes, self.flops, self.nbytes, *self.visits]
+
+    @cached_property
+    def features(self) -> list[float]:
+        """FLOPs, bytes and sizes as powers of two, whose distance tells which calls are alike."""
+        return _features(self.sizes, self.flops, self.nbytes)
 
     @classmethod
     def of(cls, work: Work) -> Entry:
@@ -118,20 +116,19 @@ class KernelTable:
     Attributes:
         machine: the machine.
         entries: ``OperatorCall.key`` -> entry.
-        facts: speeds that the machine reaches (``"flops_per_second"``, ``"bytes_per_second"``), seconds of the host
-            for a ``"view"`` and the ``"next_view"`` after it, a ``"module"`` call, an ``"operator"``, and an autograd
-            node in the forward (``"node"``) and the backward (``"engine"``), and ``"cache_bytes"`` of the last level.
-        visits: name of a fact -> the figure of each visit; facts are their medians.
+        facts: speeds that the machine reaches (``"flops_per_second"``, ``"bytes_per_second"``), and seconds of the host
+            for an ``"operator"``.
     """
 
     machine: Machine
     entries: dict[str, Entry] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
-    visits: dict[str, list[float]] = field(default_factory=dict)
-    _spaces: dict[tuple[str, str], list[Entry]] = field(default_factory=dict, repr=False)
-    _groups: dict[tuple[str, str, bool], list[tuple[Entry, list[float], float]]] = field(
-        default_factory=dict, repr=False
-    )
+    _groups: dict[str, list[Entry]] = field(default_factory=dict, repr=False)
+
+    @property
+    def host(self) -> float:
+        """Seconds that the host needs to dispatch one operator."""
+        return self.facts.get("operator", 2e-6)
 
     @classmethod
     def load(cls, machine: Machine) -> KernelTable:
@@ -147,10 +144,9 @@ class KernelTable:
             if stored["version"] != _VERSION or stored["machine"] != asdict(machine):
                 raise ValueError("another machine or version wrote it")
             entries = {key: Entry(**entry) for key, entry in stored["entries"].items()}
-            visits = {name: [float(value) for value in values] for name, values in stored["visits"].items()}
             facts = {name: float(value) for name, value in stored["facts"].items()}
-            _check_figures([facts.values(), *visits.values(), *(entry.figures for entry in entries.values())])
-            return cls(machine, entries, facts, visits)
+            _check_figures([facts.values(), *(entry.figures for entry in entries.values())])
+            return cls(machine, entries, facts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"the kernel table {path} is ignored: {reason:.120}; calibrate again", stacklevel=2)
@@ -160,16 +156,8 @@ class KernelTable:
         """Write the table into the user's cache directory and return the path."""
         path = self.machine.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        entries = {
-            key: {
-                name: value
-                for name, value in asdict(entry).items()
-                if value is not None and (value or name not in _VISITS)
-            }
-            for key, entry in self.entries.items()
-        }
-        contents: dict[str, Any] = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts}
-        contents |= {"visits": self.visits, "entries": entries}
+        entries = {key: asdict(entry) for key, entry in self.entries.items()}
+        contents = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts, "entries": entries}
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(json.dumps(contents), encoding="utf-8")
         unfinished.replace(path)
@@ -183,91 +171,58 @@ class KernelTable:
         entry = self.entries.get(key)
         if entry is not None and entry.workspace is not None:
             return entry.workspace
-        dtype = str(work.dtype).removeprefix("torch.")
-        if (work.name, dtype) not in self._spaces:
-            same_operator = [
-                other for other in self.entries.values() if (other.name, other.dtype) == (work.name, dtype)
-            ]
-            self._spaces[work.name, dtype] = [other for other in same_operator if other.workspace is not None]
-        features = _features(work.sizes, work.flops, work.nbytes)
-
-        def distance(other: Entry) -> float:
-            return sum(
-                (a - b) ** 2 for a, b in zip(features, _features(other.sizes, other.flops, other.nbytes), strict=False)
-            )
-
-        nearest = min(self._spaces[work.name, dtype], key=distance, default=None)
+        nearest = next((other for _, other in self._neighbours(work) if other.name == work.name), None)
         if nearest is None:
             return None
         return round((nearest.workspace or 0) * work.nbytes / max(nearest.nbytes, 1))
 
-    def seconds(self, key: str | None, work: Work, *, cold: bool) -> tuple[float, str]:
+    def seconds(self, key: str | None, work: Work) -> tuple[float, str]:
         """Return the seconds of a call and their source: ``"measured"``, ``"interpolated"`` or ``"fit"``.
 
         Args:
             key: key of the call; None for a kernel of several calls.
             work: work of the call.
-            cold: the parameters of the model are not in the cache.
         """
         entry = self.entries.get(key) if key is not None else None
-        if entry is not None:
-            seconds = entry.cold_seconds if cold and entry.cold_seconds is not None else entry.seconds
-            seconds = seconds if seconds is not None else entry.cold_seconds
-            if seconds is not None:
-                return seconds, "measured"
-        return self._from_neighbours(work, cold)
+        if entry is not None and entry.seconds is not None:
+            return entry.seconds, "measured"
+        return self._from_neighbours(work)
 
-    def _bound(self, flops: int, nbytes: int) -> float:
+    def _bound(self, work: Work | Entry) -> float:
         """Return the seconds of some work by the speeds that this machine reaches, dispatch included."""
-        facts = self.facts
-        computing = flops / facts.get("flops_per_second", 1e11)
-        moving = nbytes / facts.get("bytes_per_second", 1e10)
-        return facts.get("operator", 2e-6) + computing + moving
+        computing = work.flops / self.facts.get("flops_per_second", 1e11)
+        return self.host + computing + work.nbytes / self.facts.get("bytes_per_second", 1e10)
 
-    def _from_neighbours(self, work: Work, cold: bool) -> tuple[float, str]:
+    def _from_neighbours(self, work: Work) -> tuple[float, str]:
         """Return the roofline times the mean inefficiency of the nearest calls of the class, and its source."""
-        bound = self._bound(work.flops, work.nbytes)
-        group = self._group(work.op_class, str(work.dtype).removeprefix("torch."), cold)
-        if not group:
-            return bound, "fit"
-        work_features = _features(work.sizes, work.flops, work.nbytes)
-        neighbours = []
-        for entry, features, inefficiency in group:
-            distance = sum((a - b) ** 2 for a, b in zip(work_features, features, strict=False))
-            distance += 0.0 if entry.name == work.name else _OTHER_OPERATOR
-            neighbours.append((distance, inefficiency, entry.name == work.name))
-        neighbours.sort()
-        nearest = neighbours[:_NEIGHBOURS]
-        weights = [1 / (distance + 0.05) for distance, _, _ in nearest]
-        mean = sum(weight * neighbour[1] for weight, neighbour in zip(weights, nearest, strict=True)) / sum(weights)
-        is_near = nearest[0][2] and nearest[0][0] < _NEAR**2
-        return bound * exp(mean), "interpolated" if is_near else "fit"
+        alike = (pair for pair in self._neighbours(work) if pair[1].op_class == work.op_class and pair[1].seconds)
+        nearest = list(islice(alike, _NEIGHBOURS))
+        if not nearest:
+            return self._bound(work), "fit"
+        weights = [1 / (distance + 0.05) for distance, _ in nearest]
+        inefficiencies = [log((entry.seconds or 1.0) / self._bound(entry)) for _, entry in nearest]
+        mean = sum(map(mul, weights, inefficiencies)) / sum(weights)
+        distance, entry = nearest[0]
+        is_near = entry.name == work.name and distance < _NEAR**2
+        return self._bound(work) * exp(mean), "interpolated" if is_near else "fit"
 
-    def _group(self, op_class: str, dtype: str, cold: bool) -> list[tuple[Entry, list[float], float]]:
-        """Return the measured calls of a class with their features and the logarithm of their inefficiency."""
-        key = (op_class, dtype, cold)
-        if key not in self._groups:
-            entries = [entry for entry in self.entries.values() if (entry.op_class, entry.dtype) == (op_class, dtype)]
-            group = []
-            for entry in entries:
-                seconds = entry.cold_seconds if cold and entry.cold_seconds is not None else entry.seconds
-                seconds = seconds if seconds is not None else entry.cold_seconds
-                if seconds:
-                    features = _features(entry.sizes, entry.flops, entry.nbytes)
-                    group.append((entry, features, log(seconds / self._bound(entry.flops, entry.nbytes))))
-            self._groups[key] = group
-        return self._groups[key]
+    def _neighbours(self, work: Work) -> list[tuple[float, Entry]]:
+        """Return the entries of the dtype with their squared distance, the nearest first."""
+        dtype = str(work.dtype).removeprefix("torch.")
+        if dtype not in self._groups:
+            self._groups[dtype] = [entry for entry in self.entries.values() if entry.dtype == dtype]
+        features = _features(work.sizes, work.flops, work.nbytes)
+
+        def distance(entry: Entry) -> float:
+            squares = sum((a - b) ** 2 for a, b in zip(features, entry.features, strict=False))
+            return squares + (0.0 if entry.name == work.name else _OTHER_OPERATOR)
+
+        return sorted(((distance(entry), entry) for entry in self._groups[dtype]), key=itemgetter(0))
 
     def add(self, key: str, entry: Entry) -> None:
         """Put an entry into the table; it replaces an earlier one."""
         self.entries[key] = entry
         self._groups.clear()
-        self._spaces.clear()
-
-    def add_facts(self, facts: Mapping[str, float]) -> None:
-        """Add the facts of one visit."""
-        for name, value in facts.items():
-            self.facts[name] = _after_visit(self.visits.setdefault(name, []), value)
 
 
 def _check_figures(groups: Iterable[Iterable[float]]) -> None:
@@ -275,13 +230,6 @@ def _check_figures(groups: Iterable[Iterable[float]]) -> None:
     for figure in chain.from_iterable(groups):
         if not isinstance(figure, (int, float)) or not 0 <= figure < inf:
             raise ValueError(f"expected numbers from 0 on, got {figure!r}")
-
-
-def _after_visit(visits: list[float], figure: float) -> float:
-    """Add the figure of a visit; return the median of the visits."""
-    visits.append(figure)
-    del visits[:-_VISITS_KEPT]
-    return median(visits)
 
 
 def _features(sizes: Iterable[int], flops: int, nbytes: int) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.kernel_table import device_here, table_of
+from modelsummary.devices.kernel_table import device_here
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
 from modelsummary.latency.estimate import LatencyEstimate
@@ -17,7 +17,6 @@ from modelsummary.latency.predict import (
     estimate,
     predict_kernels,
     target_of,
-    weights_are_cold,
 )
 from modelsummary.latency.row_times import show
 
@@ -59,12 +58,7 @@ def calibrate(
     local_device = device_here(device)
     if grid:
         calibrate_grid(local_device, again=again)
-    calls = distinct_calls(live, plan)
-    table = table_of(local_device)
-    if not table.facts:
-        calibrate_calls([], local_device, cold=False)
-        table = table_of(local_device)
-    return calibrate_calls(calls, local_device, cold=weights_are_cold(live, table), again=again)
+    return calibrate_calls(distinct_calls(live, plan), local_device, again=again)
 
 
 def bound_dtype(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
+from modelsummary.capture.modules import named_modules
 from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.step_plan import StepPlan
@@ -26,7 +26,6 @@ from modelsummary.operators.kernels import Kernel, StepOperator, Timing, check_m
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import Work
 from modelsummary.operators.recurrent_layers import join_recurrent
-from modelsummary.operators.tensor_bytes import nbytes_of
 
 __all__ = [
     "TABLE_ERROR",
@@ -36,7 +35,6 @@ __all__ = [
     "predict_kernels",
     "target_of",
     "time_operators",
-    "view_seconds",
 ]
 
 _PHASES = ("forward", "backward", "step")
@@ -52,18 +50,32 @@ class Target:
 
     Attributes:
         name: name of the device.
-        model: time model of a named device; None for this machine.
-        table: kernel table of this machine; None for a named device.
+        times: time model of a named device, or kernel table of this machine.
     """
 
     name: str
-    model: DeviceModel | None = None
-    table: KernelTable | None = None
+    times: DeviceModel | KernelTable
+
+    @property
+    def model(self) -> DeviceModel | None:
+        """The time model; None for this machine."""
+        return self.times if isinstance(self.times, DeviceModel) else None
+
+    @property
+    def table(self) -> KernelTable | None:
+        """The kernel table of this machine; None for a named device."""
+        return self.times if isinstance(self.times, KernelTable) else None
 
     @property
     def is_cpu(self) -> bool:
         """True for this machine's CPU, where one thread dispatches the operators and computes them."""
-        return self.table is not None and self.table.machine.threads > 0
+        return isinstance(self.times, KernelTable) and self.times.machine.threads > 0
+
+    def seconds(self, work: Work, key: str | None) -> tuple[float, str]:
+        """Return the seconds of a kernel and their source; ``key`` names the call that it is, None for several."""
+        if isinstance(self.times, KernelTable):
+            return self.times.seconds(key, work)
+        return self.times.seconds(work), "fit"
 
 
 def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = False) -> Target:
@@ -77,19 +89,19 @@ def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = Fa
     """
     if not is_here(device):
         spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
-        return Target(spec.name, model=device_model(spec, tf32=tf32))
+        return Target(spec.name, device_model(spec, tf32=tf32))
     local_device = device_here(device)  # type: ignore[arg-type]
     table = table_of(local_device)
     if not table.entries:
         raise InputError(
             f"this machine's {local_device} was never calibrated; call calibrate(), or name a device such as 'A100'"
         )
-    return Target(f"this machine's {local_device}", table=table)
+    return Target(f"this machine's {local_device}", table)
 
 
 def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) -> list[Kernel]:
     """Return the kernels of a step with their predicted seconds."""
-    return _timed_kernels(live, _operators(live, mode, plan), target, mode)
+    return time_operators(live, _operators(live, mode, plan), target, mode)
 
 
 def _operators(live: LiveModel, mode: str, plan: StepPlan) -> Sequence[StepOperator]:
@@ -102,8 +114,10 @@ def distinct_calls(live: LiveModel, plan: StepPlan) -> list[OperatorCall]:
     return list({id(operator.run.call): operator.run.call for operator in _operators(live, "eager", plan)}.values())
 
 
-def _timed_kernels(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
-    timing = _timing_on_device(target.model) if target.model is not None else _timing_here(live, target.table)
+def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
+    """Return the kernels that a device runs for some operators, with their predicted seconds."""
+    check_mode(mode)
+    timing = _timing_on(target)
     whole_calls = target.table is not None  # they were measured as a whole
     kernels = kernels_of(operators, mode, foreach=not target.is_cpu, whole_calls=whole_calls, timing=timing)
     if target.model is None:
@@ -112,49 +126,24 @@ def _timed_kernels(live: LiveModel, operators: Sequence[StepOperator], target: T
     return join_recurrent(kernels, recurrent, timing) if recurrent else kernels
 
 
-def _timing_on_device(model: DeviceModel) -> Timing:
-    seconds: dict[Work, float] = {}
-
-    def timing(work: Work, _: OperatorCall | None) -> tuple[float, str]:
-        if work not in seconds:
-            seconds[work] = model.seconds(work)
-        return seconds[work], "fit"
-
-    return timing
-
-
-def _timing_here(live: LiveModel, table: KernelTable | None) -> Timing:
-    assert table is not None
-    cold = weights_are_cold(live, table)
-    results: dict[int, tuple[float, str]] = {}
+def _timing_on(target: Target) -> Timing:
+    """Return a function from a kernel to its seconds on a device and their source, which times equal kernels once."""
+    times: dict[tuple[Work, str | None], tuple[float, str]] = {}
 
     def timing(work: Work, call: OperatorCall | None) -> tuple[float, str]:
-        if call is None:
-            return table.seconds(None, work, cold=cold)
-        if id(call) not in results:
-            results[id(call)] = table.seconds(call.key, work, cold=cold)
-        return results[id(call)]
+        key = None if call is None or target.table is None else call.key
+        if (work, key) not in times:
+            times[work, key] = target.seconds(work, key)
+        return times[work, key]
 
     return timing
-
-
-def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
-    """Return the kernels that a device runs for some operators, with their predicted seconds."""
-    check_mode(mode)
-    return _timed_kernels(live, operators, target, mode)
-
-
-def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
-    """Return True if the parameters exceed half of the last level of the cache; activations take the rest."""
-    nbytes = sum(nbytes_of(tensor) for tensor in tensors_of_modules(modules_of(live.model)))
-    return nbytes > table.facts.get("cache_bytes", 0) / 2
 
 
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
     """Predict the latency of a step, and of each call in the rows below ``root``."""
     with no_collection():
         operators = _operators(live, mode, plan)
-        kernels = _timed_kernels(live, operators, target, mode)
+        kernels = time_operators(live, operators, target, mode)
         row_seconds, phase_seconds, limited_by = _own_seconds(kernels, operators, root, target, mode)
     columns = _columns(root, row_seconds)
     forward_ms, backward_ms = columns["estimated_latency_ms"], columns["estimated_backward_latency_ms"]
@@ -193,13 +182,14 @@ def _own_seconds(
     """Return the own seconds of each row, the seconds of each phase, and the limit: device or host."""
     device: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     host: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
-    dispatch = _dispatch_seconds(target) if mode == "eager" else 0.0
     for kernel in kernels:
         key = kernel.phase, kernel.row or _OUTSIDE
         device[key] += kernel.seconds or 0.0
-        host[key] += kernel.n_operators * dispatch
+        if mode == "eager" and not target.is_cpu:  # a CPU dispatches and computes in turns
+            host[key] += kernel.n_operators * target.times.host
     if target.table is not None:
-        _add_host_work(device if target.is_cpu else host, operators, root, target.table)
+        for key, count in _host_calls(operators, root).items():
+            (device if target.is_cpu else host)[key] += count * target.times.host
     phase_seconds, row_seconds, n_host_bound = {}, {}, 0
     for phase in _PHASES:
         on_device = sum(seconds for key, seconds in device.items() if key[0] == phase)
@@ -227,53 +217,30 @@ def _with_waiting(device: RowSeconds, host: RowSeconds, phase: str) -> RowSecond
     return {key: device.get(key, 0.0) + fraction * max(0.0, delays[key]) for key in rows}
 
 
-def _dispatch_seconds(target: Target) -> float:
-    """Return the seconds that the host needs to dispatch an operator while the device computes."""
-    if target.table is None:
-        return target.model.host if target.model is not None else 0.0
-    return 0.0 if target.is_cpu else target.table.facts.get("operator", 5e-6)
+def _host_calls(operators: Sequence[StepOperator], root: LayerInfo) -> Counter[tuple[str, CallKey]]:
+    """Return how often the host is asked beside kernels: for views, calls of modules, and nodes of autograd.
 
-
-def _add_host_work(
-    seconds: defaultdict[tuple[str, CallKey], float],
-    operators: Sequence[StepOperator],
-    root: LayerInfo,
-    table: KernelTable,
-) -> None:
-    """Add the host's time for views, for calls of modules, and for autograd."""
-    facts = table.facts
-    node, engine = facts.get("node", 0.0), facts.get("engine", 0.0)
-    for operator, view in zip(operators, view_seconds(operators, table), strict=True):
+    A node is recorded in the forward and runs in the backward. Each takes about as long as dispatching an operator.
+    """
+    counts: Counter[tuple[str, CallKey]] = Counter()
+    for operator in operators:
         call_key = operator.row or _OUTSIDE
         if operator.phase != "step":
-            seconds[operator.phase, call_key] += view
-        if operator.run.nodes:  # each runs once in the backward
-            seconds[operator.phase, call_key] += operator.run.nodes * node
-            seconds["backward", call_key] += operator.run.nodes * engine
+            counts[operator.phase, call_key] += operator.run.call.rule.is_view
+        counts[operator.phase, call_key] += operator.run.nodes
+        counts["backward", call_key] += operator.run.nodes
     has_backward = any(operator.phase == "backward" for operator in operators)
     accumulated: set[int] = set()  # parameters, each with a node that adds up its gradient
     for row in root.walk():
         if not row.executed:
             continue
-        key = row.key
-        seconds["forward", key] += facts.get("module", 1e-6)
+        counts["forward", row.key] += 1
         if has_backward and row.module is not None:
-            parameter_ids = {
-                id(parameter) for parameter in row.module.parameters(recurse=False) if parameter.requires_grad
-            } - accumulated
-            seconds["backward", key] += len(parameter_ids) * engine
-            accumulated |= parameter_ids
-
-
-def view_seconds(operators: Sequence[StepOperator], table: KernelTable) -> Iterator[float]:
-    """Yield the seconds of the host for each operator if it is a view, else 0.0."""
-    first = table.facts.get("view", 1e-6)
-    following = table.facts.get("next_view", first)
-    after_view = False
-    for operator in operators:
-        is_view = operator.run.call.rule.is_view
-        yield (following if after_view else first) if is_view else 0.0
-        after_view = is_view
+            parameters = row.module.parameters(recurse=False)
+            new = {id(parameter) for parameter in parameters if parameter.requires_grad} - accumulated
+            counts["backward", row.key] += len(new)
+            accumulated |= new
+    return counts
 
 
 def _columns(root: LayerInfo, row_seconds: RowSeconds) -> dict[str, dict[CallKey, float]]:

@@ -27,7 +27,7 @@ def with_inner(root: LayerInfo, self_times: Mapping[CallKey, float]) -> dict[Cal
 
 
 def show(root: LayerInfo, columns: Columns) -> None:
-    """Write the columns of a result into the rows below ``root``, in place of those of an earlier result."""
+    """Write the columns of a result into the rows below ``root``, and replace the figures of an earlier result."""
     for row in root.walk():
         for name, figures in columns.items():
             setattr(row, name, figures.get(row.key))

@@ -94,7 +94,7 @@ class RowLatencies(NamedTuple):
     notes: Mapping[CallKey, str]
 
     def show(self, root: LayerInfo) -> None:
-        """Write the figures and notes into the rows, in place of those of an earlier measurement."""
+        """Write the figures and notes into the rows, and remove what an earlier measurement wrote."""
         show(root, self.columns)
         for row in root.walk():
             row.note = "" if row.note in _NOTES else row.note

@@ -14,10 +14,10 @@ from torch import nn
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
 from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.kernel_table import device_here, table_of
+from modelsummary.devices.kernel_table import device_here
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import calibrate_calls
-from modelsummary.latency.predict import TABLE_ERROR, Target, target_of, weights_are_cold
+from modelsummary.latency.predict import TABLE_ERROR, Target, target_of
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.kernels import MODES
 from modelsummary.parallel.make import make_plan
@@ -137,8 +137,6 @@ def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, 
     if isinstance(device, DeviceSpec):
         raise InputError(f"calibrate=True measures this machine; leave it out for {device.name}")
     local_device = device_here(device)
-    if not table_of(local_device).facts:
-        calibrate_calls([], local_device, cold=False)
     request, make_cache = request_of(live), cache_maker(options.cache)
     runs = [
         run_request(live.model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
@@ -146,7 +144,7 @@ def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, 
         for context in {options.context, _half(options.context)}
     ]
     phases = [phase for run in runs for phase in (run.prefill, run.decode)]
-    calibrate_calls(distinct_calls(phases), local_device, cold=weights_are_cold(live, table_of(local_device)))
+    calibrate_calls(distinct_calls(phases), local_device)
 
 
 def _memory_of(target: Target, memory_bytes: int | str | None) -> int:

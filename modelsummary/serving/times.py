@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.collectives import collective_of
-from modelsummary.devices.kernel_table import KernelTable
-from modelsummary.latency.predict import Target, time_operators, view_seconds
+from modelsummary.latency.predict import Target, time_operators
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.serving.run import Phase
@@ -42,7 +41,7 @@ def phase_time(
     """Return the time of a forward on the device of ``target``.
 
     Args:
-        live: the live model, whose parameters decide whether they fit into the cache of this machine.
+        live: the live model.
         phase: the forward, run on shapes.
         target: a named device, or this machine.
         mode: ``"eager"`` or ``"compiled"``; a compiled step is replayed, so that the host does not limit it, and writes
@@ -67,8 +66,9 @@ def phase_time(
             elif kernel.flops and target.model.computing(kernel.work) > target.model.moving(kernel.work):
                 computing += seconds
         host = sum(kernel.n_operators for kernel in kernels) * target.model.host if mode == "eager" else 0.0
-    elif target.table is not None:
-        device += _host_work(phase, target.table)
+    else:
+        views = sum(operator.run.call.rule.is_view for operator in phase.operators)
+        device += (views + phase.n_calls) * target.times.host  # the kernels wait for them
     links = 0.0
     if communicate is not None:
         sent = (collective_of(operator.run.call) for operator in phase.operators)
@@ -85,11 +85,6 @@ def phase_time(
 def _grows(operator: StepOperator, phase: Phase) -> bool:
     """Return True if an operator joins a cache and new tokens in a new storage, which the cache keeps."""
     return operator.run.call.name == "aten.cat" and not phase.cache_storages.isdisjoint(operator.run.makes)
-
-
-def _host_work(phase: Phase, table: KernelTable) -> float:
-    """Return the host's seconds for views and for calls of modules, for which the kernels wait."""
-    return sum(view_seconds(phase.operators, table)) + phase.n_calls * table.facts.get("module", 1e-6)
 
 
 def distinct_calls(phases: Sequence[Phase]) -> list[OperatorCall]:

@@ -22,7 +22,7 @@ def filled(machine):
     for m in (64, 256):
         entry = Entry.of(product(m, 64, 64))
         bound = entry.flops / 1e9 + entry.nbytes / 1e9
-        entry.seconds, entry.cold_seconds, entry.workspace = 2 * bound, 3 * bound, entry.nbytes
+        entry.visits, entry.workspace = [2 * bound], entry.nbytes
         table.add(f"mm {m}", entry)
     return table
 
@@ -39,15 +39,14 @@ def test_exact_interpolated_and_fitted(machine):
     table = filled(machine)
     work = product(64, 64, 64)
     bound = work.flops / 1e9 + work.nbytes / 1e9
-    assert table.seconds("mm 64", work, cold=False) == (pytest.approx(2 * bound), "measured")
-    assert table.seconds("mm 64", work, cold=True) == (pytest.approx(3 * bound), "measured")
+    assert table.seconds("mm 64", work) == (pytest.approx(2 * bound), "measured")
     between = product(128, 64, 64)  # as inefficient as its neighbours: twice the roofline
-    seconds, source = table.seconds("mm 128", between, cold=False)
+    seconds, source = table.seconds("mm 128", between)
     assert source == "interpolated"
     assert seconds == pytest.approx(2 * (between.flops + between.nbytes) / 1e9)
-    assert table.seconds(None, product(128, 64, 64, "aten.bmm"), cold=False)[1] == "fit"
+    assert table.seconds(None, product(128, 64, 64, "aten.bmm"))[1] == "fit"
     unlike = Work("aten.relu", "elementwise", torch.float32, (8,), 0, 64)
-    assert table.seconds(None, unlike, cold=False) == (pytest.approx(64e-9), "fit")
+    assert table.seconds(None, unlike) == (pytest.approx(64e-9), "fit")
 
 
 def test_workspace_grows_with_the_bytes(machine):
@@ -66,12 +65,13 @@ def test_a_damaged_file_is_ignored_with_a_warning(machine, text):
 
 
 @pytest.mark.parametrize("figure", ['"fast"', "NaN", "Infinity", "-1e-06"])
-@pytest.mark.parametrize("place", ["seconds", "view"])
+@pytest.mark.parametrize("place", ["facts", "visits"])
 def test_a_table_with_a_wrong_figure_is_ignored(machine, place, figure):
     table = filled(machine)
-    table.facts["view"] = next(iter(table.entries.values())).seconds = 0.125
+    table.facts["operator"], next(iter(table.entries.values())).visits = 0.125, [0.125]
     path = table.save()
-    path.write_text(path.read_text().replace(f'"{place}": 0.125', f'"{place}": {figure}'))
+    stored = {"facts": '"operator": 0.125', "visits": '"visits": [0.125'}[place]
+    path.write_text(path.read_text().replace(stored, stored.replace("0.125", figure)))
     with pytest.warns(UserWarning, match=f"{path.name} is ignored: ValueError: "):
         assert KernelTable.load(machine).entries == {}
 
@@ -87,24 +87,19 @@ def test_the_table_of_another_machine_is_ignored(machine):
 def test_the_median_of_the_visits_counts(machine):
     table = filled(machine)
     entry = Entry.of(product(8, 8, 8))
-    for seconds, cold in ((4.0, None), (1.0, 9.0), (2.0, 7.0)):
-        entry.visit(seconds, cold)
+    for seconds in (4.0, 1.0, 2.0):
+        entry.visit(seconds)
     table.add("mm 8", entry)
-    assert (entry.seconds, entry.cold_seconds) == (2.0, 8.0)
-    for operator in (1.0, 5.0, 2.0):
-        table.add_facts({"operator": operator})
-    assert table.facts["operator"] == 2.0
+    assert entry.seconds == 2.0
     table.save()
     stored = KernelTable.load(machine)
     stored.entries["mm 8"].visit(3.0)
-    stored.add_facts({"operator": 3.0})
     assert stored.entries["mm 8"].seconds == 2.5  # of 4, 1, 2 and 3
-    assert stored.facts["operator"] == 2.5
 
 
 def test_an_entry_without_sizes_is_stored(machine):
     table = KernelTable(machine)
-    table.add("scalar", Entry("aten.add", "elementwise", "float32", [], 0, 4, seconds=1e-6, workspace=0))
+    table.add("scalar", Entry("aten.add", "elementwise", "float32", [], 0, 4, workspace=0, visits=[1e-6]))
     table.save()
     assert KernelTable.load(machine).entries == table.entries
 

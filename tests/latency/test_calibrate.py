@@ -6,8 +6,7 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.cli import run
-from modelsummary.devices.kernel_table import KernelTable, machine_of, table_of
-from modelsummary.latency.host_time import host_seconds, other_operators
+from modelsummary.devices.kernel_table import table_of
 from modelsummary.latency.predict import TABLE_ERROR
 from tests.untouched import untouched
 
@@ -41,14 +40,12 @@ def test_a_model_is_measured_and_predicted_exactly():
     assert stats["linear"].estimated_latency_ms > 0
 
 
-def test_facts_that_a_table_of_an_earlier_version_lacks_are_measured():
+def test_another_visit_measures_known_calls_again():
     stats = Statistics(Small(), torch.randint(0, 50, (4, 6)))
     stats.calibrate()
-    table = KernelTable.load(machine_of(torch.device("cpu")))
-    del table.facts["next_view"], table.visits["next_view"]
-    table.save()
-    assert stats.calibrate().measured == 0
-    assert "next_view" in table_of(torch.device("cpu")).facts
+    done = stats.calibrate(again=True)
+    assert (done.measured, done.known) == (4, 0)
+    assert all(len(entry.visits) == 2 for entry in table_of(torch.device("cpu")).entries.values())
 
 
 def test_a_model_that_was_not_measured_is_interpolated():
@@ -58,12 +55,14 @@ def test_a_model_that_was_not_measured_is_interpolated():
     assert estimate.typical_error == TABLE_ERROR
 
 
-def test_the_host_is_measured_on_the_cpu_whatever_the_default_device_is():
-    with torch.device("meta"):
-        runs = other_operators()
-        seconds = host_seconds()
-    assert {run().device.type for run in runs} == {"cpu"}
-    assert seconds["view"] > 0
+def test_a_call_that_does_not_run_alone_has_failed():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x + torch.empty_like(x).normal_(generator=generator)  # whose generator no call alone can have
+
+    generator = torch.Generator()
+    done = Statistics(Noisy(), torch.ones(4)).calibrate()
+    assert (done.measured, done.failed) == (1, 1)
 
 
 def test_workspace_of_a_kernel_is_in_the_peak():

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.capture.observe import observed
 from modelsummary.devices.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.errors import NotLiveError
+from modelsummary.latency import time_plan
 from modelsummary.latency.grid import standard_grid
 from tests.untouched import untouched
 
@@ -258,23 +260,41 @@ def _works(call):
     return work_of(call)
 
 
-def test_a_view_after_a_view_takes_less(monkeypatch, tmp_path):
+@pytest.fixture
+def slow_host(monkeypatch, tmp_path):
+    """Let the host of this machine take a second for an operator; kernels take none."""
+    monkeypatch.setenv("MODELSUMMARY_CACHE", str(tmp_path))
+    entry = Entry("other", "other", "float32", [1], 0, 4, visits=[1e-6])
+    facts = {"flops_per_second": 1e15, "bytes_per_second": 1e15, "operator": 1.0}
+    KernelTable(machine_of(torch.device("cpu")), {"other": entry}, facts).save()
+
+
+def test_views_and_modules_take_the_time_of_the_host(slow_host):
     class Views(nn.Module):
         def forward(self, x):
-            return (x + 1).transpose(0, 1).unsqueeze(0).squeeze(0) * 2
+            return (x + 1).transpose(0, 1).unsqueeze(0) * 2
 
-    monkeypatch.setenv("MODELSUMMARY_CACHE", str(tmp_path))
-    speeds = {"flops_per_second": 1e12, "bytes_per_second": 1e12, "operator": 0.0, "module": 0.0}
-    other = Entry("other", "other", "float32", [1], 0, 4, seconds=1e-6)
-    stats = Statistics(Views(), (2, 4))
+    # two operators, two views, and the call of the module
+    assert Statistics(Views(), (2, 4)).estimate_latency() == pytest.approx(5e3)
 
-    def predicted(**views):
-        KernelTable(machine_of(torch.device("cpu")), {"other": other}, {**speeds, **views}).save()
-        return stats.estimate_latency()
 
-    # one view after the addition, two after views
-    assert predicted(view=1.0, next_view=10.0) - predicted(view=0.0) == pytest.approx(21e3)
-    assert predicted(view=1.0) - predicted(view=0.0) == pytest.approx(3e3)  # a table from before next_view was measured
+def test_a_step_takes_time_for_each_node_of_autograd(slow_host):
+    stats = Statistics(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (2, 4))
+    stats.estimate_latency(backward=True)
+    operators = observed(stats.live, time_plan(True, None, {}, stats.root)).operators
+
+    def seconds_of_operators(fqn, phase):
+        own = [each.run.call for each in operators if each.phase == phase and each.row == (fqn, 0)]
+        return sum(not call.rule.is_free or call.rule.is_view for call in own)
+
+    linear, relu = stats
+    # the call, and the nodes AddmmBackward and TBackward of the weight, or ReluBackward
+    assert linear.estimated_latency_ms == pytest.approx(1e3 * (seconds_of_operators("0", "forward") + 1 + 2))
+    assert relu.estimated_latency_ms == pytest.approx(1e3 * (seconds_of_operators("1", "forward") + 1 + 1))
+    # the same nodes, and two that add up the gradients of weight and bias
+    backward_ms = [row.estimated_backward_latency_ms for row in stats]
+    assert backward_ms[0] == pytest.approx(1e3 * (seconds_of_operators("0", "backward") + 2 + 2))
+    assert backward_ms[1] == pytest.approx(1e3 * (seconds_of_operators("1", "backward") + 1))
 
 
 def test_autocast_to_float16_runs_recurrent_layers_that_the_cpu_cannot():
