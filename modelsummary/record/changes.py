@@ -80,11 +80,13 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         return {}
     state: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if name in ("_parameters", "_buffers"):
-            state.update((tensor_name, _Identity(tensor)) for tensor_name, tensor in value.items())
-        elif type(value) in _PLAIN:
+        if type(value) in _PLAIN:
             state[name] = value
-        elif name != "_modules" and (name not in _OF_EVERY_MODULE or value):  # skips a dozen empty dicts of hooks
+        elif name in _OF_EVERY_MODULE and not value:  # a dozen empty dicts of hooks
+            continue
+        elif name in ("_parameters", "_buffers"):
+            state.update((tensor_name, _Identity(tensor)) for tensor_name, tensor in value.items())
+        elif name != "_modules":
             state[name] = _snapshot(value, _SNAPSHOT_DEPTH)
     for name, value in _of_classes(type(module)):
         state[f"{type(module).__name__}.{name}"] = _snapshot(value, _SNAPSHOT_DEPTH)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import resolve_name
 
 from modelsummary._torch import OpOverload, OpOverloadPacket
-from modelsummary.capture.templates import Attribute, BatchSize, Marker, leaves_of
+from modelsummary.capture.templates import Attribute, BatchSize, Marker, ModeChoice, leaves_of
 from modelsummary.layer_info import CallKey
 from modelsummary.record.fingerprint import Fingerprint
 
@@ -99,7 +99,7 @@ class TorchFunction:
     name: str
     function: Any = None
 
-    @property
+    @cached_property
     def short_name(self) -> str:
         """The last part of the name without underscores, such as ``"relu"`` or ``"add"``."""
         return self.name.rpartition(".")[2].strip("_")
@@ -276,3 +276,8 @@ class Record:
     observed: list[ObservedRun] = field(default_factory=list)
     asks_gradients: bool = False
     first_run: Callable[[], Any] = field(default=lambda: None, repr=False)
+
+    def mode_choices(self) -> list[ModeChoice]:
+        """Return the constants that depend on the mode."""
+        templates = ((event.args, event.kwargs, event.result, event.checkpointed) for event in self.root.walk())
+        return [leaf for template in templates for leaf in leaves_of(template) if isinstance(leaf, ModeChoice)]

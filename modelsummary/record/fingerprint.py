@@ -14,7 +14,6 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.run import running
-from modelsummary.capture.templates import ModeChoice, leaves_of
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
 
@@ -152,20 +151,16 @@ def compared(record: Record, call: CallArguments, differs: Callable[..., str]) -
     operators = ""
     for batch, other_mode, observed in record.observed:
         operators = operators or differs(call=at_batch(batch), grad=True, other_mode=other_mode, observed=observed)
-    is_confirmed = bool(record.observed) and not (record.batch_size is not None and record.no_other_mode)
+    own_sizes = {batch for batch, other_mode, _ in record.observed if other_mode}
+    is_confirmed = bool(record.observed) and (record.batch_size is None or bool(own_sizes - {record.batch_size}))
     if not is_confirmed:
         operators = operators or differs(call=other, grad=True)
     if (not record.observed or record.asks_gradients) and not operators:
         operators = differs(call=call, grad=False)
         if operators and not differs(call=call, grad=True):
             return operators, True
-    if not record.no_other_mode and (not record.observed or record.asks_gradients or _numbers_by_mode(record)):
+    # The other mode ran at one batch size, which a number that depends on the mode may depend on, too.
+    has_numbers = any(type(value) is not bool for choice in record.mode_choices() for value in choice)
+    if not record.no_other_mode and (not record.observed or record.asks_gradients or has_numbers):
         operators = operators or differs(call=other, grad=False, other_mode=True)
     return operators, False
-
-
-def _numbers_by_mode(record: Record) -> bool:
-    """Return True if a number depends on the mode; the other mode ran at one batch size, which it may depend on."""
-    leaves = (leaf for event in record.root.walk() for leaf in leaves_of((event.args, event.kwargs)))
-    choices = [leaf for leaf in leaves if isinstance(leaf, ModeChoice)]
-    return any(type(value) is not bool for choice in choices for value in choice)

@@ -78,8 +78,10 @@ def _records(first: Run, call: CallArguments, trace: Trace, batch_dim: int | Non
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     if batches:
         assert first.batch is not None
-        # At a batch size of its own, the other mode also confirms what was inferred from the sizes before.
-        for batch in (4 * first.batch + 3, batches[-1].batch or 0):
+        # At a batch size of its own, the other mode also confirms what was inferred from the sizes before. If the calls
+        # depend on the batch size, the other mode of this one will be asked for.
+        is_alike = all(run.batch == 1 or _calls(run) == _calls(first) for run in batches)
+        for batch in (4 * first.batch + 3, batches[-1].batch or 0) if is_alike else (first.batch,):
             modes, no_mode = _other_mode(_at_batch(call, dim, first, batch), trace, batch)
             if modes:
                 break
@@ -93,11 +95,21 @@ def _records(first: Run, call: CallArguments, trace: Trace, batch_dim: int | Non
         for runs, smallest in variants if modes else ():
             yield merged(runs, dim, no_batch, _NO_MODE, smallest)
         no_batch = "it runs other calls at another batch size"
-    modes, no_mode = _other_mode(call, trace, None)
-    again = [first, trace(call)]  # a second run shows which values are made anew
+    if not batches or is_alike:
+        modes, no_mode = _other_mode(call, trace, None)
+    if modes:  # it shows which values are made anew, too
+        both = merged([first, *modes], dim, no_batch, no_mode)
+        if not both.mode_choices():
+            yield both
+            modes = []
+    again = [first, trace(call)]  # a constant that differs here does not follow the mode
     if modes:
         yield merged([*again, *modes], dim, no_batch, no_mode)
     yield merged(again, dim, no_batch, no_mode or _NO_MODE)
+
+
+def _calls(run: Run) -> list[tuple[str, Any]]:
+    return [(event.fqn, event.function) for event in run.root.walk()]
 
 
 def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
@@ -159,6 +171,7 @@ def kept_records(live: LiveModel, execution: str) -> Iterator[Record]:
 def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> Trace:
     modules = modules_of(model)
     home = device or device_of(tensors_of_modules(modules))
+    watches_draws = False
 
     def trace(
         call: CallArguments,
@@ -168,6 +181,7 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
         is_second: bool = False,
         unreadable: frozenset[str] = frozenset(),
     ) -> Run:
+        nonlocal watches_draws
         with running(modules, call, on_shapes=execution == "shape", grad=True, device=device) as (runner, args, kwargs):
             if is_second:
                 with Operators(runner):
@@ -179,12 +193,15 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
             if isinstance(runner, ShapeOnly):
                 devices.add(runner.device)  # a run on meta reports the CPU
                 runner.log = []
-            tracer = Tracer(model, runner, devices, rules)
+            tracer = Tracer(model, runner, devices, rules, watches_draws=watches_draws)
             out = tracer.run(args, kwargs, other_mode=other_mode)
             if rules.follows_kept:
                 tracer.note_kept(modules, args, kwargs)
             fingerprint = fingerprint_of(runner, out) if isinstance(runner, ShapeOnly) else None
             check_kept(model, unreadable)
+        if tracer.draws and not watches_draws:  # the next run shows in which module
+            watches_draws = True
+            return trace(call, batch, other_mode=other_mode, is_second=is_second, unreadable=unreadable)
         return Run(tracer, batch, other_mode, fingerprint=fingerprint)
 
     return trace

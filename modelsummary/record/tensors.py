@@ -21,6 +21,7 @@ from modelsummary.operators.tensor_bytes import nbytes_of, storage_of
 
 __all__ = ["CONSTANTS", "Foreign", "TensorsOfRun", "Token", "is_tainted"]
 
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 CONSTANTS: tuple[type, ...] = (
     int,
     float,
@@ -120,6 +121,8 @@ class TensorsOfRun:
 
     def leaf(self, leaf: Any) -> Any:
         """Return the marker for a leaf, or the leaf itself if it is a constant."""
+        if type(leaf) in _PLAIN:
+            return leaf
         if isinstance(leaf, Tensor):
             token = self._tokens.get(id(leaf))
             if token is not None:

@@ -60,6 +60,9 @@ from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoint
 
 __all__ = ["Effects", "Noted", "Tracer"]
 
+_WITHOUT_TENSORS = frozenset({torch.Size, int, bool, float, str, torch.dtype, torch.device})
+_is_grad_enabled = torch.is_grad_enabled  # during a run, torch's attribute notes that the model asks
+
 
 class Tracer(TorchFunctionMode):
     """The trace of one run of ``model``.
@@ -67,9 +70,12 @@ class Tracer(TorchFunctionMode):
     Args:
         devices: devices that mean the model's own.
         rules: modules to open, and functions to substitute.
+        watches_draws: whether to look at the generators of Python and numpy before and after every opened module, which
+            takes a tenth of the run, instead of after the run alone.
 
     Attributes:
         root: the call of the model.
+        draws: whether a number was drawn from these generators since anyone looked.
         tensors: the tensors of the run.
         decides: whether the forward read values of tensors that are known on shapes.
         asks_gradients: whether the model's own code asked whether gradients are computed.
@@ -82,6 +88,8 @@ class Tracer(TorchFunctionMode):
         execution: Execution,
         devices: Collection[torch.device],
         rules: TraceRules = WHOLE_LAYERS,
+        *,
+        watches_draws: bool = True,
     ) -> None:
         super().__init__()
         self._model = model
@@ -103,6 +111,8 @@ class Tracer(TorchFunctionMode):
         self.is_open = False
         self._surroundings = surroundings()
         self._generators = Generators()
+        self._watches_draws = watches_draws
+        self.draws = False
         self._thread = get_ident()
         self._states: dict[int, dict[str, Any]] = {}
 
@@ -112,7 +122,9 @@ class Tracer(TorchFunctionMode):
             module.training = not module.training
         self._states = {id(module): state_of(module) for _, module in named_modules(self._model)}
         with self._every_call(), self._operators, self:
-            return self._model(*args, **kwargs)
+            out = self._model(*args, **kwargs)
+        self.draws = self._generators.moved()
+        return out
 
     def note_kept(self, *holders: Any) -> None:
         """Note the tensors of the run that objects hold behind it, as attributes or in lists that hooks fill."""
@@ -228,7 +240,7 @@ class Tracer(TorchFunctionMode):
         if before != self._states[id(module)]:  # calling the module again would not be the same
             changed = first_difference(self._states[id(module)], before)
             event.args = (*event.args, Unknown(f"another {changed} by the code that calls it"))
-        event.grad = torch.is_grad_enabled()
+        event.grad = _is_grad_enabled()
         event.regions = tuple(self._regions)
         event.obstacle = obstacle_of_module(module, kwargs)
         if parent is not None:
@@ -291,7 +303,7 @@ class Tracer(TorchFunctionMode):
 
     def _at_boundary(self) -> None:
         """Note that the running module drew from Python's or numpy's generators; whole layers do not."""
-        if self._generators.moved() and self._stack:
+        if self._watches_draws and self._generators.moved() and self._stack:
             self._stack[-1].block("draws from Python's or numpy's random numbers")
 
     def __torch_function__(
@@ -339,7 +351,7 @@ class Tracer(TorchFunctionMode):
             effects, self.running = self.running, around
         if isinstance(out, Iterator):
             out, function = list(out), TorchFunction("list", function.name)
-        tensors = list(tensors_of(out))
+        tensors = [] if type(out) in _WITHOUT_TENSORS else list(tensors_of(out))
         if not tensors and not effects.writes:
             if isinstance(out, torch.dtype) and out.is_floating_point:
                 self._dtypes[parent].add(out)
@@ -354,18 +366,18 @@ class Tracer(TorchFunctionMode):
             self.asks_gradients = self.asks_gradients or name in ASKS_GRADIENTS
             parent.block(obstacle_of_reading(name, inputs))
             return out
-        event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=effects.macs)
+        event = Event(parent.fqn, function, *templates, parent, grad=_is_grad_enabled(), macs=effects.macs)
         event.training, event.regions = parent.training, tuple(self._regions)
         event.writes = (frozenset(effects.writes),)
         parent.children.append(event)
         self._note_function(event, inputs, parent)
         self._note_dtypes(event, parent)
         tainted = effects.is_random or (function.short_name not in TAKES_SHAPE and any(map(is_tainted, inputs)))
-        shaping = inputs[:1] if keeps_first(name) else inputs
-        dynamic = any(isinstance(leaf, Token) and leaf.is_dynamic for leaf in shaping)
+        has_dynamic = any(isinstance(leaf, Token) and leaf.is_dynamic for leaf in inputs)
+        dynamic = has_dynamic and (not keeps_first(name) or (isinstance(inputs[0], Token) and inputs[0].is_dynamic))
         self.tensors.taint(effects.writes, tainted)
         event.result = self._result_of_function(out, tainted, dynamic or (tainted and effects.is_dynamic))
-        if self._on_shapes:
+        if self._on_shapes and (has_dynamic or effects.is_dynamic):
             self._note_sizes(tensors)
         return out
 
@@ -382,7 +394,7 @@ class Tracer(TorchFunctionMode):
 
     def _decision(self, function: TorchFunction, templates: tuple[Any, Any], out: Any) -> Event:
         parent = self._stack[-1]
-        event = Event(parent.fqn, function, *templates, parent, result=out, grad=torch.is_grad_enabled())
+        event = Event(parent.fqn, function, *templates, parent, result=out, grad=_is_grad_enabled())
         event.training, event.regions, event.is_decision = parent.training, tuple(self._regions), True
         event.writes = (frozenset(),)
         return event

@@ -69,6 +69,39 @@ def test_runs_per_question(batch, training):
     assert count(stats.graph_module)[0] == 4  # its record opens other modules
 
 
+class Alone(Decoder):
+    """A decoder that runs other functions for a batch of one."""
+
+    def __init__(self, scale=lambda: 2.0):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, tokens):
+        next(RUNS)
+        x = self.embed(tokens) * self.scale()
+        if len(tokens) == 1:
+            x = x.relu()
+        for block in self.blocks:
+            x = F.gelu(block.down(F.gelu(block.up(x))))
+        return self.head(x)
+
+
+def test_runs_of_a_forward_that_depends_on_the_batch_size():
+    stats = Statistics(Alone(), torch.zeros(1, 4, dtype=torch.long))
+    n_runs, stages = count(lambda: stats.split(2, by="params"))
+    assert n_runs == 4  # three batch sizes, and the other mode of the first
+    assert stages.batch_size is None
+    tokens = torch.arange(4)[None]
+    assert stages.verify(tokens).outputs == 0
+
+
+def test_a_constant_that_differs_in_each_run_does_not_follow_the_mode():
+    clock = itertools.count(1)
+    stats = Statistics(Alone(lambda: float(next(clock))), torch.zeros(1, 4, dtype=torch.long))
+    with pytest.raises(SplitError, match="can only be run as one stage"):
+        stats.split(2, by="params")
+
+
 def test_a_forward_that_asks_for_gradients_also_runs_without(monkeypatch):
     compared = []
 
