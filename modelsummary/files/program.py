@@ -251,6 +251,7 @@ class Program:
             nonlocal free
             if not 0 < nbytes <= buffer_bytes:
                 return
+            free += held.pop(tensor, 0)  # an operator that works in place returns what it read
             while free < nbytes:
                 free += held.popitem(last=False)[1]
             held[tensor] = nbytes

@@ -492,3 +492,12 @@ def test_whole_layers_are_one_operator(tmp_path):
         stats = run_here(scripted(layer, tmp_path / "net.pt", x), x)
     assert list(stats.operators()) == ["aten._transformer_encoder_layer_fwd"]
     assert stats.total_mult_adds == 2 * 5 * (4 * 64 + 2 * 5 * 8 + 2 * 8 * 16)
+
+
+def test_what_an_operator_writes_in_place_stays_in_a_buffer(tmp_path):
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return torch.cat([x.relu_(), x])
+
+    stats = run_here(scripted(Doubled(), tmp_path / "net.pt"), (2, 4))
+    assert [tuple(row) for row in stats.program.traffic(64)] == [("relu__0", 32, 32), ("cat_1", 0, 64)]
