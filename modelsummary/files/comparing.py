@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from modelsummary.capture.modules import modules_of
-from modelsummary.capture.operator_mode import Execution, Operators
-from modelsummary.capture.run import running
+from modelsummary.capture.observe import observed
 from modelsummary.errors import InputError
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.matching import mismatches
 from modelsummary.files.weights.stored import WeightStatistics
-from modelsummary.operators.operator_facts import OpCost, OpRule
+from modelsummary.memory.step_options import step_plan
 from modelsummary.statistics import ModelStatistics, as_live
 from modelsummary.tables import Printed, Report
 from modelsummary.units import grouped
@@ -130,36 +128,13 @@ def _form(name: str, stats: ModelStatistics, *, needs_forward: bool) -> Form:
     )
 
 
-class _Counts:
-    """An execution that counts the operators which move data."""
-
-    def __init__(self, execution: Execution) -> None:
-        self.execution = execution
-        self.counts: Counter[str] = Counter()
-        self.in_place = 0
-
-    def input(self, tensor: Any) -> Any:
-        """Return an input of the model as the wrapped execution sees it."""
-        return self.execution.input(tensor)
-
-    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Run one operator; return its result and its cost."""
-        out, cost = self.execution.run(func, rule, args, kwargs)
-        if cost.bytes_read or cost.bytes_written:
-            self.counts[rule.name] += 1
-            self.in_place += 0 in rule.writes
-        return out, cost
-
-
 def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
     """Return how often a live model runs each operator that moves data, and how many of them work in place."""
     live = as_live(stats, "comparing operators").live
-    on_shapes = live.execution == "shape"
-    with running(modules_of(live.model), live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
-        counts = _Counts(execution)
-        with Operators(counts):
-            live.model(*args, **kwargs)
-    return counts.counts, counts.in_place
+    trace = observed(live, step_plan("inference", {"workspaces": False}))
+    calls = [operator.run.call for operator in trace.operators]
+    moving = [call for call in calls if call.cost.bytes_read or call.cost.bytes_written]
+    return Counter(call.name for call in moving), sum(0 in call.rule.writes for call in moving)
 
 
 def _reasons(first: Form, other: Form) -> list[str]:

@@ -89,7 +89,7 @@ def load_gguf(path: Path) -> WeightStatistics:
     """
     size = path.stat().st_size
     budget = Budget.of_size(size)
-    with path.open("rb") as file:
+    with path.open("rb", buffering=_PIECE) as file:
         facts, tensors = _Header(file, size, budget).read()
     architecture = facts.get("general.architecture")
     name = architecture if isinstance(architecture, str) and 0 < len(architecture) <= 100 else "Module"
@@ -107,9 +107,7 @@ class _Header:
 
     def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
         self._file, self._size, self._budget = file, size, budget
-        self._data = b""  # a piece of the header
-        self._at = 0  # position in the piece of what is read next
-        self._piece_ends = 0  # position in the file of the end of the piece
+        self._position = 0  # in the file, of what is read next
         self._order = "<"
 
     def read(self) -> tuple[dict[str, Any], list[StoredTensor]]:
@@ -133,7 +131,7 @@ class _Header:
         for _ in range(n_tensors):
             tensor = self._tensor(alignment, tensors)
             tensors[tensor.name] = tensor
-        begin = -(-self._place // alignment) * alignment
+        begin = -(-self._position // alignment) * alignment
         check_layout(tensors.values(), max(self._size - begin, 0))
         return facts, list(tensors.values())
 
@@ -200,55 +198,32 @@ class _Header:
         try:
             return self._take(length).decode("utf-8")
         except UnicodeDecodeError:
-            raise ModelFileError(f"the text that ends at byte {grouped(self._place)} is not UTF-8") from None
-
-    # ---------------------------------------------------------------------------------------- bytes
-
-    @property
-    def _place(self) -> int:
-        """Position in the file of what is read next."""
-        return self._piece_ends - len(self._data) + self._at
+            raise ModelFileError(f"the text that ends at byte {grouped(self._position)} is not UTF-8") from None
 
     def _number(self, code: str) -> Any:
         return self._unpacked(_STRUCTS[self._order + code])[0]
 
     def _unpacked(self, kind: struct.Struct) -> tuple[Any, ...]:
-        start = self._at
-        if start + kind.size > len(self._data):
-            start = self._load(kind.size)
-        self._at = start + kind.size
-        return kind.unpack_from(self._data, start)
+        return kind.unpack(self._take(kind.size))
 
     def _take(self, nbytes: int) -> bytes:
-        start = self._at
-        if start + nbytes > len(self._data):
-            start = self._load(nbytes)
-        self._at = start + nbytes
-        return self._data[start : self._at]
-
-    def _load(self, nbytes: int) -> int:
-        """Read a piece that begins with the next bytes; return their position in it."""
-        self._check(nbytes)
-        rest = self._data[self._at :]
-        self._data = rest + self._file.read(max(nbytes, _PIECE) - len(rest))
-        if len(self._data) < nbytes:  # the file was cut since its size was asked for
+        self._pass(nbytes)
+        data = self._file.read(nbytes)
+        if len(data) < nbytes:  # the file was cut since its size was asked for
             raise ModelFileError("it is truncated")
-        self._piece_ends += len(self._data) - len(rest)
-        self._at = 0
-        return 0
-
-    def _check(self, nbytes: int) -> None:
-        if self._place + nbytes > self._size:
-            raise ModelFileError(f"it is truncated: its header needs more than its {grouped(self._size)} bytes")
-        if self._place + nbytes > _LARGEST_HEADER:
-            raise ModelFileError(f"its header has more than {grouped(_LARGEST_HEADER)} bytes")
+        return data
 
     def _skip(self, nbytes: int) -> None:
-        self._at += nbytes
-        if self._at > len(self._data):
-            nbytes = self._at - len(self._data)
-            self._at = len(self._data)
-            self._check(nbytes)
-            self._file.seek(nbytes, 1)
-            self._piece_ends += nbytes
-            self._data, self._at = b"", 0
+        self._pass(nbytes)
+        self._file.seek(nbytes, 1)
+
+    def _pass(self, nbytes: int) -> None:
+        """Move the position over the next bytes; raise ``ModelFileError`` if they are not in the header."""
+        self._check(nbytes)
+        self._position += nbytes
+
+    def _check(self, nbytes: int) -> None:
+        if self._position + nbytes > self._size:
+            raise ModelFileError(f"it is truncated: its header needs more than its {grouped(self._size)} bytes")
+        if self._position + nbytes > _LARGEST_HEADER:
+            raise ModelFileError(f"its header has more than {grouped(_LARGEST_HEADER)} bytes")
