@@ -56,7 +56,6 @@ from modelsummary._torch.distributed import (
     fake_store,
     functional_collectives,
     local_part,
-    strided_shard,
 )
 from modelsummary._torch.fsdp import (
     flat_shards,
@@ -200,7 +199,6 @@ __all__ = [
     "set_grad_enabled",
     "set_neg",
     "sleep_cycles",
-    "strided_shard",
     "swapped",
     "tensor_metadata",
     "top_saved_tensors_hooks",

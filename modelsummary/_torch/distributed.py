@@ -16,7 +16,6 @@ __all__ = [
     "fake_store",
     "functional_collectives",
     "local_part",
-    "strided_shard",
 ]
 
 
@@ -57,10 +56,3 @@ def all_to_all_single_autograd(sent: Any, arrives: list[int], leaves: list[int],
 def local_part(tensor: Any) -> Any:
     """Return the local tensor of a DTensor, not connected to its gradient; any other tensor unchanged."""
     return getattr(tensor, "_local_tensor", tensor)
-
-
-def strided_shard(dim: int, split_factor: int) -> Any:
-    """Return the placement of a dimension that is ``split_factor`` pieces, each cut into chunks."""
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    return _StridedShard(dim, split_factor=split_factor)

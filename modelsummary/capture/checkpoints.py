@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modelsummary.errors import InputError, close_to
 
-__all__ = ["apply_checkpoint", "segment_of"]
+__all__ = ["apply_checkpoint", "is_checkpointed", "segment_of"]
 
 
 def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
@@ -57,14 +57,19 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
         container, _ = segment_of(fqn)
         if container in segments and container in chosen:
             raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; pass only one of them")
-        forward = vars(modules[container]).get("forward")
-        if isinstance(forward, partial) and forward.func in (checkpoint, _in_segments):
+        if is_checkpointed(modules[container]):
             raise InputError(f"{fqn!r} is checkpointed already")
     for fqn in chosen:
         if fqn in modules:
             modules[fqn].forward = partial(checkpoint, modules[fqn].forward, use_reentrant=False)
     for container, parts in segments.items():
         modules[container].forward = partial(_in_segments, modules[container], parts)
+
+
+def is_checkpointed(module: nn.Module | None) -> bool:
+    """Return True if a module, or a segment of it, runs under activation checkpointing."""
+    forward = vars(module).get("forward") if module is not None else None
+    return isinstance(forward, partial) and forward.func in (checkpoint, _in_segments)
 
 
 _SEGMENT = re.compile(r"(?P<container>.*)\[(?P<first>\d+):(?P<end>\d+)\]")

@@ -1,25 +1,23 @@
-"""Apply a plan with torch's own functions: ``parallelize_module``, ``fully_shard``, checkpointing, pipeline stages."""
+"""Apply a plan: check the model, run the code of the plan on it, and give values to what was on meta."""
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from modelsummary import _torch
-from modelsummary.capture.checkpoints import apply_checkpoint
+from modelsummary.capture.checkpoints import is_checkpointed
 from modelsummary.capture.values import map_tensors
 from modelsummary.errors import InputError
 from modelsummary.operators.tensor_bytes import is_distributed
+from modelsummary.parallel.code import parallelize
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,9 +28,6 @@ __all__ = [
     "apply_plan",
     "check_unsharded",
     "clip_gradients",
-    "is_placement",
-    "meshes_of",
-    "replicating_mesh",
     "shard_module",
     "ties_of",
 ]
@@ -62,10 +57,10 @@ def apply_plan(
         if plan.dtype is not None:
             stages = _sending(stages, plan.dtype, rank)
         stage = stages.pipeline_stage(rank, device, group, checkpoint=values, init=init)
-        shard_module(plan, stage.submod, meshes_of(mesh))
+        shard_module(plan, stage.submod, mesh)
         return stage
     empty = {name: module for name, module in model.named_modules() if _is_empty(module)}
-    shard_module(plan, model, meshes_of(mesh))
+    shard_module(plan, model, mesh)
     if empty:
         _fill(model, empty, mesh, values, init)
     return model
@@ -118,51 +113,35 @@ def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
-    """Return the plan's meshes of tensor and expert parallelism and of FSDP, if it has them, and of all three."""
-    names = mesh.mesh_dim_names or ()
-    meshes = {"tensor": mesh["tensor"]} if "tensor" in names else {}
-    if "expert" in names:  # parameters may be sharded over both
-        meshes["expert"] = mesh["expert", "tensor"] if "tensor" in names else mesh["expert"]
-    if "shard" in names:
-        meshes["shard"] = mesh["data", "shard"] if "data" in names else mesh["shard"]
-        meshes["every"] = mesh[tuple(name for name in names if name != "pipeline")]
-    return meshes
+def shard_module(plan: ParallelPlan, module: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Shard a model, or a stage of it, in place.
 
-
-def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, DeviceMesh]) -> None:
-    """Shard a model, or a stage of it, in place: tensors, then experts, then checkpointing, then FSDP units."""
-    for attribute in plan.attributes:
-        owner = _find(module, attribute.fqn)
-        if owner is not None:
-            setattr(owner, attribute.name, attribute.local)
-    if "tensor" in meshes:
-        _apply_tensor_parallel(plan, module, meshes["tensor"])
-    if "expert" in meshes:
-        _parallelize(plan, module, "expert", meshes["expert"])
-    name = replicating_mesh(plan)
-    if name in meshes:
-        from torch.distributed.tensor.parallel import parallelize_module
-
-        parallelize_module(module, meshes[name], style_of("ReplicateParallel", {}))
-    if plan.averaged:
-        from torch.distributed.tensor.parallel import parallelize_module
-
-        parallelize_module(module, meshes["every"], style_of("AverageParallel", {"n_dims": meshes["shard"].ndim}))
-    apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
-    if "shard" in meshes:
-        _apply_fsdp(plan, module, meshes["shard"])
-
-
-def replicating_mesh(plan: ParallelPlan) -> str:
-    """Return the dimension of the mesh whose ranks hold the same other parameters; empty if there is none.
-
-    Of experts in a list, each rank of ``"expert"`` has its own.
+    Raises:
+        InputError: a module that the plan checkpoints is checkpointed already.
     """
-    if plan.tensor > 1:
-        return "tensor"
-    has_list = any(layer.style == "ExpertListParallel" for layer in plan.layers)
-    return "expert" if plan.expert > 1 and not has_list else ""
+    for fqn in plan.checkpoint:
+        if is_checkpointed(_find(module, fqn)):
+            raise InputError(f"{fqn!r} is checkpointed already")
+    parallelize(_of_stage(plan, module) if plan.pipeline > 1 else plan, module, mesh)
+
+
+def _of_stage(plan: ParallelPlan, stage: nn.Module) -> ParallelPlan:
+    """Return the part of a plan that a stage holds."""
+    parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
+    units = {unit: tuple(path for fqn in unit for path in _gathering(stage, fqn)) for unit in plan.units}
+    kept = [(unit, n_calls) for unit, n_calls in zip(plan.units, plan.unit_calls, strict=True) if units[unit]]
+    return replace(
+        plan,
+        layers=tuple(layer for layer in plan.layers if _find(stage, layer.fqn) is not None),
+        attributes=tuple(attribute for attribute in plan.attributes if _find(stage, attribute.fqn) is not None),
+        ties=tuple(map(tuple, ties_of(stage))),
+        checkpoint=tuple(fqn for fqn in plan.checkpoint if _find(stage, fqn) is not None),
+        units=tuple(units[unit] for unit, _ in kept),
+        unit_calls=tuple(n_calls for _, n_calls in kept),
+        last_unit=units.get(plan.last_unit, ()),
+        conditional=tuple(units[unit][0] for unit, _ in kept if unit[0] in plan.conditional),
+        frozen=tuple(name for name in plan.frozen if name in parameters),
+    )
 
 
 def check_unsharded(model: nn.Module) -> None:
@@ -246,61 +225,6 @@ def _find(module: nn.Module, fqn: str) -> nn.Module | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------- tensor parallel
-
-
-def _apply_tensor_parallel(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
-    frozen = [name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
-    ties = ties_of(model)
-    sharded = {layer.fqn for layer in plan.layers}
-    _parallelize(plan, model, "tensor", mesh)
-    for names in ties:
-        tie(model, sorted(names, key=lambda name: name.rpartition(".")[0] not in sharded))
-    for name in frozen:
-        model.get_parameter(name).requires_grad_(False)
-
-
-def _parallelize(plan: ParallelPlan, model: nn.Module, name: str, mesh: DeviceMesh) -> None:
-    """Shard the modules of a plan that are sharded over one dimension of the mesh."""
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    for layer in plan.layers:
-        module = _find(model, layer.fqn) if layer.mesh == name else None
-        if module is not None:
-            parallelize_module(module, mesh, style_of(layer.style, layer.options))
-
-
-def style_of(style: str, options: Mapping[str, Any]) -> Any:
-    """Return a style of torch, or of this package; layouts are written ``"Shard(1)"``."""
-    from torch.distributed.tensor import parallel
-
-    from modelsummary.parallel import styles
-
-    kind = getattr(styles if style in styles.__all__ else parallel, style)
-    return kind(**{name: _placement(value) for name, value in options.items()})
-
-
-def _placement(value: Any) -> Any:
-    """Return an option whose names of placements are replaced with placements."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    if isinstance(value, dict):
-        return {name: _placement(item) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_placement, value))
-    if not isinstance(value, str) or not is_placement(value):
-        return value
-    numbers = [int(digits) for digits in re.findall(r"-?\d+", value)]
-    if value == "Replicate()":
-        return Replicate()
-    return Shard(*numbers) if value.startswith("Shard") else _torch.strided_shard(*numbers)
-
-
-def is_placement(text: str) -> bool:
-    """Return True if an option names a placement, as ``"Shard(1)"`` does."""
-    return re.fullmatch(r"Replicate\(\)|_?(Strided)?Shard\([^()]*\)", text) is not None
-
-
 def ties_of(model: nn.Module) -> list[list[str]]:
     """Return the names of each parameter that has several."""
     names: dict[int, list[str]] = {}
@@ -317,52 +241,20 @@ def tie(model: nn.Module, names: list[str]) -> None:
         model.get_submodule(owner).register_parameter(attribute, parameter)
 
 
-# ---------------------------------------------------------------------------------------------------- FSDP
+def _gathering(stage: Any, fqn: str) -> Sequence[str]:
+    """Return the modules whose calls gather a unit: those inside of a module that the stage has opened.
 
-
-def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-
-    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": plan.reshard_after_forward}
-    if plan.dtype is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=plan.dtype, reduce_dtype=torch.float32)
-    if plan.offload:
-        options["offload_policy"] = CPUOffloadPolicy()
-    scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
-    if scalars:
-        options["ignored_params"] = scalars
-    called = set(plan.called_units)
-    wrapped: list[Any] = []
-    for unit in plan.units:
-        modules: list[Any] = [part for fqn in unit for part in _gathering(model, fqn)]
-        if modules:
-            # The backward begins with what is called behind the blocks, as it does with the root.
-            frees = plan.reshard_after_forward and unit != plan.last_unit
-            fully_shard(modules if len(modules) > 1 else modules[0], **{**options, "reshard_after_forward": frees})
-            if unit[0] in plan.conditional and hasattr(modules[0], "set_reduce_scatter_unused_params"):  # torch 2.13
-                modules[0].set_reduce_scatter_unused_params(True, recurse=False)
-            wrapped += modules[:1] if unit in called else []
-    fully_shard(model, **{**options, "reshard_after_forward": False})
-    for unit, following in pairwise(wrapped):
-        unit.set_modules_to_forward_prefetch([following])
-        following.set_modules_to_backward_prefetch([unit])
-
-
-def _gathering(model: nn.Module, fqn: str) -> list[nn.Module]:
-    """Return the modules whose calls gather a unit: those inside of a module that a stage has opened.
-
-    Empty if a stage does not hold the unit, or if calls of these modules do not use all its parameters: then the root
+    Empty if the stage does not hold the unit, or if calls of these modules do not use all its parameters: then the root
     gathers them.
     """
-    module, stage = _find(model, fqn), cast("Any", model)
+    module = _find(stage, fqn)
     if module is None:
-        return []
-    paths = stage.calls_inside(fqn) if hasattr(stage, "calls_inside") else None
+        return ()
+    paths: Sequence[str] | None = stage.calls_inside(fqn) if hasattr(stage, "calls_inside") else None
     if paths is None:
-        return [module]
-    parts = [model.get_submodule(path) for path in paths]
-    used = {parameter for part in parts for parameter in part.parameters()}
-    return parts if len(set(paths)) == len(paths) and used == set(module.parameters()) else []
+        return (fqn,)
+    used = {parameter for path in paths for parameter in stage.get_submodule(path).parameters()}
+    return paths if len(set(paths)) == len(paths) and used == set(module.parameters()) else ()
 
 
 # --------------------------------------------------------------------------------------------------- meta

@@ -1,20 +1,24 @@
-"""A plan as Python code that uses torch alone."""
+"""A plan as Python code that uses torch alone, which is also what ``ParallelPlan.apply`` runs."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelsummary import _torch
 from modelsummary.errors import InputError
-from modelsummary.parallel.applying import is_placement, replicating_mesh
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
     from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 
-__all__ = ["to_code"]
+__all__ = ["parallelize", "to_code"]
 
 
 # Styles of this package, and the function that they share; each comes after the ones that its source names.
@@ -48,14 +52,42 @@ def to_code(plan: ParallelPlan) -> str:
     """
     if plan.pipeline > 1:
         raise InputError("a plan with stages cannot be written as code; use plan.apply, or Stages.pipeline_stage")
+    return _module(plan, _own_sources(plan))
+
+
+def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Shard a model in place: run the code of a plan.
+
+    Args:
+        plan: the plan, which names only what the model has.
+        model: the model, or a stage of it.
+        mesh: of the plan; None if no dimension of it is sharded.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    from modelsummary.parallel import styles
+
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # of torch 2.13
+        plan = replace(plan, conditional=())
+    namespace: dict[str, Any] = {style: getattr(styles, style) for style in _OWN_STYLES}
+    exec(_module(plan, {}), namespace)
+    namespace["parallelize"](model, mesh)
+
+
+def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
+    """Return the module that a plan is.
+
+    Args:
+        sources: of styles that torch lacks, by their names.
+    """
     body = list(_body(plan))
     lines = [
         f'"""Parallelize {plan.model_class} over {plan.world_size} ranks."""',
         "",
-        *_imports(plan),
+        *_imports(plan, sources),
         "",
         "",
-        *(line for source in _own_sources(plan).values() for line in (source, "")),
+        *(line for source in sources.values() for line in (source, "")),
         "def make_mesh(device_type):",
         f"    return init_device_mesh(device_type, {tuple(plan.mesh_shape.values())!r}, "
         f"mesh_dim_names={tuple(plan.mesh_shape)!r})",
@@ -73,8 +105,7 @@ def to_code(plan: ParallelPlan) -> str:
     return "\n".join(lines)
 
 
-def _imports(plan: ParallelPlan) -> Iterator[str]:
-    sources = _own_sources(plan)
+def _imports(plan: ParallelPlan, sources: Mapping[str, str]) -> Iterator[str]:
     used = set().union(*map(_names_in, sources.values()))
     lines = [line for line, names in _IMPORTS.items() if used.intersection(names)]
     if plan.precision and "import torch" not in lines:
@@ -90,7 +121,7 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         names += ["MixedPrecisionPolicy"] if plan.precision else []
         names += ["CPUOffloadPolicy"] if plan.offload else []
         yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
-    if plan.layers or sources:
+    if plan.tensor > 1 or plan.expert > 1 or plan.averaged:
         placements = {name for layer in plan.layers for name in _placements(layer.options)}
         names = sorted((placements | used & _OF_TENSOR) - {"_StridedShard"})
         if names:
@@ -99,7 +130,7 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
             yield _torch.STRIDED_SHARD
         if sources:
             yield "from torch.distributed.tensor.parallel import ParallelStyle"
-        named = sorted({layer.style for layer in plan.layers}.difference(sources))
+        named = sorted({layer.style for layer in plan.layers}.difference(_OWN_STYLES))
         yield f"from torch.distributed.tensor.parallel import {', '.join([*named, 'parallelize_module'])}"
 
 
@@ -108,7 +139,7 @@ def _own_sources(plan: ParallelPlan) -> dict[str, str]:
     from modelsummary.parallel import styles
 
     used = {layer.style for layer in plan.layers}
-    used |= {"ReplicateParallel"} if replicating_mesh(plan) else set()
+    used |= {"ReplicateParallel"} if _replicating_mesh(plan) else set()
     used |= {"AverageParallel"} if plan.averaged else set()
     sources = {}
     for style in reversed(_OWN_STYLES):
@@ -146,7 +177,7 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
         yield "    model.get_parameter(name).requires_grad_(False)"
     if plan.expert > 1:
         yield from _parallelized(plan, "expert")
-    name = replicating_mesh(plan)
+    name = _replicating_mesh(plan)
     if name:
         yield f"parallelize_module(model, mesh[{name!r}], ReplicateParallel())"
     if plan.averaged:
@@ -204,7 +235,7 @@ def _call(layer: LayerPlan) -> str:
 
 def _written(value: Any) -> str:
     """Return an option as code: layouts as calls of their classes."""
-    if isinstance(value, str) and is_placement(value):
+    if isinstance(value, str) and _is_placement(value):
         return value
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name!r}: {_written(item)}' for name, item in value.items())}}}"
@@ -216,8 +247,24 @@ def _written(value: Any) -> str:
 
 def _placements(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        if is_placement(value):
+        if _is_placement(value):
             yield value.partition("(")[0]
     elif isinstance(value, (dict, tuple, list)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _placements(item)
+
+
+def _is_placement(text: str) -> bool:
+    """Return True if an option names a placement, as ``"Shard(1)"`` does; only these are written without quotes."""
+    return re.fullmatch(r"Replicate\(\)|Shard\(-?\d+\)|_StridedShard\(-?\d+, split_factor=\d+\)", text) is not None
+
+
+def _replicating_mesh(plan: ParallelPlan) -> str:
+    """Return the dimension of the mesh whose ranks hold the same other parameters; empty if there is none.
+
+    Of experts in a list, each rank of ``"expert"`` has its own.
+    """
+    if plan.tensor > 1:
+        return "tensor"
+    has_list = any(layer.style == "ExpertListParallel" for layer in plan.layers)
+    return "expert" if plan.expert > 1 and not has_list else ""

@@ -21,7 +21,7 @@ from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.predict import simulate_step, stage_actions
 from modelsummary.memory.rank_step import memory_of_schedule
 from modelsummary.memory.step_options import StepOptions, step_plan
-from modelsummary.parallel.applying import meshes_of, shard_module
+from modelsummary.parallel.applying import shard_module
 from modelsummary.parallel.fake_world import fake_world
 from modelsummary.parallel.rank_model import copied
 
@@ -174,7 +174,7 @@ def _sharded(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None) -
         return torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
 
     twin = copied(module, on_meta)
-    shard_module(plan, twin, _meshes(plan))
+    shard_module(plan, twin, _mesh(plan))
     return twin
 
 
@@ -183,14 +183,12 @@ def _call_of(crossing: Iterable[CrossingTensor]) -> CallArguments:
     return CallArguments(tuple(tensor.at(None) for tensor in crossing), {}, None)
 
 
-def _meshes(plan: ParallelPlan) -> dict[str, DeviceMesh]:
-    """Return the meshes over the ranks of one stage."""
+def _mesh(plan: ParallelPlan) -> DeviceMesh | None:
+    """Return the mesh over the ranks of one stage; None if there is one rank."""
     from torch.distributed.device_mesh import init_device_mesh
 
     sizes = {name: size for name, size in plan.mesh_shape.items() if name != "pipeline"}
-    if not sizes:
-        return {}
-    return meshes_of(init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes)))
+    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
 
 
 @contextmanager
