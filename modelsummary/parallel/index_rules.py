@@ -23,7 +23,7 @@ __all__ = ["begin_of", "indexed", "part_at", "selected"]
 def indexed(call: FunctionCall) -> Sharded | None:
     """Follow ``x[...]``, which must take the sharded dimension whole, or pieces of it; None if these are whole."""
     operand, layout = sharded_operand(call)
-    index = call.event.args[1]
+    index = call.args[1]
     parts = [index] if _is_lookup(index) or not isinstance(index, tuple) else list(index)
     tensors = {other.leaf: len(other.shape) for other in call.operands[1:] if other.layout is None and other.is_index}
     lookups = [part for part in parts if _is_lookup(part)]
@@ -115,7 +115,7 @@ def part_at(index: Any, ndim: int, dim: int) -> int | None:
 
 
 def _part(call: FunctionCall) -> str:
-    return f"{call.at} takes a part of the sharded dimension; equal parts of it work"
+    return f"{call.at} takes a part of {call.dimension}; equal parts of it work"
 
 
 def _is_lookup(index: Any) -> bool:

@@ -21,7 +21,7 @@ from modelsummary.parallel.prepared_inputs import (
     prepared_outputs,
 )
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.parallel.stream import Boundary, Stream
+from modelsummary.parallel.stream import Redistribution, Stream, results_of
 from modelsummary.record.events import Value, values_in
 
 __all__ = ["in_call_order", "layer_plans", "merged", "with_reduced_gradients"]
@@ -77,8 +77,8 @@ def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> 
     ]
     # A hook of a norm runs before the one that gathers its result.
     plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
-    plans += [_boundary_plan(derivation, boundary, is_entry=True) for boundary in stream.entries]
-    plans += [_boundary_plan(derivation, boundary, is_entry=False) for boundary in stream.exits]
+    redistributions = sorted(stream.redistributions, key=lambda redistribution: not redistribution.is_input)
+    plans += [_redistribution_plan(derivation, redistribution) for redistribution in redistributions]
     return in_call_order(derivation.calls, plans)
 
 
@@ -326,25 +326,21 @@ def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
     return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, 0)
 
 
-def _boundary_plan(derivation: Derivation, boundary: Boundary, *, is_entry: bool) -> LayerPlan:
+def _redistribution_plan(derivation: Derivation, redistribution: Redistribution) -> LayerPlan:
     """Return the plan of a module at whose boundary a tensor is gathered or cut."""
-    events = [event for event in derivation.calls.record.root.walk() if event.is_module and event.fqn == boundary.fqn]
-    chunk = _CHUNK.format(boundary.layout.dim)
-    before, after = (chunk, _WHOLE) if boundary.gathers else (_WHOLE, chunk)
-    position, kind = boundary.position, "input" if is_entry else "output"
-    if isinstance(position, str):
-        count, values = 0, [event.kwargs[position] for event in events]
-    else:
-        crossing = [event.args if is_entry else event.result for event in events]
-        parts = [part if isinstance(part, tuple) else (part,) for part in crossing]
-        count, values = len(parts[0]), [part[position] for part in parts]
+    fqn, is_input, position, layout, gathers = redistribution
+    events = [event for event in derivation.calls.record.root.walk() if event.is_module and event.fqn == fqn]
+    values = [redistribution.tensor(event) for event in events]
+    count = 0 if isinstance(position, str) else len(events[0].args if is_input else results_of(events[0]))
+    chunk = _CHUNK.format(layout.dim)
+    before, after = (chunk, _WHOLE) if gathers else (_WHOLE, chunk)
+    kind, style = ("input", "PrepareModuleInput") if is_input else ("output", "PrepareModuleOutput")
     options = _prepare_options(kind, position, count, before, after, is_local=True)
-    if boundary.gathers:
+    if gathers:
         collectives = _collectives("all_gather", "forward", values)
     else:
         collectives = _collectives("all_gather", "backward", [value for value in values if value.requires_grad])
-    style = "PrepareModuleInput" if is_entry else "PrepareModuleOutput"
-    return LayerPlan(boundary.fqn, style, options, kind, {}, 0, collectives)
+    return LayerPlan(fqn, style, options, kind, {}, 0, collectives)
 
 
 def _prepare_options(

@@ -8,7 +8,7 @@ layout of a function's results from the layouts of its operands.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from modelsummary.capture.templates import Attribute, leaves_of
 from modelsummary.record.events import Event, Value
 
 __all__ = [
+    "PARTIAL",
     "Blocked",
     "FunctionCall",
     "Needs",
@@ -66,6 +67,9 @@ class Sharded(NamedTuple):
         return self.outer == 1 and not self.pieces
 
 
+PARTIAL = Sharded(-1)  # the ranks' tensors sum up to the value
+
+
 class Blocked(Exception):
     """A sharded value cannot pass here; the message says why."""
 
@@ -86,11 +90,11 @@ class Pieces(Blocked):
         self.value, self.sizes = value, sizes
 
 
-class Needs(Exception):
+class Needs(Blocked):
     """Another operand has to be sharded as well, with this layout."""
 
     def __init__(self, value: Value | Attribute, layout: Sharded) -> None:
-        super().__init__(f"{value} has to be sharded, too")
+        super().__init__("a whole tensor meets a sharded one; one that is sharded, too, works")
         self.value, self.layout = value, layout
 
 
@@ -104,6 +108,7 @@ class Operand:
         layout: None if it is replicated.
         needs_grad: a gradient flows into it.
         is_index: it holds integers.
+        is_zeros: a function made it of zeros.
     """
 
     leaf: Any
@@ -111,42 +116,54 @@ class Operand:
     layout: Sharded | None
     needs_grad: bool
     is_index: bool = False
+    is_zeros: bool = False
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if each rank has a chunk of it."""
+        return self.layout is not None and self.layout != PARTIAL
 
 
 class FunctionCall:
-    """A function event with what is known of its operands.
+    """A function, or the function that a layer calls, with what is known of its operands.
 
     Args:
         operand: makes the operand of a leaf that is a tensor; None for other leaves.
+        layer: name of the function that a layer calls, and what it gives it besides tensors; for functions None.
+        sharded: names of a tensor that is sharded, and of its dimension, for messages.
 
     Attributes:
+        name, args, kwargs: of the function.
         sizes: extents of sharded dimensions that have to divide by the number of ranks; rules add to it.
         reduced: replicated tensors that may meet sharded ones here: something else reduces their gradients.
+        sums: the results of the ranks may sum up to the result.
+        tensor, dimension: names of what is sharded, for messages.
     """
 
     def __init__(
-        self, event: Event, operand: Callable[[Any], Operand | None], sizes: set[int], reduced: Collection[Any] = ()
+        self,
+        event: Event,
+        operand: Callable[[Any], Operand | None],
+        reduced: Collection[Any] = (),
+        *,
+        layer: tuple[str, Mapping[str, Any]] | None = None,
+        sums: bool = False,
+        sharded: tuple[str, str] = ("sharded tensor", "the sharded dimension"),
     ) -> None:
-        self.event, self._operand, self.sizes, self.reduced = event, operand, sizes, reduced
+        self.event, self._operand, self.reduced, self.sums = event, operand, reduced, sums
+        self.tensor, self.dimension = sharded
+        name, options = (event.name, {}) if layer is None else layer
+        self.name, self.args, self.kwargs = name, event.args, {**event.kwargs, **options}
+        self.at = event.fqn if event.is_module else f"{name}() in {event.fqn or 'the model'}"
+        self.sizes: set[int] = set()
         self.operands = [
             tensor for leaf in leaves_of((event.args, event.kwargs)) if (tensor := operand(leaf)) is not None
         ]
 
     @property
-    def name(self) -> str:
-        """Short name of the function."""
-        assert self.event.function is not None
-        return self.event.function.short_name
-
-    @property
-    def at(self) -> str:
-        """Name of the function and of the module that calls it, as a message begins."""
-        return f"{self.name}() in {self.event.fqn or 'the model'}"
-
-    @property
     def along(self) -> str:
         """Message about a function that works along the sharded dimension."""
-        return f"{self.at} works along the sharded dimension; along another dimension it can be split"
+        return f"{self.at} works along {self.dimension}; along another dimension it can be split"
 
     @property
     def differ(self) -> str:
@@ -155,10 +172,10 @@ class FunctionCall:
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return the template of an argument, by position, by name, or by the name that NumPy gives it."""
-        if len(self.event.args) > position:
-            return self.event.args[position]
+        if len(self.args) > position:
+            return self.args[position]
         names = (name, *_NUMPY_NAMES.get(name, ()))
-        return next((self.event.kwargs[alias] for alias in names if alias in self.event.kwargs), default)
+        return next((self.kwargs[alias] for alias in names if alias in self.kwargs), default)
 
     def operand(self, position: int, name: str = "input") -> Operand:
         """Return the operand that an argument is. Raises ``Blocked`` if it is not a tensor."""

@@ -285,10 +285,11 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
             on_entry(fqn, 0, dim, gathers=True)
     for fqn, dim in stream.scattered.items():
         on_exit(fqn, 0, dim, gathers=False)
-    for boundary in stream.entries:
-        on_entry(boundary.fqn, boundary.position, boundary.layout.dim, gathers=boundary.gathers)
-    for boundary in stream.exits:
-        on_exit(boundary.fqn, int(boundary.position), boundary.layout.dim, gathers=boundary.gathers)
+    for fqn, is_input, at, layout, gathers in stream.redistributions:
+        if is_input:
+            on_entry(fqn, at, layout.dim, gathers=gathers)
+        else:
+            on_exit(fqn, int(at), layout.dim, gathers=gathers)
 
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:

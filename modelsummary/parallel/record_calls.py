@@ -14,12 +14,12 @@ from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, ObjectState
 from modelsummary.parallel.layouts import Blocked, Operand, Sharded
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
-from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
+from modelsummary.parallel.rules import ELEMENTWISE, ELEMENTWISE_LAYERS, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import TraceRules, is_layer
 
-__all__ = ["ELEMENTWISE_LAYERS", "RULES", "Calls"]
+__all__ = ["RULES", "Calls"]
 
 # nn.TransformerEncoderLayer is opened, too: its MLP can be split.
 RULES = TraceRules(
@@ -27,13 +27,6 @@ RULES = TraceRules(
     opens_checkpoints=True,
     follows_kept=True,
 )
-
-
-ELEMENTWISE_LAYERS = (
-    nn.Dropout, nn.Dropout1d, nn.Identity, nn.GELU, nn.ReLU, nn.ReLU6, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.ELU,
-    nn.SELU, nn.CELU, nn.LeakyReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink,
-    nn.LogSigmoid, nn.Threshold, nn.Hardshrink, nn.Softshrink, nn.AlphaDropout,
-)  # fmt: skip
 
 
 class Calls:
@@ -176,15 +169,14 @@ class Calls:
             return tensor if isinstance(tensor, Tensor) else None
         return leaf if isinstance(leaf, (Value, Tensor)) else None
 
-    def operand(self, leaf: Any, layout_of: Callable[[Value], Sharded | None]) -> Operand | None:
+    def operand(self, leaf: Any, layout_of: Callable[[Any], Sharded | None]) -> Operand | None:
         """Return a tensor of a template as an operand; None for anything else."""
         shape = self.shape_of(leaf)
         if shape is None:
             return None
         tensor = self.tensor_of(leaf)
         is_index = tensor is not None and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
-        layout = layout_of(leaf) if isinstance(leaf, Value) else None
-        return Operand(leaf, shape, layout, self.needs_grad(leaf), is_index)
+        return Operand(leaf, shape, layout_of(leaf), self.needs_grad(leaf), is_index, self.is_zeros(leaf))
 
     def needs_grad(self, leaf: Any) -> bool:
         """Return True if a gradient flows into a tensor."""

@@ -10,27 +10,24 @@ import math
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
-
-from torch import nn
 
 from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import (
     Blocked,
     FunctionCall,
     Needs,
-    Operand,
     Pieces,
     Section,
     Sharded,
     Shares,
     in_pieces,
 )
-from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
-from modelsummary.parallel.rules import layouts_after
+from modelsummary.parallel.propagation import Propagation, first_complete, sole_input
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.shared import Shared, add_part, find_shared
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
@@ -88,6 +85,25 @@ class Region:
         return owners
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Start conditions of a region.
+
+    Attributes:
+        columns: FQNs of the layers at whose results it begins.
+        constants: tensors of equal elements that are made smaller.
+        parameters: FQN of a parameter that functions take -> its layout.
+        shared: tensors that all heads share.
+        pieces: FQN of a layer -> pieces that its columns are.
+    """
+
+    columns: tuple[str, ...]
+    constants: Mapping[Value, Sharded] = field(default_factory=dict)
+    parameters: Mapping[str, Sharded] = field(default_factory=dict)
+    shared: tuple[Shared, ...] = ()
+    pieces: Mapping[str, list[Section]] = field(default_factory=dict)
+
+
 def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = False) -> Region:
     """Return the region that begins at a layer; ``blocked`` says why it does not work.
 
@@ -95,56 +111,9 @@ def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = F
         taken: FQNs of layers that belong to other regions.
         shares: heads may share a replicated tensor, whose gradient is summed; else the layer before it joins.
     """
-    seeds: list[str] = [first]
-    constants: dict[Value, Sharded] = {}
-    parameters: dict[str, Sharded] = {}
-    shared: list[Shared] = []
-    pieces: dict[str, list[Section]] = {}
-    while True:
-        attempt = _Attempt(calls, seeds, taken, constants, parameters, shared)
-        attempt.region.pieces = pieces
-        try:
-            attempt.run()
-        except Pieces as apart:
-            cut = attempt.cut_at(apart)
-            if cut:
-                pieces = pieces | cut
-                continue
-            attempt.region.blocked = str(apart)
-        except (Needs, Shares) as needs:
-            other = None
-            if shares and isinstance(needs.value, Value):
-                other = find_shared(calls, needs.value, attempt.whole_parts)
-            if other is not None and other.values - set().union(*(tensor.values for tensor in shared)):
-                shared, constants = [*shared, other], constants | other.expanded
-                continue
-            if isinstance(needs, Shares):
-                attempt.region.blocked = str(needs)
-                return attempt.region
-            more = [fqn for fqn in _sources(calls, needs.value) if fqn not in seeds]
-            equal = {} if more else _constant(calls, needs)
-            if (more or equal.keys() - constants.keys()) and not any(fqn in taken for fqn in more):
-                # The heads share no result of a layer whose columns are split among them.
-                split = [tensor for tensor in shared if tensor.parts.keys() & set(more)]
-                shared = [tensor for tensor in shared if tensor not in split]
-                copied = {value for tensor in split for value in tensor.expanded}
-                constants = {value: layout for value, layout in constants.items() if value not in copied}
-                seeds, constants = [*seeds, *more], constants | equal
-                continue
-            layouts = {} if more else _parameter(calls, needs)
-            if layouts.keys() - parameters.keys():
-                parameters |= layouts
-                continue
-            attempt.region.blocked = (
-                f"a whole tensor meets a sharded one in {attempt.at}; one that a linear layer makes can be split, too"
-            )
-        except Blocked as blocked:
-            attempt.region.blocked = str(blocked)
-        whole = _with_whole_pieces(pieces) if shares and attempt.region.blocked else pieces
-        if whole != pieces:  # all heads may share the smallest ones
-            pieces = whole
-            continue
-        return attempt.region
+    last = first_complete(_Columns(calls, _Start((first,)), taken, shares=shares))
+    last.region.blocked = "" if last.refused is None else str(last.refused)
+    return last.region
 
 
 def _with_whole_pieces(pieces: Mapping[str, Sequence[Section]]) -> dict[str, list[Section]]:
@@ -157,6 +126,227 @@ def _with_whole_pieces(pieces: Mapping[str, Sequence[Section]]) -> dict[str, lis
         if any(piece.is_whole for piece in sections):
             marked[fqn] = list(sections)
     return marked
+
+
+class _Columns(Propagation):
+    """Shards of the results of column-parallel layers, up to row-parallel layers."""
+
+    def __init__(self, calls: Calls, start: _Start, taken: Mapping[str, Any], *, shares: bool) -> None:
+        chunks = {Attribute(fqn): layout for fqn, layout in start.parameters.items()}
+        super().__init__(calls, {**chunks, **start.constants})
+        self._start, self._taken, self._shares = start, taken, shares
+        self.functions = [calls.maker[value] for value in start.constants]
+        self.region = Region(list(start.columns), dict(start.parameters), pieces=dict(start.pieces))
+        self._reduced: set[Any] = set().union(*(tensor.values for tensor in start.shared))
+        for tensor in start.shared:
+            for fqn, parts in tensor.parts.items():
+                for part in parts:
+                    add_part(self.region.parts, fqn, *part)
+            self.functions += [event for event in tensor.events if event not in self.functions]
+        self._n_sharded: Counter[str] = Counter()  # calls of rows and norms that take what is sharded
+        self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
+        self._columns: dict[Value, tuple[str, int, int]] = {}  # columns of a layer that a value has
+        self._whole_parts: set[Value] = set()  # what functions take of pieces that are whole on each rank
+
+    # ------------------------------------------------------------------------------------------- begin and end
+
+    def run(self) -> None:
+        """Fill the region. Raises ``Blocked``."""
+        calls, region = self.calls, self.region
+        region.functions, region.sizes = self.functions, self.sizes
+        positions = [position for fqn in region.columns for position in calls.places[fqn]]
+        positions += [calls.position[event] for event in self.functions]
+        if region.parameters:
+            taken = [
+                (position, attributes_in((event.args, event.kwargs))) for position, event in enumerate(calls.events)
+            ]
+            positions += [
+                position for position, attributes in taken if any(at.fqn in region.parameters for at in attributes)
+            ]
+        until = max([*positions, *(calls.last_use.get(value, 0) for value in self._start.constants)])
+        try:
+            self.follow(min(positions), len(calls.events), until)
+        finally:
+            region.layouts = {leaf: layout for leaf, layout in self.placements.items() if isinstance(leaf, Value)}
+        self.check_results(calls.returned)
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        """Check what only the whole forward shows. Raises ``Blocked``."""
+        for fqn, times in self._n_sharded.items():
+            if times != self.calls.n_calls[fqn]:
+                raise Blocked(
+                    f"{fqn} takes sharded tensors in {times} of its {self.calls.n_calls[fqn]} calls; all of them must"
+                )
+        both = next((fqn for fqn in self.region.norms if fqn in self.region.owners), None)
+        if both is not None:
+            raise Blocked(f"parameters of {both} are sharded and whole in one call; a norm with one of the two works")
+        if not all(tensor.is_alone(self.calls, self.region.functions) for tensor in self._start.shared):
+            raise Blocked(
+                "a tensor that all heads share goes elsewhere, too; one that only the heads take can be split"
+            )
+        if not self.region.rows:
+            raise Blocked(
+                "no linear layer takes the result; it can be split if one does, after elementwise functions and views"
+            )
+
+    def begins_or_ends(self, event: Event) -> bool:
+        """Begin at the columns, and end at linear layers that are split by rows."""
+        if event.is_module and event.fqn in self.region.columns:
+            self._begin(event)
+            return True
+        if self.calls.is_linear(event) and self.sharded(event):
+            self._end(event)
+            return True
+        return False
+
+    def _begin(self, event: Event) -> None:
+        self.calls.check_hooks(event)
+        if self.placement(sole_input(event)) is not None:
+            raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
+        (result,) = values_in(event.result)
+        width, dim = result.shape[-1], len(result.shape) - 1
+        pieces = self.region.pieces.get(event.fqn, [Section(width)])
+        layout = in_pieces(dim, pieces)
+        assert layout is not None
+        self.sizes |= {size for size, is_whole in pieces if not is_whole}
+        if layout.pieces:
+            self.sizes.add(width)  # the rows of the weight are chunks, from which each rank gets those it needs
+        self._pieces[result] = math.gcd(*(piece.size for piece in pieces))
+        self._columns[result] = (event.fqn, 0, width)
+        self.place(result, layout)
+
+    def _end(self, event: Event) -> None:
+        self.calls.check_hooks(event)
+        value = sole_input(event)
+        if self.placement(value) != Sharded(len(value.shape) - 1):
+            raise Blocked(f"{event.fqn} takes a tensor that is sharded along tokens or heads; features can be split")
+        if event.fqn in self._taken or len(value.shape) < 2:
+            raise Blocked(f"{event.fqn} also takes the result of layers that are split apart; one source works")
+        self.region.rows[event.fqn] = None
+        self._n_sharded[event.fqn] += 1
+
+    def takes_norm(self, event: Event, placement: Sharded) -> bool:  # noqa: ARG002
+        """Return True for one chunk of a dimension, which torch's style for norms takes."""
+        return placement.is_plain
+
+    def add_norm(self, event: Event, placement: Sharded) -> None:
+        """Note a norm with parameters. Raises ``Blocked``."""
+        self._n_sharded[event.fqn] += 1
+        if self.region.norms.setdefault(event.fqn, placement.dim) != placement.dim or event.fqn in self._taken:
+            raise Blocked(
+                f"{event.fqn} takes tensors that are sharded along different dimensions; equal dimensions work"
+            )
+
+    # --------------------------------------------------------------------------------------------- what is noted
+
+    def call_of(self, event: Event, reduced: Collection[Any] = ()) -> FunctionCall:
+        """Return a call; the gradients of shared tensors are summed."""
+        return super().call_of(event, {*reduced, *self._reduced} if self._reduced else reduced)
+
+    def give(self, call: FunctionCall, placements: Sequence[Sharded | None]) -> None:
+        """Give the results of a call their placements, and note the heads. Raises ``Blocked``."""
+        super().give(call, placements)
+        event, results = call.event, values_in(call.event.result)
+        before = {self._pieces[value] for value in values_in((event.args, event.kwargs)) if value in self._pieces}
+        if len(before) > 1 and min(before) < self.region.groups[0]:
+            self.region.groups = (min(before), max(before))
+        if before or call.sizes:
+            self._pieces.update(dict.fromkeys(results, math.gcd(*before, *call.sizes)))
+        self._whole_parts.update(
+            value for value, placement in zip(results, placements, strict=True) if placement is None
+        )
+        self._follow_columns(event, results)
+        if any(event.writes):
+            for written in attributes_in(event.result):
+                raise Blocked(f"{call.at} writes a sharded tensor into {written.fqn}; a new tensor works")
+
+    def _follow_columns(self, event: Event, results: Sequence[Value]) -> None:
+        """Note which columns of a layer the results have, if a function takes columns of one layer."""
+        taken = [value for value in values_in((event.args, event.kwargs)) if value in self._columns]
+        if len({self._columns[value] for value in taken}) != 1:
+            return
+        fqn, start, stop = self._columns[taken[0]]
+        shape, dim = taken[0].shape, self.placements[taken[0]].dim
+        is_split = len(results) > 1 and sum(result.shape[dim] for result in results) == shape[dim]
+        unit = (stop - start) // shape[dim]
+        for result in results:
+            end = start + unit * result.shape[dim] if is_split else stop
+            if result in self.placements and (is_split or math.prod(result.shape) == math.prod(shape)):
+                self._columns[result] = (fqn, start, end)
+            start = end if is_split else start
+
+    # ---------------------------------------------------------------------------------- other start conditions
+
+    def others(self, refused: Blocked) -> Iterator[_Columns]:
+        """Yield the propagation from wider start conditions, which make a placement that a refusal asks for."""
+        start = self._wider(refused)
+        if start is None and isinstance(refused, Needs):
+            at = "the model" if self.event is None else f"{self.event.name} of {self.event.fqn or 'the model'}"
+            self.refused = Blocked(
+                f"a whole tensor meets a sharded one in {at}; one that a linear layer makes can be split, too"
+            )
+        if start is None and self._shares and not isinstance(refused, Shares):
+            whole = _with_whole_pieces(self._start.pieces)  # all heads may share the smallest ones
+            start = None if whole == self._start.pieces else replace(self._start, pieces=whole)
+        if start is not None:
+            yield _Columns(self.calls, start, self._taken, shares=self._shares)
+
+    def _wider(self, refused: Blocked) -> _Start | None:
+        start, calls = self._start, self.calls
+        if isinstance(refused, Pieces):
+            cut = self._cut_at(refused)
+            return replace(start, pieces={**start.pieces, **cut}) if cut else None
+        if not isinstance(refused, (Needs, Shares)):
+            return None
+        value = refused.value
+        if self._shares and isinstance(value, Value):
+            other = find_shared(calls, value, self._whole_parts)
+            if other is not None and other.values - self._reduced:
+                return replace(start, shared=(*start.shared, other), constants={**start.constants, **other.expanded})
+        if isinstance(refused, Shares):
+            return None
+        more = [fqn for fqn in _sources(calls, value) if fqn not in start.columns]
+        if any(fqn in self._taken for fqn in more):
+            return None
+        if more:
+            # The heads share no result of a layer whose columns are split among them.
+            split = [tensor for tensor in start.shared if tensor.parts.keys() & set(more)]
+            copied = {copy for tensor in split for copy in tensor.expanded}
+            return replace(
+                start,
+                columns=(*start.columns, *more),
+                shared=tuple(tensor for tensor in start.shared if tensor not in split),
+                constants={copy: layout for copy, layout in start.constants.items() if copy not in copied},
+            )
+        constants = _constant(calls, refused)
+        if constants.keys() - start.constants.keys():
+            return replace(start, constants={**start.constants, **constants})
+        parameters = _parameter(calls, refused)
+        if parameters.keys() - start.parameters.keys():
+            return replace(start, parameters={**start.parameters, **parameters})
+        return None
+
+    def _cut_at(self, apart: Pieces) -> dict[str, list[Section]]:
+        """Return the pieces of the layers from which a value comes, cut where a function takes it apart.
+
+        Empty if no layer can be cut there, or all are already.
+        """
+        total = sum(apart.sizes)
+        borders = [*accumulate(apart.sizes)]
+        sources = [(fqn, 0, self.calls.features(fqn)) for fqn in _sources(self.calls, apart.value)]
+        cut: dict[str, list[Section]] = {}
+        for fqn, start, stop in [self._columns[apart.value]] if apart.value in self._columns else sources:
+            if fqn not in self.region.columns or fqn not in self.calls.linears or (stop - start) % total:
+                return {}
+            unit, features = (stop - start) // total, self.calls.features(fqn)
+            before = self.region.pieces.get(fqn, [Section(features)])
+            ends = [*accumulate(piece.size for piece in before)]
+            cuts = sorted({0, start, *ends, *(start + unit * border for border in borders)})
+            cut[fqn] = [
+                Section(end - begin, before[bisect_right(ends, begin)].is_whole) for begin, end in pairwise(cuts)
+            ]
+        return cut if any(sections != self.region.pieces.get(fqn) for fqn, sections in cut.items()) else {}
 
 
 def _sources(calls: Calls, leaf: Value | Attribute) -> list[str]:
@@ -179,279 +369,3 @@ def _parameter(calls: Calls, needs: Needs) -> dict[str, Sharded]:
     sizes = calls.parameters[fqn].shape
     dims = [dim for dim, size in enumerate(sizes) if shape is not None and size == shape[needs.layout.dim]]
     return {fqn: Sharded(dims[0])} if len(dims) == 1 else {}
-
-
-class _Attempt:
-    """Follows the shards from some layers on."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        seeds: Sequence[str],
-        taken: Mapping[str, Any],
-        constants: Mapping[Value, Sharded],
-        parameters: Mapping[str, Sharded],
-        shared: Sequence[Shared],
-    ) -> None:
-        self._calls, self._taken = calls, taken
-        makers = [calls.maker[value] for value in constants]
-        self.region = Region(list(seeds), dict(parameters), layouts=dict(constants), functions=makers)
-        self._shared = shared
-        self._reduced: set[Any] = set().union(*(tensor.values for tensor in shared))
-        for tensor in shared:
-            for fqn, parts in tensor.parts.items():
-                for part in parts:
-                    add_part(self.region.parts, fqn, *part)
-            self.region.functions += [event for event in tensor.events if event not in makers]
-        self.event: Event | None = None
-        self._sharded_calls: Counter[str] = Counter()  # of rows and norms
-        self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
-        self._columns: dict[Value, tuple[str, int, int]] = {}  # columns of a layer that a value has
-        self.whole_parts: set[Value] = set()  # what functions take of pieces that are whole on each rank
-
-    @property
-    def at(self) -> str:
-        """Name of the event at hand."""
-        return f"{self.event.name} of {self.event.fqn or 'the model'}" if self.event is not None else "the model"
-
-    def run(self) -> None:
-        """Fill the region. Raises ``Blocked`` or ``Needs``."""
-        events, layouts = self._calls.events, self.region.layouts
-        position = min(self._calls.places[fqn][0] for fqn in self.region.columns)
-        until = max(self._calls.places[fqn][-1] for fqn in self.region.columns)
-        until = max([until, *(self._calls.last_use.get(value, 0) for value in layouts)])
-        uses = (
-            [position for position, event in enumerate(events) if self._takes_parameter(event)]
-            if self.region.parameters
-            else []
-        )
-        uses += [self._calls.position[event] for event in self.region.functions]
-        position, until = min([position, *uses]), max([until, *uses])
-        while position < len(events) and position <= until:
-            event = self.event = events[position]
-            if event.is_module and event.fqn in self.region.columns:
-                self._column(event)
-            elif position in self._calls.norms and self._as_norm(*self._calls.norms[position], position):
-                position = self._calls.norms[position][1] - 1
-            elif self._takes_parameter(event) or any(
-                value in layouts for value in values_in((event.args, event.kwargs))
-            ):
-                self._layer(event) if event.is_module else self._function(event)
-            for value in values_in(events[position].result):
-                if value in layouts:
-                    until = max(until, self._calls.last_use.get(value, 0))
-            position += 1
-        kept = next((value for value in self._calls.kept if value in layouts), None)
-        if kept is not None:
-            maker = self._calls.maker[kept]
-            raise Blocked(
-                f"an attribute or a hook keeps the result of {maker.name} in {maker.fqn or 'the model'}, which would "
-                "be sharded; a tensor that nothing keeps can be split"
-            )
-        if until >= len(events):
-            raise Blocked(
-                "the model would return a sharded tensor; a layer whose result only linear layers take can be split"
-            )
-        self._check_calls()
-
-    def _check_calls(self) -> None:
-        """Check what only the whole forward shows. Raises ``Blocked``."""
-        for fqn, times in self._sharded_calls.items():
-            if times != self._calls.n_calls[fqn]:
-                raise Blocked(
-                    f"{fqn} takes sharded tensors in {times} of its {self._calls.n_calls[fqn]} calls; all of them must"
-                )
-        both = next((fqn for fqn in self.region.norms if fqn in self.region.owners), None)
-        if both is not None:
-            raise Blocked(f"parameters of {both} are sharded and whole in one call; a norm with one of the two works")
-        if not all(tensor.is_alone(self._calls, self.region.functions) for tensor in self._shared):
-            raise Blocked(
-                "a tensor that all heads share goes elsewhere, too; one that only the heads take can be split"
-            )
-        if not self.region.rows:
-            raise Blocked(
-                "no linear layer takes the result; it can be split if one does, after elementwise functions and views"
-            )
-
-    def _takes_parameter(self, event: Event) -> bool:
-        parameters = self.region.parameters
-        return bool(parameters) and any(
-            attribute.fqn in parameters for attribute in attributes_in((event.args, event.kwargs))
-        )
-
-    def _column(self, event: Event) -> None:
-        self._calls.check_hooks(event)
-        value = _sole_input(event)
-        if value in self.region.layouts:
-            raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
-        (result,) = values_in(event.result)
-        width, dim = result.shape[-1], len(result.shape) - 1
-        pieces = self.region.pieces.get(event.fqn, [Section(width)])
-        layout = in_pieces(dim, pieces)
-        assert layout is not None
-        self.region.sizes |= {size for size, is_whole in pieces if not is_whole}
-        if layout.pieces:
-            self.region.sizes.add(width)  # the rows of the weight are chunks, from which each rank gets those it needs
-        self._pieces[result] = math.gcd(*(piece.size for piece in pieces))
-        self._columns[result] = (event.fqn, 0, width)
-        self.region.layouts[result] = layout
-
-    def _layer(self, event: Event) -> None:
-        """Add a layer that stays in one piece."""
-        self._calls.check_hooks(event)
-        module = self._calls.modules[event.fqn]
-        value = _sole_input(event)
-        layout = self.region.layouts[value]
-        results = values_in(event.result)
-        if self._calls.is_linear(event):
-            if layout != Sharded(len(value.shape) - 1):
-                raise Blocked(
-                    f"{event.fqn} takes a tensor that is sharded along tokens or heads; features can be split"
-                )
-            if event.fqn in self._taken or len(value.shape) < 2:
-                raise Blocked(f"{event.fqn} also takes the result of layers that are split apart; one source works")
-            self.region.rows[event.fqn] = None
-            self._sharded_calls[event.fqn] += 1
-        elif isinstance(module, ELEMENTWISE_LAYERS):
-            self._pass_on(value, results)
-        elif isinstance(module, nn.GLU):
-            self._gated(event, module, value, results)
-        elif isinstance(module, (nn.Softmax, nn.LogSoftmax)) and type(module.dim) is int:
-            if layout.dim == module.dim % len(value.shape):
-                raise Blocked(f"{event.fqn} works along the sharded dimension; along another dimension it can be split")
-            self._pass_on(value, results)
-        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-            if layout.dim >= len(value.shape) - len(module.normalized_shape) or not layout.is_plain:
-                raise Blocked(f"{event.fqn} works along the sharded dimension; along another dimension it can be split")
-            if any(True for _ in module.parameters()):
-                self._add_norm(event.fqn, layout.dim)
-            self._pass_on(value, results)
-        else:
-            raise Blocked(f"{event.fqn} ({type(module).__name__}) takes no sharded tensor; elementwise layers do")
-
-    def _gated(self, event: Event, module: nn.GLU, value: Value, results: Sequence[Value]) -> None:
-        """Follow ``nn.GLU``, which takes the two halves of a dimension."""
-        layout = self.region.layouts[value]
-        if layout.dim == module.dim % len(value.shape):
-            if layout.outer != 2:
-                message = f"{event.fqn} works along the sharded dimension; along another dimension it can be split"
-                raise Pieces(message, value, (1, 1))
-            layout = layout._replace(outer=1)
-        self.region.layouts.update(dict.fromkeys(results, layout))
-
-    def cut_at(self, apart: Pieces) -> dict[str, list[Section]]:
-        """Return the pieces of the layers from which a value comes, cut where a function takes it apart.
-
-        Empty if no layer can be cut there, or all are already.
-        """
-        total = sum(apart.sizes)
-        borders = [*accumulate(apart.sizes)]
-        sources = [(fqn, 0, self._calls.features(fqn)) for fqn in _sources(self._calls, apart.value)]
-        cut: dict[str, list[Section]] = {}
-        for fqn, start, stop in [self._columns[apart.value]] if apart.value in self._columns else sources:
-            if fqn not in self.region.columns or fqn not in self._calls.linears or (stop - start) % total:
-                return {}
-            unit, features = (stop - start) // total, self._calls.features(fqn)
-            before = self.region.pieces.get(fqn, [Section(features)])
-            ends = [*accumulate(piece.size for piece in before)]
-            cuts = sorted({0, start, *ends, *(start + unit * border for border in borders)})
-            cut[fqn] = [
-                Section(end - begin, before[bisect_right(ends, begin)].is_whole) for begin, end in pairwise(cuts)
-            ]
-        return cut if any(sections != self.region.pieces.get(fqn) for fqn, sections in cut.items()) else {}
-
-    def _pass_on(self, value: Value, results: Sequence[Value]) -> None:
-        """Give the results the layout of the layer's input."""
-        self.region.layouts.update(dict.fromkeys(results, self.region.layouts[value]))
-        for result in results:
-            if value in self._pieces:
-                self._pieces[result] = self._pieces[value]
-            if value in self._columns:
-                self._columns[result] = self._columns[value]
-
-    def _add_norm(self, fqn: str, dim: int) -> None:
-        self._sharded_calls[fqn] += 1
-        if self.region.norms.setdefault(fqn, dim) != dim or fqn in self._taken:
-            raise Blocked(f"{fqn} takes tensors that are sharded along different dimensions; equal dimensions work")
-
-    def _as_norm(self, event: Event, end: int, begin: int) -> bool:
-        """Follow a module whose parameters meet sharded values; return False if it has to be looked into."""
-        inputs = values_in((event.args, event.kwargs))
-        if len(inputs) != 1 or inputs[0] not in self.region.layouts or not event.args or event.args[0] is not inputs[0]:
-            return False
-        layout = self.region.layouts[inputs[0]]
-        if not layout.is_plain:
-            return False
-        reduced: set[Any] = set()  # parameters of the module, and what it makes of them alone
-        for inner in self._calls.events[begin:end]:
-            self.event = inner
-            taken = values_in((inner.args, inner.kwargs))
-            reduced.update(attributes_in((inner.args, inner.kwargs)))
-            if any(value in self.region.layouts for value in taken):
-                self._function(inner, reduced)
-            elif all(value in reduced for value in taken):
-                reduced.update(values_in(inner.result))
-        results = values_in(event.result)
-        if len(results) != 1 or self.region.layouts.get(results[0]) != layout:
-            raise Blocked(
-                f"{event.fqn} returns a tensor that is not sharded like its input; a norm that keeps its shape works"
-            )
-        self._add_norm(event.fqn, layout.dim)
-        return True
-
-    def _function(self, event: Event, reduced: Collection[Any] = ()) -> None:
-        if event.is_decision:
-            raise Blocked(
-                f"{event.fqn or 'the model'} decides by values that are sharded; values of whole tensors work"
-            )
-        assert event.function is not None
-        if event.function.short_name.startswith("new_"):
-            return  # it takes the dtype and the device
-        sizes: set[int] = set()
-        call = FunctionCall(event, self._operand, sizes, {*reduced, *self._reduced} if self._reduced else reduced)
-        layouts = layouts_after(call)
-        self.region.sizes |= sizes
-        before = {self._pieces[value] for value in values_in((event.args, event.kwargs)) if value in self._pieces}
-        if len(before) > 1 and min(before) < self.region.groups[0]:
-            self.region.groups = (min(before), max(before))
-        pieces = math.gcd(*before, *sizes)
-        self._pieces.update(dict.fromkeys(values_in(event.result), pieces))
-        self.region.functions.append(event)
-        results = values_in(event.result)
-        layouts = layouts if isinstance(layouts, list) else [layouts] * len(results)
-        sharded = {result: layout for result, layout in zip(results, layouts, strict=True) if layout is not None}
-        self.region.layouts.update(sharded)
-        self.whole_parts.update(set(results) - sharded.keys())
-        self._follow_columns(event, results)
-        for written in attributes_in(event.result) if any(event.writes) else ():
-            raise Blocked(f"{call.at} writes a sharded tensor into {written.fqn}; a new tensor works")
-
-    def _follow_columns(self, event: Event, results: Sequence[Value]) -> None:
-        """Note which columns of a layer the results have, if a function takes columns of one layer."""
-        taken = [value for value in values_in((event.args, event.kwargs)) if value in self._columns]
-        if len({self._columns[value] for value in taken}) != 1:
-            return
-        fqn, start, stop = self._columns[taken[0]]
-        shape, dim = taken[0].shape, self.region.layouts[taken[0]].dim
-        is_split = len(results) > 1 and sum(result.shape[dim] for result in results) == shape[dim]
-        unit = (stop - start) // shape[dim]
-        for result in results:
-            end = start + unit * result.shape[dim] if is_split else stop
-            if result in self.region.layouts and (is_split or math.prod(result.shape) == math.prod(shape)):
-                self._columns[result] = (fqn, start, end)
-            start = end if is_split else start
-
-    def _operand(self, leaf: Any) -> Operand | None:
-        operand = self._calls.operand(leaf, self.region.layouts.get)
-        if operand is None or not isinstance(leaf, Attribute) or leaf.fqn not in self.region.parameters:
-            return operand
-        return replace(operand, layout=self.region.parameters[leaf.fqn])
-
-
-def _sole_input(event: Event) -> Value:
-    """Return the only tensor that a layer takes, by position: torch's styles look for it there."""
-    values: list[Value] = values_in((event.args, event.kwargs))
-    if len(values) != 1 or not event.args or event.args[0] is not values[0]:
-        raise Blocked(f"{event.fqn} is not called with one tensor by position; one positional tensor works")
-    (value,) = values
-    return value

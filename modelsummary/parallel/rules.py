@@ -1,20 +1,24 @@
-"""Where the shards are after a function of torch: one rule for each family of functions.
+"""Where the shards are after a function of torch or a layer: one rule for each family of functions.
 
-A rule raises ``Blocked`` if it cannot tell, and ``Needs`` with an operand that has to be sharded, too.
+A layer has the rule of the function that it calls. A rule raises ``Blocked`` if it cannot tell, and ``Needs`` with an
+operand that has to be sharded, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
+
+from torch import nn
 
 from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.index_rules import indexed, selected
 from modelsummary.parallel.layouts import (
+    PARTIAL,
     Blocked,
     FunctionCall,
     Needs,
@@ -30,15 +34,25 @@ from modelsummary.parallel.layouts import (
 )
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["ELEMENTWISE", "FACTORIES", "layout_after", "layouts_after", "terms_of"]
+__all__ = ["ELEMENTWISE", "ELEMENTWISE_LAYERS", "FACTORIES", "PRODUCTS", "layer_function", "layouts_after", "terms_of"]
+
+ELEMENTWISE_LAYERS = (
+    nn.Dropout, nn.Dropout1d, nn.Identity, nn.GELU, nn.ReLU, nn.ReLU6, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.ELU,
+    nn.SELU, nn.CELU, nn.LeakyReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink,
+    nn.LogSigmoid, nn.Threshold, nn.Hardshrink, nn.Softshrink, nn.AlphaDropout,
+)  # fmt: skip
 
 
-def layout_after(call: FunctionCall) -> Sharded | None:
-    """Return the layout that all results of a call have. Raises like ``layouts_after``."""
-    layout = layouts_after(call)
-    if isinstance(layout, list):
-        raise Blocked(f"{call.at} takes unequal parts of the sharded dimension; equal parts work")
-    return layout
+def layer_function(module: nn.Module) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the function that a layer calls, and what it gives it besides tensors; None without a rule for it.
+
+    >>> layer_function(nn.GLU())
+    ('glu', {'dim': -1})
+    """
+    for kinds, name, options in _LAYERS:
+        if isinstance(module, kinds):
+            return name, {option: getattr(module, option) for option in options}
+    return None
 
 
 def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
@@ -49,6 +63,10 @@ def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
         Needs: another operand has to be sharded as well.
     """
     rule = _RULES.get(call.name)
+    if PARTIAL in [operand.layout for operand in call.operands] and not _adds_partial(call):
+        return _linear(call)
+    if rule is None and call.event.is_module:
+        raise Blocked(f"{call.at} ({call.name}) takes no {call.tensor}; elementwise layers do")
     if rule is None:
         raise Blocked(f"{call.at} has no rule for sharded tensors; elementwise functions, views and products have one")
     if any(operand.shape == () and operand.layout is not None for operand in call.operands):
@@ -138,7 +156,7 @@ def _transposed(call: FunctionCall, ndim: int) -> Sequence[int]:
 
 def _permutation(call: FunctionCall, ndim: int) -> Sequence[int]:
     dims = call.argument(1, "dims")
-    return [dim_of(dim, ndim) for dim in (dims if isinstance(dims, (tuple, list)) else call.event.args[1:])]
+    return [dim_of(dim, ndim) for dim in (dims if isinstance(dims, (tuple, list)) else call.args[1:])]
 
 
 def _last_two(_call: FunctionCall, ndim: int) -> Sequence[int]:
@@ -166,7 +184,7 @@ def _repeated(call: FunctionCall) -> Sharded:
     after = call.result_shape
     dim = layout.dim + len(after) - len(operand.shape)
     if after[dim] != operand.shape[layout.dim]:
-        raise Blocked(f"{call.at} repeats the sharded dimension; other dimensions can be repeated")
+        raise Blocked(f"{call.at} repeats {call.dimension}; other dimensions can be repeated")
     return layout._replace(dim=dim)
 
 
@@ -218,7 +236,7 @@ def _flipped(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     dims = call.argument(2 if call.name == "roll" else 1, "dims")
     if call.name == "flip" and type(dims) is int:
-        dims = call.event.args[1:]
+        dims = call.args[1:]
     if layout.dim in dims_of(dims, len(operand.shape)):
         raise Blocked(call.along)
     return layout
@@ -228,7 +246,7 @@ def _padded(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     pad = call.argument(1, "pad")
     if layout.dim >= len(operand.shape) - len(pad) // 2:
-        raise Blocked(f"{call.at} pads the sharded dimension; other dimensions can be padded")
+        raise Blocked(f"{call.at} pads {call.dimension}; other dimensions can be padded")
     return layout
 
 
@@ -241,7 +259,7 @@ def _concatenated(call: FunctionCall) -> Sharded:
     stacks = call.name == "stack"
     dim = dim_of(call.argument(1, "dim", 0), len(shape) + stacks)
     if dim == layout.dim and not stacks:
-        raise Blocked(f"{call.at} joins along the sharded dimension; along another dimension it can be split")
+        raise Blocked(f"{call.at} joins along {call.dimension}; along another dimension it can be split")
     for operand in call.operands:
         if operand.layout is None and operand.shape != (0,):  # torch skips these, which have no dimension to be sharded
             if not isinstance(operand.leaf, Value):
@@ -255,35 +273,89 @@ def _concatenated(call: FunctionCall) -> Sharded:
 def terms_of(call: FunctionCall) -> tuple[list[tuple[Operand, str]], str]:
     """Return the operands of a product with a label for each of their dimensions, and the labels of its result."""
     if call.name == "einsum":
-        equation = call.event.args[0]
+        equation = call.args[0]
         if not isinstance(equation, str) or "->" not in equation:
             raise Blocked(f"{call.at} has an equation without an arrow; one with an arrow works")
         terms, result = ExpertShards.labels("einsum", [len(operand.shape) for operand in call.operands], equation)
         return list(zip(call.operands, terms, strict=True)), result
-    begin, names = (1, ("batch1", "batch2")) if call.name == "baddbmm" else (0, ("input", "other"))
-    names = ("input", "mat2") if call.name in ("bmm", "mm") else names
-    one, other = call.operand(begin, names[0]), call.operand(begin + 1, names[1])
-    if len(one.shape) < 2 or len(other.shape) < 2:
+    begin = 1 if call.name in ("addmm", "baddbmm") else 0
+    names = {"linear": ("input", "weight"), "matmul": ("input", "other"), "baddbmm": ("batch1", "batch2")}
+    name, other_name = names.get(call.name, ("input", "mat2"))
+    factors = [call.operand(begin, name), call.operand(begin + 1, other_name)]
+    ndims = [len(operand.shape) for operand in factors]
+    if min(ndims) < 2 and call.name != "linear":
         raise Blocked(f"{call.at} takes a vector; matrices work")
-    terms, result = ExpertShards.labels("matmul", [len(one.shape), len(other.shape)])
-    added = [(operand, result[len(result) - len(operand.shape) :]) for operand in [call.operand(0)] * begin]
-    return [*zip((one, other), terms, strict=True), *added], result
+    if call.name in _GROUPED:
+        terms, result = ["g" * (ndims[0] - 2) + "tk", "g" * (ndims[1] - 2) + "kn"], "g" * (ndims[0] - 2) + "tn"
+    else:
+        terms, result = ExpertShards.labels(call.name, ndims)
+    added = [operand for operand in call.operands if operand not in factors and not operand.is_index]
+    return [*zip(factors, terms, strict=True), *((it, result[len(result) - len(it.shape) :]) for it in added)], result
 
 
 def _product(call: FunctionCall) -> Sharded:
-    """Follow a product whose sharded dimension is one of its result."""
+    """Follow a product, whose results sum up to the whole if it sums over the sharded dimension."""
     terms, result = terms_of(call)
-    labels = {(term[operand.layout.dim], operand.layout.outer) for operand, term in terms if operand.layout is not None}
+    chunks = [(operand, term) for operand, term in terms if operand.is_sharded]
+    labels = {(term[operand.layout.dim], operand.layout.outer) for operand, term in chunks if operand.layout}
     if len(labels) != 1:
         raise Blocked(call.differ)
     ((label, outer),) = labels
-    if label not in result:
-        raise Blocked(f"{call.at} sums over the sharded dimension; linear layers that take it alone can")
-    layout = Sharded(result.index(label), outer)
-    for operand, term in terms:
-        if operand.layout is None:
-            call.meets(operand, term.find(label), call.result_shape[layout.dim], outer)
-    return layout
+    if call.name in _GROUPED and label not in "kn":
+        raise Blocked(call.along)
+    if label in result:
+        layout = Sharded(result.index(label), outer)
+        if PARTIAL in [operand.layout for operand, _ in terms]:
+            raise Blocked(f"{call.at} adds a sum over the ranks to a sharded tensor; one kind works")
+        for operand, term in terms:
+            if operand.layout is None:
+                call.meets(operand, term.find(label), call.result_shape[layout.dim], outer)
+        return layout
+    if not call.sums:
+        raise Blocked(f"{call.at} sums over {call.dimension}; linear layers that take it alone can")
+    n_factors = len(terms) if call.name == "einsum" else 2
+    for position, (operand, term) in enumerate(terms):
+        if operand.layout is None and label in term:
+            raise Needs(operand.leaf, Sharded(term.index(label), outer))
+        if operand.layout is None and position >= n_factors:
+            raise Needs(operand.leaf, PARTIAL)
+    return PARTIAL
+
+
+def _adds_partial(call: FunctionCall) -> bool:
+    """Return True for a product to which a bias is added that one rank holds, and whose factors are whole or chunks."""
+    if call.name not in ("linear", "addmm", "baddbmm"):
+        return False
+    (first, _), (second, _), *added = terms_of(call)[0]
+    return PARTIAL not in (first.layout, second.layout) and PARTIAL in [operand.layout for operand, _ in added]
+
+
+def _linear(call: FunctionCall) -> Sharded | None:
+    """Follow a function of a sum over the ranks; it must be linear in it."""
+    layouts = [operand.layout for operand in call.operands]
+    partial = [operand for operand in call.operands if operand.layout == PARTIAL]
+    name = call.name
+    if any(operand.is_sharded for operand in call.operands):
+        raise Blocked(f"{call.at} takes a sharded tensor and a sum over the ranks; one kind works")
+    if name in FACTORIES:  # zeros of the same shape
+        return None
+    others = [operand.leaf for operand in call.operands if operand.layout is None and not operand.is_zeros]
+    if name in ("add", "iadd", "sub", "isub") and others:
+        raise Needs(others[0], PARTIAL)
+    if name in ("index_add", "scatter_add") and call.first.leaf in others:
+        raise Blocked(f"{call.at} adds a sum over the ranks to a whole tensor; zeros work")
+    is_linear = {
+        **dict.fromkeys(("add", "iadd", "sub", "isub"), True),
+        **dict.fromkeys(_JOINS, not others),
+        **dict.fromkeys(_LINEAR, len(partial) == 1 and layouts[0] == PARTIAL),
+        **dict.fromkeys(PRODUCTS - {"addmm", "baddbmm"}, len(partial) == 1 and len(call.operands) == 2),
+        **dict.fromkeys(("mul", "imul", "rmul", "multiply", "einsum"), len(partial) == 1),
+        **dict.fromkeys(("index_add", "scatter_add"), layouts[-1] == PARTIAL),
+        "masked_fill": call.argument(2, "value") == 0,
+    }
+    if not is_linear.get(name, False):
+        raise Blocked(f"{call.at} takes a sum over the ranks; linear functions of it work")
+    return PARTIAL
 
 
 def _attention(call: FunctionCall) -> Sharded:
@@ -324,6 +396,26 @@ def _as_complex(call: FunctionCall) -> Sharded:
     return layout
 
 
+# Functions that are linear in their first operand, the others being no sums.
+_LINEAR = frozenset(
+    """
+view reshape view_as reshape_as flatten unflatten transpose permute t T mT movedim unsqueeze squeeze expand expand_as
+contiguous clone to type type_as float half bfloat16 double neg negative sum mean getitem select narrow index_select
+gather take_along_dim chunk split split_with_sizes unbind repeat_interleave flip div truediv itruediv identity
+""".split()
+)
+_JOINS = frozenset("cat stack concat concatenate vstack hstack".split())
+_GROUPED = frozenset(("grouped_mm", "grouped_mm_fallback"))
+PRODUCTS = _GROUPED | frozenset("linear matmul bmm mm addmm baddbmm einsum".split())
+# Classes of layers, the function that they call, and their attributes that it takes.
+_LAYERS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (nn.Identity, "identity", ()),
+    (ELEMENTWISE_LAYERS, "relu", ()),
+    (nn.GLU, "glu", ("dim",)),
+    ((nn.Softmax, nn.LogSoftmax), "softmax", ("dim",)),
+    ((nn.LayerNorm, nn.RMSNorm), "layer_norm", ("normalized_shape",)),
+    (nn.CrossEntropyLoss, "cross_entropy", ("label_smoothing",)),
+)
 _TAKES_PIECES = ELEMENTWISE | frozenset(
     """
 view reshape flatten unflatten transpose swapaxes swapdims permute squeeze unsqueeze getitem split chunk tensor_split
@@ -357,7 +449,7 @@ _RULES: dict[str, Callable[[FunctionCall], Sharded | list[Sharded | None] | None
     **dict.fromkeys(("flip", "roll"), _flipped),
     "pad": _padded,
     **dict.fromkeys("cat concat concatenate stack".split(), _concatenated),
-    **dict.fromkeys("matmul bmm baddbmm mm einsum".split(), _product),
+    **dict.fromkeys(PRODUCTS, _product),
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
 }

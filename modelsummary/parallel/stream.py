@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelsummary.parallel.layouts import Sharded
-from modelsummary.record.events import Value
+from modelsummary.record.events import Event, Value
 
-__all__ = ["Boundary", "Stream"]
+__all__ = ["Redistribution", "Stream", "results_of"]
 
 
-class Boundary(NamedTuple):
+class Redistribution(NamedTuple):
     """A tensor that is gathered or cut where it enters or leaves a module.
 
     Attributes:
         fqn: of the module.
+        is_input: where the tensor enters the module, else where it leaves.
         position: of the tensor among the positional arguments, or among the results; a name for a keyword argument.
         layout: of the chunks.
         gathers: True: from chunks to the whole tensor; False: from the whole tensor to chunks.
     """
 
     fqn: str
+    is_input: bool
     position: int | str
     layout: Sharded
     gathers: bool
+
+    @property
+    def before(self) -> Sharded | None:
+        """The layout in front of it; None: whole."""
+        return self.layout if self.gathers else None
+
+    @property
+    def after(self) -> Sharded | None:
+        """The layout behind it; None: whole."""
+        return None if self.gathers else self.layout
+
+    def where(self, begin: float, end: float) -> tuple[float, float]:
+        """Return where its layout begins and ends to hold, for a call between two positions.
+
+        What leaves a module is redistributed before it enters the next one.
+        """
+        return (begin, end) if self.is_input else (end - 0.5, math.inf)
+
+    def is_at(self, other: Redistribution) -> bool:
+        """Return True for the same tensor of the same module."""
+        return self[:3] == other[:3]
+
+    def tensor(self, event: Event) -> Any:
+        """Return the tensor in a call of the module; None if the call does not have it."""
+        if isinstance(self.position, str):
+            return event.kwargs.get(self.position)
+        tensors = event.args if self.is_input else results_of(event)
+        return tensors[self.position] if len(tensors) > self.position else None
 
 
 @dataclass
@@ -34,17 +65,16 @@ class Stream:
 
     Attributes:
         scattered: FQN of a row-parallel layer, attention or embedding -> dimension along which its result is scattered.
-        entries, exits: tensors that are gathered or cut where they enter or leave a module.
+        redistributions: tensors that are gathered or cut where they enter or leave a module.
         norms: FQN of a norm -> dimension of its input that is sharded.
         gathered: FQN of a column-parallel layer that takes a chunk -> dimension along which it is gathered.
         attended: FQN of an ``nn.MultiheadAttention`` -> layouts of its query, key and value; None: whole.
         layouts: value -> its layout where it is made.
-        results: position of an event -> layouts of its results, after the boundaries of that module.
+        results: position of an event -> layouts of its results, after the redistributions of that module.
     """
 
     scattered: dict[str, int]
-    entries: dict[Boundary, None] = field(default_factory=dict)
-    exits: dict[Boundary, None] = field(default_factory=dict)
+    redistributions: dict[Redistribution, None] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, int] = field(default_factory=dict)
     attended: dict[str, tuple[Sharded | None, ...]] = field(default_factory=dict)
@@ -52,27 +82,35 @@ class Stream:
     results: dict[int, list[Sharded | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._scopes: dict[Value, list[tuple[int, int, Sharded | None]]] = {}
+        self._scopes: dict[Value, list[tuple[float, float, Sharded | None]]] = {}
 
     def without(self, wrong: Collection[Any]) -> Stream | None:
-        """Return the stream without these boundaries; None if they are not all boundaries."""
-        if not all(isinstance(boundary, Boundary) for boundary in wrong):
+        """Return the stream without these redistributions; None if they are not all redistributions."""
+        if not all(isinstance(redistribution, Redistribution) for redistribution in wrong):
             return None
-        entries = {boundary: None for boundary in self.entries if boundary not in wrong}
-        return Stream(self.scattered, entries, {boundary: None for boundary in self.exits if boundary not in wrong})
+        kept = {redistribution: None for redistribution in self.redistributions if redistribution not in wrong}
+        return Stream(self.scattered, kept)
 
-    def layout_at(self, value: Value, position: int, outside: int | None = None) -> Sharded | None:
+    def layout_at(self, value: Value, position: float, outside: float | None = None) -> Sharded | None:
         """Return the layout of a value for the event at a position; None if it is whole.
 
         Args:
             outside: ignore modules that are entered at this position or later.
         """
-        latest_layout, latest_begin = self.layouts.get(value), -1
+        latest_layout, latest_begin = self.layouts.get(value), -1.0
         for begin, end, layout in self._scopes.get(value, ()):
             if latest_begin <= begin <= position < end and (outside is None or begin < outside):
                 latest_layout, latest_begin = layout, begin
         return latest_layout
 
-    def change(self, value: Value, begin: int, end: int, layout: Sharded | None) -> None:
+    def change(self, value: Value, begin: float, end: float, layout: Sharded | None) -> None:
         """Give a value another layout for the events between two positions."""
         self._scopes.setdefault(value, []).append((begin, end, layout))
+
+
+def results_of(event: Event) -> list[Any]:
+    """Return what a module returns, alone or in a tuple; nothing for a tuple of one, which torch's style unpacks."""
+    result = event.result
+    if isinstance(result, tuple):
+        return list(result) if len(result) > 1 else []
+    return [result]

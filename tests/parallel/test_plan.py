@@ -871,13 +871,13 @@ def test_activations_that_an_attribute_keeps_are_not_sharded():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), Keeps("attribute"))
     plan = Statistics(model, torch.randn(2, 4, 8)).parallel_plan(tensor=2)
     assert [layer.fqn for layer in plan.layers if layer.role in ("column", "row")] == ["0.0", "0.2"]
-    assert "an attribute or a hook keeps the result of 1.act" in plan.replicated["1.up"]
+    assert "an attribute or a hook keeps a sharded tensor, the result of 1.act" in plan.replicated["1.up"]
     assert "hidden" not in vars(model[1])
 
 
 def test_a_chunk_of_the_sequence_that_a_list_keeps_is_refused():
     model = nn.Sequential(Keeps(""), Keeps("input"))
-    with pytest.raises(InputError, match="keeps a chunk of the sequence, the result of square in 1; return it instead"):
+    with pytest.raises(InputError, match="keeps a chunk of the sequence, the result of square in 1; a tensor that nothing"):
         Statistics(model, torch.randn(2, 4, 8)).parallel_plan(tensor=2, sequence=True)
     assert model[1].inputs == []
 
