@@ -877,7 +877,7 @@ def test_activations_that_an_attribute_keeps_are_not_sharded():
 
 def test_a_chunk_of_the_sequence_that_a_list_keeps_is_refused():
     model = nn.Sequential(Keeps(""), Keeps("input"))
-    with pytest.raises(InputError, match="keeps a chunk of the sequence, the result of square in 1; a tensor that nothing"):
+    with pytest.raises(InputError, match="keeps a chunk of the sequence, the result of square in 1; a tensor that no"):
         Statistics(model, torch.randn(2, 4, 8)).parallel_plan(tensor=2, sequence=True)
     assert model[1].inputs == []
 

@@ -1,0 +1,148 @@
+"""Propagation: what the ranks compute of their parts are their parts of what the whole gives."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from modelsummary import Statistics
+from modelsummary.parallel.layouts import PARTIAL, Blocked, Needs, Section, Sharded
+from modelsummary.parallel.propagation import Propagation
+from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.record.runs import record_of
+
+RANKS = 2
+HEADS, OUTER = Sharded(2), Sharded(2, outer=2)
+UNEQUAL = Sharded(1, pieces=(Section(8), Section(4), Section(2, is_whole=True)))
+
+
+class Summed(Propagation):
+    """A propagation in which the results of the ranks may sum up to a value."""
+
+    sums: ClassVar[bool] = True
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors):
+        return self.function(*tensors)
+
+
+def placement_after(function, tensors, placements, kind=Summed):
+    """The placement of the result."""
+    model = Function(function).eval()
+    calls = Calls(model, record_of(Statistics(model, tensors).live, RULES))
+    values = calls.record.root.args
+    starts = {value: placement for value, placement in zip(values, placements, strict=True) if placement is not None}
+    propagation = kind(calls, starts)
+    propagation.follow(0, len(calls.events))
+    return propagation.placement(calls.record.root.result)
+
+
+def part(tensor, placement, rank):
+    """What a rank holds of a tensor; of a sum, one of two parts."""
+    if placement is None:
+        return tensor
+    if placement == PARTIAL:
+        return 0.25 * tensor if rank == 0 else tensor - 0.25 * tensor
+    size = tensor.shape[placement.dim]
+    pieces = placement.pieces or [Section(size // placement.outer)] * placement.outer
+    parts = tensor.split([piece.size for piece in pieces], placement.dim)
+    chunks = (
+        one if piece.is_whole else one.chunk(RANKS, placement.dim)[rank]
+        for one, piece in zip(parts, pieces, strict=True)
+    )
+    return torch.cat(list(chunks), placement.dim)
+
+
+CASES = [
+    (lambda x: F.gelu(x).mul(2), [(2, 4, 8)], [HEADS], HEADS),
+    (lambda x, y: x + y, [(2, 4, 8), (8,)], [HEADS, Sharded(0)], HEADS),
+    (lambda x: x.view(2, 4, -1, 2).transpose(1, 2), [(2, 4, 8)], [HEADS], Sharded(1)),
+    (lambda x: x.softmax(1).sum(1), [(2, 4, 8)], [HEADS], Sharded(1)),
+    (lambda x: x.chunk(2, -1)[0], [(2, 4, 8)], [OUTER], HEADS),
+    (F.glu, [(2, 4, 8)], [OUTER], HEADS),
+    (nn.GLU(), [(2, 4, 8)], [OUTER], HEADS),
+    (nn.Softmax(1), [(2, 4, 8)], [HEADS], HEADS),
+    (nn.LayerNorm(8, elementwise_affine=False), [(2, 4, 8)], [Sharded(1)], Sharded(1)),
+    (nn.Dropout(), [(2, 4, 8)], [Sharded(1)], Sharded(1)),
+    (lambda x: x[:, -2:].exp(), [(3, 14)], [UNEQUAL], None),
+    (lambda x: x[:, :-2].exp(), [(3, 14)], [UNEQUAL], Sharded(1, pieces=(Section(8), Section(4)))),
+    (lambda q, k: q @ k.transpose(-1, -2), [(2, 4, 3, 5), (2, 4, 6, 5)], [Sharded(1), Sharded(1)], Sharded(1)),
+    (F.linear, [(2, 4, 8), (6, 8)], [None, Sharded(0)], HEADS),
+    (F.linear, [(2, 4, 8), (6, 8)], [Sharded(1), None], Sharded(1)),
+    (F.linear, [(2, 4, 8), (6, 8)], [HEADS, Sharded(1)], PARTIAL),
+    (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), PARTIAL], PARTIAL),
+    (torch.addmm, [(6,), (4, 8), (8, 6)], [Sharded(0), None, Sharded(1)], Sharded(1)),
+    (torch.addmm, [(6,), (4, 8), (8, 6)], [PARTIAL, Sharded(1), Sharded(0)], PARTIAL),
+    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [None, Sharded(2)], HEADS),
+    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [Sharded(1), Sharded(1)], PARTIAL),
+    (lambda *xs: torch.einsum("bd,b,df->bf", *xs), [(4, 8), (4,), (8, 6)], [Sharded(1), None, Sharded(0)], PARTIAL),
+    (lambda x: (2 * x).sum(1), [(2, 4, 8)], [PARTIAL], PARTIAL),
+    (lambda x, s: x.transpose(0, 1) * s, [(4, 2), (4,)], [PARTIAL, None], PARTIAL),
+    (lambda x, i: torch.zeros(5, 3).index_add(0, i, x), [(2, 3), "index"], [PARTIAL, None], PARTIAL),
+    (lambda x: torch.cat([x, torch.zeros(2, 3)]), [(2, 3)], [PARTIAL], PARTIAL),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "shapes", "placements", "expected"), CASES)
+def test_ranks_compute_their_parts_of_the_whole(function, shapes, placements, expected):
+    torch.manual_seed(0)
+    tensors = tuple(torch.tensor([3, 1]) if shape == "index" else torch.randn(shape) for shape in shapes)
+    assert placement_after(function, tensors, placements) == expected
+    whole = function(*tensors)
+    local_tensors = [[part(*pair, rank) for pair in zip(tensors, placements, strict=True)] for rank in range(RANKS)]
+    results = [function(*tensors_of_rank) for tensors_of_rank in local_tensors]
+    if expected == PARTIAL:
+        torch.testing.assert_close(sum(results), whole)
+    for rank, result in enumerate(results if expected != PARTIAL else ()):
+        torch.testing.assert_close(result, part(whole, expected, rank))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "placements", "reason"),
+    [
+        (lambda x: x.sort(1)[0], [(2, 4)], [Sharded(1)], "sort() in the model works along the sharded dimension"),
+        (nn.Softmax(1), [(2, 4)], [Sharded(1)], "function works along the sharded dimension"),
+        (nn.Conv1d(4, 4, 1), [(2, 4, 8)], [Sharded(1)], "function (Conv1d) takes no sharded tensor"),
+        (torch.relu, [(2, 4)], [PARTIAL], "relu() in the model takes a sum over the ranks"),
+        (nn.ReLU(), [(2, 4)], [PARTIAL], "function takes a sum over the ranks"),
+        (lambda x, y: x * y, [(2, 4), (2, 4)], [PARTIAL, PARTIAL], "mul() in the model takes a sum over the ranks"),
+        (lambda x, y: x + y, [(2, 4), (4,)], [PARTIAL, Sharded(0)], "takes a sharded tensor and a sum over the ranks"),
+        (torch.fft.fft, [(2, 4)], [Sharded(1)], "has no rule for sharded tensors"),
+    ],
+)
+def test_reasons(function, shapes, placements, reason):
+    with pytest.raises(Blocked) as blocked:
+        placement_after(function, tuple(map(torch.randn, shapes)), placements)
+    assert reason in str(blocked.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "placements", "position", "expected"),
+    [
+        (lambda x, y: x + y, [(2, 4), (4,)], [Sharded(1), None], 1, Sharded(0)),
+        (F.linear, [(2, 4, 8), (6, 8)], [HEADS, None], 1, Sharded(1)),
+        (F.linear, [(2, 4, 8), (6, 8), (6,)], [None, Sharded(0), None], 2, Sharded(0)),
+        (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), None], 2, PARTIAL),
+        (lambda x, y: x + y, [(2, 4), (4,)], [PARTIAL, None], 1, PARTIAL),
+    ],
+)
+def test_a_rule_asks_for_the_placement_of_an_operand(function, shapes, placements, position, expected):
+    with pytest.raises(Needs) as needs:
+        placement_after(function, tuple(map(torch.randn, shapes)), placements)
+    assert needs.value.value.index == position
+    assert needs.value.layout == expected
+
+
+def test_results_sum_up_only_where_something_reduces_them():
+    shapes, placements = [(2, 4, 8), (6, 8)], [HEADS, Sharded(1)]
+    with pytest.raises(Blocked, match=r"linear\(\) in the model sums over the sharded dimension"):
+        placement_after(F.linear, tuple(map(torch.randn, shapes)), placements, Propagation)
