@@ -192,10 +192,10 @@ def profile_call(
     target = _place(checked(gm), call, device)
 
     def run(*, really: bool) -> Any:
-        counters = Counters()
+        costs = _CostsOfNodes()
         pause = nullcontext() if really else no_collection()
-        with pause, without_data(gm, call, target, counters, really=really) as (positional, named):
-            profiler = _ProfilingRunner(gm, counters)
+        with pause, without_data(gm, call, target, costs, really=really) as (positional, named):
+            profiler = _ProfilingRunner(gm, costs)
             result = profiler.profile(in_order(gm, positional, named), runs_backward=counts)
         if keeps_memory:
             profiler.write_sizes()
@@ -206,19 +206,50 @@ def profile_call(
     return _run(run, device)
 
 
+class _CostsOfNodes:
+    """The costs of each node: of the one that runs, and in the backward, of the one that made the autograd node."""
+
+    def __init__(self) -> None:
+        self.forward: dict[Node, Costs] = {}
+        self.backward: dict[Node, Costs] = {}
+        self._begins: list[int] = []  # number of the first autograd node that each node may create
+        self._end: int | None = None  # number of the first one after the forward
+        self._running = Costs()
+
+    def begin(self, node: Node) -> None:
+        """Let operators count for a node from now on."""
+        self._begins.append(int(_torch.next_node_number()))
+        self._running = self.forward[node] = Costs()
+
+    def begin_backward(self) -> None:
+        """Let operators count for the nodes whose backward they are."""
+        self._end = int(_torch.next_node_number())
+        self._nodes = list(self.forward)
+
+    @property
+    def running(self) -> Costs:
+        """The costs to which an operator adds."""
+        autograd_node = None if self._end is None else _torch.current_node()
+        if autograd_node is not None and autograd_node._sequence_nr() < self._end:  # others are computed again
+            index = bisect_right(self._begins, autograd_node._sequence_nr()) - 1
+            self._running = self.backward.setdefault(self._nodes[max(index, 0)], Costs())
+        return self._running
+
+    @running.setter
+    def running(self, costs: Costs) -> None:
+        self._running = costs
+
+
 class _ProfilingRunner(NodeRunner):
     """An interpreter that runs a graph forward and backward, and collects the saved tensors and costs of each node."""
 
-    def __init__(self, module: GraphModule, counters: Counters) -> None:
+    def __init__(self, module: GraphModule, costs: _CostsOfNodes) -> None:
         super().__init__(module)
-        self._counters = counters
+        self._costs = costs
         self._env = sim_env(module)
-        self._forward: dict[Node, Costs] = {}
-        self._of_backward: dict[Node, Costs] = {}
         self._saved: dict[Node, TensorSet] = {}
         self._results: dict[Node, Any] = {}  # all stay alive, so that their memory is not reused
         self._inputs: dict[Node, list[Tensor]] = {}
-        self._begins: list[int] = []  # sequence number of the first autograd node that each node may create
         self._registered: dict[Node, tuple[int, ...]] = {}
         self._state_memory = {memory for memory, _ in (*self._env.param_ctx, *self._env.buffer_ctx)}
 
@@ -227,21 +258,15 @@ class _ProfilingRunner(NodeRunner):
         with self._env:
             result = self.run(*args)
         if runs_backward:
-            nodes = list(self._forward)
-
-            def pays(sequence_nr: int) -> None:
-                index = bisect_right(self._begins, sequence_nr) - 1
-                self._counters.running = self._of_backward.setdefault(nodes[max(index, 0)], Costs())
-
-            _backward(result, pays)
+            self._costs.begin_backward()
+            _backward(result)
         return result
 
     @contextmanager
     def around(self, node: Node) -> Iterator[None]:
         """Run the body with saved tensors and costs attributed to a node."""
         self._env.ctx = self._saved[node] = TensorSet()
-        self._counters.running = self._forward[node] = Costs()
-        self._begins.append(_next_number())
+        self._costs.begin(node)
         values = [self.env.get(leaf) for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
         self._inputs[node] = [value for value in values if isinstance(value, Tensor)]
         self._register(node)
@@ -306,7 +331,7 @@ class _ProfilingRunner(NodeRunner):
         """Fill the costs of each node's ``MetaInfo``."""
         for node in self._results:
             info = _info(node)
-            forward, backward = self._forward[node], self._of_backward.get(node, Costs())
+            forward, backward = self._costs.forward[node], self._costs.backward.get(node, Costs())
             info.fwd_flop, info.bwd_flop = 2 * forward.macs, 2 * backward.macs
             info.elementwise_ops = forward.elementwise_ops
             info.uncounted = {**forward.uncounted, **backward.uncounted}
@@ -319,34 +344,8 @@ def _info(node: Node) -> MetaInfo:
     return info
 
 
-def _next_number() -> int:
-    """Return the sequence number that the next autograd node gets."""
-    return int(_torch.next_node_number())
-
-
-def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:
-    """Run the backward from all results. Call ``pays`` with the sequence number of each node before it runs."""
-    roots = [tensor for tensor in tensors_of(result) if tensor.requires_grad and tensor.grad_fn is not None]
-    if not roots:
-        return
-    handles = []
-    visited: set[Any] = set()
-    pending: list[Any] = [tensor.grad_fn for tensor in roots] if pays is not None else []
-    while pending:
-        node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        pending.extend(next_node for next_node, _ in node.next_functions)
-        if not hasattr(node, "variable") and pays is not None:  # nodes that accumulate gradients cost nothing
-            handles.append(node.register_prehook(_paying(pays, node._sequence_nr())))
-    unique = list({id(tensor): tensor for tensor in roots}.values())
-    try:
-        torch.autograd.backward(unique, [torch.empty_like(tensor) for tensor in unique])
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _paying(pays: Callable[[int], None], sequence_nr: int) -> Callable[[Any], None]:
-    return lambda _: pays(sequence_nr)
+def _backward(result: Any) -> None:
+    """Run the backward from all results."""
+    roots = {id(tensor): tensor for tensor in tensors_of(result) if tensor.requires_grad and tensor.grad_fn is not None}
+    if roots:
+        torch.autograd.backward(list(roots.values()), list(map(torch.empty_like, roots.values())))

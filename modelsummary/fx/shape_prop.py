@@ -172,12 +172,7 @@ def note_shapes(
     """
     for node in module.graph.nodes:
         node.meta["info"] = MetaInfo(*origins.get(node, ("", 0)))
-    modules = modules_of(module)
-    on_shapes = execution == "shape"
-    with (
-        running(modules, call, on_shapes=on_shapes, grad=True) as (executes, args, kwargs),
-        Operators(executes),
-    ):
+    with without_data(module, call, None, really=execution == "real") as (args, kwargs):
         NodeRunner(module).run(*in_order(module, args, kwargs))
 
 
