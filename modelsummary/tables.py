@@ -169,12 +169,22 @@ class Report:
         below = [line for section in self.sections or () for line in [*map(harmless, section), lines[0]]]
         return "\n".join([*map(harmless, self.above), *lines, *below, *map(harmless, self.below)])
 
+    def document(self, form: str) -> str:
+        r"""Return the table alone for a document: ``"markdown"`` of GitHub, ``"latex"`` for booktabs, or ``"html"``.
+
+        >>> print(Report([["conv_1", 9408]], ["Layer", "Params"], "lr").document("markdown"))
+        | Layer   |   Params |
+        |:--------|---------:|
+        | conv\_1 |     9408 |
+        """
+        style, characters = _FORMS[form]
+        rows = [*self.rows, self.totals] if self.totals else self.rows
+        cells = [[str(cell).translate(characters) for cell in row] for row in rows]
+        return table(cells, self.headers, self.align, style)
+
     def html(self) -> str:
         """Return the report as HTML; a table that is too wide or too long for the page scrolls."""
-        rows = [[str(cell).replace(" ", _SPACE) for cell in row] for row in self.rows]
-        if self.totals:
-            rows.append([str(cell).replace(" ", _SPACE) for cell in self.totals])
-        body = table(rows, self.headers, self.align, "html") if rows else ""
+        body = self.document("html") if self.rows or self.totals else ""
         around = (self.above, [*chain(*self.sections or ()), *self.below])
         above, below = ("".join(f"<div>{escape(harmless(line))}</div>" for line in lines) for lines in around)
         return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'
@@ -209,6 +219,15 @@ class Printed(ABC):
 
 
 _SPACE = "\N{NO-BREAK SPACE}"
+# style of a table, and what its cells are written with: spaces are kept, markup is escaped
+_FORMS = {
+    "markdown": (
+        "pipe",
+        str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}}),
+    ),
+    "latex": ("latex_booktabs", str.maketrans({"\n": " "})),
+    "html": ("html", str.maketrans({" ": _SPACE})),
+}
 _RULE = Line("", "=", "==", "")
 _ROW = DataRow("", "  ", "")
 _RULED = TableFormat(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.units import PREFIXES, auto_prefix, symbol
+from modelsummary.views.columns import COLUMNS, FILLED_BY
 
-__all__ = ["ADDITIVE", "Amounts", "Unit", "column_of", "find_amounts"]
+__all__ = ["ADDITIVE", "Amounts", "Unit", "column_of", "find_amounts", "total_of"]
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,6 @@ _NAMES = {
     ),
     "estimated_latency estimated_latency_ms": ("Estimated latency", "ms", "self_estimated_latency_ms"),
 }
-_FILLED_BY = {
-    "self_activation_bytes": "memory()",
-    "self_latency_ms": "measure_latency()",
-    "backward_self_latency_ms": "measure_latency(backward=True)",
-    "self_estimated_latency_ms": "estimate_latency(device)",
-}
 ADDITIVE = {name: facts for names, facts in _NAMES.items() for name in names.split()}
 
 
@@ -110,9 +105,21 @@ def column_of(by: str) -> str | None:
     if by not in ADDITIVE:
         return None
     name = ADDITIVE[by][2]
-    columns = {"self_macs": "mult_adds", "self_params": "num_params", "self_buffers": "num_buffers"}
-    without = ("self_trainable_params", "self_params_bytes", "self_buffer_bytes")
-    return name.removeprefix("self_") if name in without else columns.get(name, name)
+    if name in ("self_params", "self_macs"):  # these columns show what adds up over the rows shown
+        return "num_params" if name == "self_params" else "mult_adds"
+    return name if name in COLUMNS else total_of(by)
+
+
+def total_of(name: str) -> str | None:
+    """Return the attribute with an amount of a row and all below it; None if the amount does not add up.
+
+    >>> total_of("mult_adds"), total_of("self_params"), total_of("depth")
+    ('macs', 'num_params', None)
+    """
+    _, _, attribute = ADDITIVE.get(name) or ADDITIVE.get(name.removeprefix("self_")) or (None, None, None)
+    if attribute in ("self_params", "self_buffers"):
+        return attribute.replace("self_", "num_")
+    return None if attribute is None else attribute.replace("self_", "", 1)
 
 
 def find_amounts(root: LayerInfo, by: str, name: str = "by") -> Amounts:
@@ -136,7 +143,7 @@ def find_amounts(root: LayerInfo, by: str, name: str = "by") -> Amounts:
     rows = list(root.walk())
     values = {row: getattr(row, attribute) for row in rows}
     if all(value is None for value in values.values()):
-        raise InputError(f"{name}={by!r} was not measured; call {_FILLED_BY[attribute]} first")
+        raise InputError(f"{name}={by!r} was not measured; call {FILLED_BY[attribute]} first")
     self_amount: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
     total = dict(self_amount)
     for row in reversed(rows):

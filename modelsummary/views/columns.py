@@ -150,7 +150,7 @@ _BY_CALL = {
     " achieved_bytes_per_second",
     "measure_latency(backward=True)": "backward_latency_ms backward_self_latency_ms backward_latency_share"
     " backward_latency_iqr_ms",
-    "estimate_latency(device)": "estimated_latency_ms",
+    "estimate_latency(device)": "estimated_latency_ms self_estimated_latency_ms",
     "memory()": "activation_bytes self_activation_bytes peak_bytes",
 }
 FILLED_BY = {name: call for call, names in _BY_CALL.items() for name in names.split()}  # columns that a call fills

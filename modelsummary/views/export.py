@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import InputError, harmless
 from modelsummary.layer_info import LayerInfo
-from modelsummary.tables import data_frame, table
+from modelsummary.tables import data_frame
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, Column, find_columns
@@ -101,18 +101,6 @@ def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:
     return data_frame(to_records(root, options))
 
 
-_SPACE = "\N{NO-BREAK SPACE}"
-# style of the table, and what its cells are written with: spaces are kept, markup is escaped
-_FORMS = {
-    "markdown": (
-        "pipe",
-        str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}}),
-    ),
-    "latex": ("latex_booktabs", str.maketrans({"\n": " "})),
-    "html": ("html", str.maketrans({" ": _SPACE})),
-}
-
-
 def to_document(root: LayerInfo, options: TableOptions, form: str, *, executed: bool, batch_dim: int | None) -> str:
     """Return a table for a document: ``"markdown"`` of GitHub, ``"latex"`` for booktabs, or ``"html"``.
 
@@ -120,10 +108,7 @@ def to_document(root: LayerInfo, options: TableOptions, form: str, *, executed: 
     """
     if form == "latex":
         options = replace(options, branching=False, ascii_only=True)
-    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    style, characters = _FORMS[form]
-    cells = [[cell.translate(characters) for cell in row] for row in laid_out.rows]
-    return table(cells, laid_out.headers, laid_out.align, style)
+    return lay_out(root, options, executed=executed, batch_dim=batch_dim).document(form)
 
 
 def written(content: str, path: str | PathLike[str] | None) -> str:

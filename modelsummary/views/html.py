@@ -15,25 +15,13 @@ from itertools import chain
 
 from modelsummary.errors import harmless
 from modelsummary.layer_info import LayerInfo
+from modelsummary.views.amounts import total_of
 from modelsummary.views.cells import TableOptions, lay_out
 from modelsummary.views.columns import Column, find_columns
 from modelsummary.views.export import in_script
 from modelsummary.views.folding import Folding, Shown, is_folded
 
 __all__ = ["notebook_columns", "to_notebook"]
-
-# Columns whose values are shares of a total of the model.
-_TOTALS = (
-    "trainable_params params_bytes num_buffers buffer_bytes macs flops elementwise_ops bytes_read bytes_written"
-    " activation_bytes latency_ms backward_latency_ms estimated_latency_ms"
-).split()
-_WHOLES = {
-    **{name: name for name in _TOTALS},
-    **{f"self_{name}": name for name in _TOTALS},
-    **dict.fromkeys(["num_params", "total_params", "self_params"], "num_params"),
-    "mult_adds": "macs",
-    "backward_self_latency_ms": "backward_latency_ms",
-}
 
 _MAX_OPEN = 40
 _MAX_STATIC = 300
@@ -119,7 +107,8 @@ class _Page:
         """Return what a row represents, for each cell, in percent of the model; 0 for columns that are not additive."""
         shares = []
         for name, column in self._columns:
-            whole = getattr(self._root, _WHOLES[name]) if name in _WHOLES else None
+            total = total_of(name)
+            whole = None if total is None else getattr(self._root, total)
             part = sum(column.value(row) or 0 for row in shown.rows) if whole else 0
             shares.append(round(min(100 * part / whole, 100.0), 1) if whole else 0.0)
         return shares
