@@ -40,7 +40,13 @@ Input: TypeAlias = "tuple[str | None, list[int] | torch.Tensor, torch.dtype | No
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are ``InputError``, which is printed as one line without the usage."""
+    """A parser whose errors are ``InputError``, which is printed as one line without the usage.
+
+    Options have their full names.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Raise ``InputError``; of an unknown option, it names the closest known ones."""

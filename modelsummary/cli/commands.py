@@ -26,6 +26,7 @@ from modelsummary.views.terminal import red
 
 __all__ = ["main", "run"]
 
+_AS_THERE = "as for modelsummary"
 _HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
 _HELP_OF_RUN = (
     "follow the code of TorchScript on the --input: it is interpreted, and only operators that compute are run"
@@ -101,7 +102,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Run the command that the first argument names, or summarize a model; return the exit status."""
+    """Run the command that the first argument names, or summarize a model; return the exit status.
+
+    Only its parser is made: subparsers of one parser would all be, and some need torch.
+    """
     command = next((name for name in arguments[:1] if name in _PARSERS), "")
     parser = _PARSERS[command]()
     _complete(parser)
@@ -115,13 +119,9 @@ def _run(arguments: Sequence[str]) -> int:
 # ------------------------------------------------------------------------------------ options of several commands
 
 
-def _parent() -> Parser:
-    return Parser(add_help=False, allow_abbrev=False)
-
-
 def _made() -> Parser:
     """Return the options with which a model is made and called."""
-    parent = _parent()
+    parent = Parser(add_help=False)
     add = parent.add_argument
     add("--input", action="append", type=parse_input, metavar="SIZE", help=_HELP_OF_INPUT)
     add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
@@ -131,7 +131,7 @@ def _made() -> Parser:
 
 def _read(mode: str | None = None) -> Parser:
     """Return the options of a model that is live or in a file."""
-    parent = _parent()
+    parent = Parser(add_help=False)
     default = mode or "the mode it is made in"
     add = parent.add_argument
     add("--mode", choices=["train", "eval"], default=mode, help=f"mode of the model (default: {default})")
@@ -141,7 +141,7 @@ def _read(mode: str | None = None) -> Parser:
 
 def _trained() -> Parser:
     """Return the options of a model that is placed, trained and split."""
-    parent = _parent()
+    parent = Parser(add_help=False)
     add = parent.add_argument
     add("--device", help="device of the model (default: the CPU)")
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
@@ -152,7 +152,7 @@ def _trained() -> Parser:
 
 def _written(*formats: str) -> Parser:
     """Return the options of what is printed."""
-    parent = _parent()
+    parent = Parser(add_help=False)
     add = parent.add_argument
     add("--format", choices=("text", "json", *formats), default="text", help="format of the output (default: text)")
     add("--output", type=Path, metavar="FILE", help="write the output to this file")
@@ -169,7 +169,6 @@ def _summarize() -> Parser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[_made(), _read(), _written("csv", "markdown", "latex", "html"), _trained()],
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", help="name or file of the model, see below")
@@ -192,9 +191,8 @@ def _compare() -> Parser:
         "modelsummary compare",
         description="Forms of one model side by side.",
         parents=[_made(), _read("eval"), _written()],
-        allow_abbrev=False,
     )
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="name or file of a model, as for modelsummary")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help=f"name or file of a model, {_AS_THERE}")
     return parser
 
 
@@ -203,10 +201,9 @@ def _explore() -> Parser:
         "modelsummary explore",
         description="One HTML page to look at a model: tree, graph, treemap, roofline; it needs no network.",
         parents=[_made(), _read(), _trained()],
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", help="name or file of a model, as for modelsummary; or a .json file that it wrote")
+    add("model", help=f"name or file of a model, {_AS_THERE}; or a .json file that it wrote")
     add("--compare", metavar="MODEL", help="another model, shown beside it with the differences marked")
     add("--output", type=Path, default=Path("model.html"), metavar="FILE", help="page to write (default: model.html)")
     add("--open", action="store_true", help="show the page in the browser")
@@ -219,10 +216,9 @@ def _calibrate() -> Parser:
         description="Measure how long operators take on this machine, each alone, and what they allocate: the calls of "
         "a model, or without one a grid of some 650 common calls (about a minute). What is known is not repeated.",
         parents=[_made()],
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", nargs="?", help="as for modelsummary; without one: the standard grid")
+    add("model", nargs="?", help=f"{_AS_THERE}; without one: the standard grid")
     add("--backward", action="store_true", help="with the backward of the model")
     add("--optimizer", metavar="NAME", help="with a step of this optimizer, such as adamw")
     add("--device", default="cpu", help="cpu (default) or cuda")
@@ -239,10 +235,9 @@ def _serve_plan() -> Parser:
         description="Memory and time of serving a model with a cache: what fits, prefill, decode, tokens per second. "
         "Nothing is computed or downloaded.",
         parents=[_made(), _written()],
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", help="as for modelsummary, such as hf:config.json")
+    add("model", help=f"{_AS_THERE}, such as hf:config.json")
     add("--device", required=True, help="name of an accelerator such as H100; cpu or cuda of this calibrated machine")
     add("--context", type=int, required=True, metavar="TOKENS", help="tokens of each request that the cache holds")
     add("--batch", type=int, default=1, metavar="N", help="number of requests decoded together (default: 1)")
