@@ -50,7 +50,7 @@ FITTED = {
     "blackwell": ("b200_sxm", "B200"),
 }
 HELD_OUT = {"H200": "h200_sxm", "B300": "b300_sxm", "GB200": "gb200"}
-START = {"efficiency": 0.9, "edge": 6.0, "start": 100.0, "alone": 0.3, "moving": 0.9, "fixed_us": 2.0}
+START = {"efficiency": 0.85, "edge": 6.0, "start": 100.0, "alone": 0.3, "moving": 0.9, "fixed_us": 2.0}
 _TAU = 1.0  # milliseconds of a product
 _LONG = 6.4e-3  # seconds of a product whose repetition reaches the speed that is sustained
 _WEIGHTS = 6  # that SGLang's rows take turns with
@@ -119,7 +119,7 @@ def fitted(folder: Path, generation: str, count: int) -> tuple[dict[str, Any], f
 
     start = np.array([*START.values(), _TAU])
     least = [0.3, 0.0, 0.0, 0.0, 0.5, 0.0, 0.05]
-    most = [1.3, 60.0, 400.0, 1.0, 1.0, 10.0, 20.0]
+    most = [1.0, 60.0, 400.0, 1.0, 1.0, 10.0, 20.0]
     scale = np.maximum(start, 0.1)
     options: dict[str, Any] = {"loss": "soft_l1", "f_scale": 0.1, "x_scale": scale, "diff_step": 0.02, "max_nfev": 25}
     found = least_squares(residuals, start, bounds=(least, most), **options).x

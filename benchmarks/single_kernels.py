@@ -113,7 +113,7 @@ class KernelFit:
         for op, name in (("softmax", "softmax"), ("ln", "norm")):
             self._fit(self._keys(op), [], {("moving", name): 0.7})
         gemm, conv = ("simt", "gemm"), ("simt", "conv")
-        free = {(*gemm, "edge"): 6.0, (*gemm, "start"): 10.0, (*gemm, "alone"): 0.5}
+        free = {(*gemm, "edge"): 6.0, (*gemm, "start"): 10.0}
         products = self._keys("bmm", "linear")
         # Boards of 2016 fetch operands again, and slow down where rows are long: the model has no law for it.
         old = [key for key in products if DeviceSpec(key[1]).generation == "pascal"]
@@ -121,9 +121,7 @@ class KernelFit:
         self._fit(old, ["simt", "burst"], {})
         for name in ("simt", "burst"):
             self.devices["A100 80GB PCIe"][name] = self.devices["A100 40GB PCIe"][name]
-        put_value(self.coefficients, (*conv, "edge"), self.coefficients["simt"]["gemm"]["edge"])
-        put_value(self.coefficients, (*conv, "efficiency"), 1.0)  # all measured convolutions are 3 x 3, of stride 1
-        free = {(*conv, "start"): 25.0, (*conv, "alone"): 0.5, (*conv, "winograd"): 0.8, (*conv, "transform"): 3.0}
+        free = {(*conv, "winograd"): 0.8, (*conv, "transform"): 3.0}
         self._fit(self._keys("conv"), ["conv"], free)
         self.devices["A100 40GB PCIe"]["conv"] = self.devices["A100 80GB PCIe"]["conv"]
         for key in self.train:

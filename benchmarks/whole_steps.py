@@ -131,8 +131,6 @@ def fit_half(coefficients: dict[str, Any], models: list[Model]) -> None:
     def put(values: np.ndarray) -> DeviceModel:
         for path, value in zip(HALF_START, np.abs(values), strict=True):
             put_value(coefficients, path, value)
-            if path[:3] in (("tensor", "gemm", "edge"), ("tensor", "gemm", "start")):
-                put_value(coefficients, ("tensor", "conv", path[2]), value)
         return DeviceModel(spec, coefficients, 0.92, 1.0, 1.0)
 
     def residuals(values: np.ndarray) -> np.ndarray:

@@ -6,8 +6,10 @@ A kernel computes and moves data at the same time, so it takes a little more tha
 
 *Moving* is bytes divided by the bandwidth times an efficiency of the operator's class. *Computing* of a matrix product
 is the time of its tiles (``product_time``), but in half precision no less than what the power of the board allows
-(``sustained``). The coefficients are fitted by ``benchmarks/fit_kernels.py`` and, for half-precision products,
-``benchmarks/fit_products.py``, and kept, with their sources and errors, in ``kernel_fits.json``.
+(``sustained``). Efficiencies hold for the largest tile, as a fraction of the peak; GeForce cards, whose clock exceeds
+the data sheet's, reach more than 1 on tensor cores. The coefficients are fitted by ``benchmarks/fit_kernels.py`` and,
+for half-precision products, ``benchmarks/fit_products.py``, and kept, with their sources and errors, in
+``kernel_fits.json``.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ class DeviceModel:
             return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch
         if work.op_class not in _PRODUCTS:
             return work.flops / (peak * float(path.get(work.op_class, path["other"])))
-        coefficients = path[work.op_class]
+        coefficients = {**path["gemm"], **path[work.op_class]}  # a convolution is a product, with figures of its own
         rate = peak * float(coefficients["efficiency"])
         if work.op_class == "conv" and not self._on_tensor_cores(work.dtype):
             rate *= self.conv

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-__all__ = ["PARTS", "TILES", "Tiles", "largest_tile_factor", "product_seconds"]
+__all__ = ["PARTS", "TILES", "Tiles", "product_seconds"]
 
 Tiles = tuple[tuple[int, int], ...]
 TILES: Tiles = (
@@ -26,6 +26,7 @@ TILES: Tiles = (
     (64, 32),
 )
 PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
+_EDGES_OF_LARGEST = sum(1 / size for size in TILES[0])  # for each element of its result
 _UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
 
 
@@ -42,7 +43,7 @@ def product_seconds(
 
     Args:
         sizes: batch, rows, columns, inner dimension.
-        rate: operations per second of the whole device with very large tiles.
+        rate: operations per second of the whole device with the largest tiles.
         units: units that run tiles at the same time.
         coefficients: ``"edge"``: elements of an edge of a tile that cost as much as the operands they load;
             ``"start"``: elements of the inner dimension that a start-up takes; ``"alone"``: how much a small tile
@@ -65,7 +66,7 @@ def product_seconds(
     best = float("inf")
     for rows, columns in tile_sizes:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
-        edge_factor = 1 + edge * (1 / rows + 1 / columns)
+        edge_factor = (1 + edge * (1 / rows + 1 / columns)) / (1 + edge * _EDGES_OF_LARGEST)
         for parts in part_counts:
             # A part has at least 64 elements of the inner dimension, so a few small products are faster than slightly
             # shorter ones. Measured float32 products near such a step are met better with it than with a smooth model.
@@ -76,13 +77,3 @@ def product_seconds(
             seconds = max(ceil(tiles * parts / units) * tile, alone) + (parts * flush if parts > 1 else 0.0)
             best = min(best, seconds)
     return best
-
-
-def largest_tile_factor(coefficients: Mapping[str, Any]) -> float:
-    """Return the factor by which the edges of the largest tile slow it down.
-
-    >>> largest_tile_factor({"edge": 0.0})
-    1.0
-    """
-    rows, columns = TILES[0]
-    return 1 + float(coefficients["edge"]) * (1 / rows + 1 / columns)

@@ -17,7 +17,6 @@ import torch
 
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
-from modelsummary.devices.product_time import largest_tile_factor
 
 __all__ = ["half_speed", "is_geforce", "tensor_factor", "vector_share"]
 
@@ -121,6 +120,5 @@ def tensor_factor(
     """
     peak = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
     reached = half_speed(spec, measured)
-    gemm = coefficients["tensor"]["gemm"]
-    best = float(gemm["efficiency"]) / largest_tile_factor(gemm)
+    best = float(coefficients["tensor"]["gemm"]["efficiency"])
     return reached / peak / best if reached and peak else _USUAL_HALF / best
