@@ -32,7 +32,6 @@ from modelsummary.parallel.recomputation import with_recomputation
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.record.events import Event
-from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_of
 
 __all__ = ["make_plan"]
@@ -295,8 +294,7 @@ def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping
 
 
 def _calls(live: LiveModel) -> Calls:
-    with as_forward_error(live.model):
-        return Calls(live.model, record_of(live, RULES))
+    return Calls(live.model, record_of(live, RULES))
 
 
 def _derived(calls: Calls, shard: int, expert: int, boundaries: Sequence[str]) -> Derivation:

@@ -9,7 +9,7 @@ same object in every run (in evaluation ``dropout(x)`` is ``x``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import Unknown, leaves_of
-from modelsummary.errors import in_short
+from modelsummary.errors import ForwardError, ModelSummaryError, in_short
 from modelsummary.record.changes import Unreadable, check_kept
 from modelsummary.record.events import Event, Record
 from modelsummary.record.fingerprint import fingerprint_of
@@ -32,7 +32,7 @@ from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tracer import Tracer
 
-__all__ = ["kept_records", "record", "record_of", "record_once"]
+__all__ = ["forward_errors", "kept_records", "record", "record_of", "record_once"]
 
 Trace = Callable[..., Run]
 _NO_MODE = "it runs other calls in the other mode"
@@ -155,7 +155,8 @@ def record_of(live: LiveModel, rules: TraceRules = WHOLE_LAYERS) -> Record:
     """Return the record of one run of a live model: the one that it keeps, if the model is unchanged since."""
     memo = live.kept(("record", id(rules)))
     if not memo:
-        recorded = record_once(live.model, live.call, live.execution, rules=rules)
+        with forward_errors(live.model):
+            recorded = record_once(live.model, live.call, live.execution, rules=rules)
         memo["record"] = rules, recorded  # rules that are held have an id of their own
     result: Record = memo["record"][1]
     return result
@@ -163,9 +164,30 @@ def record_of(live: LiveModel, rules: TraceRules = WHOLE_LAYERS) -> Record:
 
 def kept_records(live: LiveModel, execution: str) -> Iterator[Record]:
     """Yield what ``record`` yields; the live model keeps the first, which ``record_of`` then returns."""
-    for recorded in record(live.model, live.call, execution, live.batch_dim):
-        live.kept(("record", id(WHOLE_LAYERS))).setdefault("record", (WHOLE_LAYERS, recorded))
-        yield recorded
+    with forward_errors(live.model):
+        for recorded in record(live.model, live.call, execution, live.batch_dim):
+            live.kept(("record", id(WHOLE_LAYERS))).setdefault("record", (WHOLE_LAYERS, recorded))
+            yield recorded
+
+
+@contextmanager
+def forward_errors(model: nn.Module) -> Iterator[None]:
+    """Record a forward in the body. Raise ``ForwardError`` if it raises anything but the library's own errors.
+
+    >>> with forward_errors(nn.ReLU()):
+    ...     raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation")
+    Traceback (most recent call last):
+    modelsummary.errors.ForwardError: the forward of ReLU failed when it was recorded with gradients, ...
+    """
+    try:
+        yield
+    except ModelSummaryError:
+        raise
+    except Exception as error:
+        raise ForwardError(
+            f"the forward of {type(model).__name__} failed when it was recorded with gradients, as in training: "
+            f"{in_short(error)}; change the forward, or freeze what needs no gradient"
+        ) from error
 
 
 def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> Trace:

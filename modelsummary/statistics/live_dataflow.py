@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from types import EllipsisType
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.errors import InputError, ModelSummaryError, SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record
-from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_of
-from modelsummary.split import Stages, check_initialized
+from modelsummary.split import Stages
 from modelsummary.views.flow import Dataflow, steps_of_record
 from modelsummary.views.graph import Graph
 from modelsummary.views.graph_building import dataflow_graph
@@ -31,7 +30,7 @@ def dataflow(
     readable = isinstance(depth, EllipsisType)
     level = None if isinstance(depth, EllipsisType) else check_depth(depth, least=1)
     _check_stages(stages, live)
-    record = _recorded(live, stages)
+    record = _record(live, stages)
     return dataflow_graph(root, record, level, _calls(stages), readable=readable, fold=fold)
 
 
@@ -39,18 +38,16 @@ def explored_dataflow(live: LiveModel, root: LayerInfo, stages: Stages | None) -
     """Return the dataflow of a model for the explorer; a remark says why, if it cannot be recorded."""
     _check_stages(stages, live)
     try:
-        return Dataflow(steps_of_record(root, _recorded(live, stages), _calls(stages)))
+        return Dataflow(steps_of_record(root, _record(live, stages), _calls(stages)))
     except ModelSummaryError as error:
         return Dataflow(remarks=(f"The dataflow is not known: {error}",))
 
 
-def _recorded(live: LiveModel, stages: Stages | None) -> Record:
+def _record(live: LiveModel, stages: Stages | None) -> Record:
     """Return the record that stages were cut from; without stages, or after pickling, the model's."""
-    check_initialized(live.model)
-    if stages is not None and stages.record is not None:
-        return stages.record
-    with as_forward_error(live.model):
-        return record_of(live)
+    if live.uninitialized is not None:
+        raise SplitError(f"{live.uninitialized}; run the model once")
+    return (None if stages is None else stages.record) or record_of(live)
 
 
 def _calls(stages: Stages | None) -> Sequence[Sequence[Event]]:

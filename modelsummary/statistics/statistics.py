@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.serving import ServingEstimate
     from modelsummary.serving.cache import MakeCache
     from modelsummary.split import By, Stages
-    from modelsummary.split.model_splitter import ModelSplitter
+    from modelsummary.split.splitter import Splitter
     from modelsummary.views.flow import Dataflow
     from modelsummary.views.graph import Graph
 
@@ -89,7 +89,7 @@ class Statistics(ModelStatistics):
     """
 
     _live: LiveModel | None = None
-    _splitter: ModelSplitter | None = None
+    _splitter: Splitter | None = None
     _scalings: dict[str, Scaling]
 
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
@@ -849,13 +849,13 @@ class Statistics(ModelStatistics):
             context=context,
         )
 
-    def _current_splitter(self) -> ModelSplitter:
+    def _current_splitter(self) -> Splitter:
         """Return the splitter of the first use, or a new one if autocast was switched since."""
-        from modelsummary.split.model_splitter import ModelSplitter
+        from modelsummary.split.splitter import Splitter
 
         if self._splitter is None or not self._splitter.is_current():
             live = self._live if self._live is None else self._tree_for("a split", SplitError)
-            self._splitter = ModelSplitter(live, list(self.root.walk()))
+            self._splitter = Splitter(live, list(self.root.walk()))
         return self._splitter
 
 

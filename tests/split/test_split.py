@@ -483,7 +483,7 @@ def test_misspelt_names_are_refused_before_anything_is_recorded(arguments, messa
         raise AssertionError("recorded")
         yield
 
-    monkeypatch.setattr("modelsummary.split.model_splitter.kept_records", record)
+    monkeypatch.setattr("modelsummary.record.runs.record", record)
     stats = Statistics(nn.Sequential(OrderedDict(layer=nn.Sequential(nn.Linear(4, 4), nn.ReLU()))), rows(2, 4))
     with pytest.raises(InputError, match=message):
         stats.split(2, **arguments)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import SplitError, Statistics
-from modelsummary.split import model_splitter
+from modelsummary.split import splitter
 
 RUNS = itertools.count()  # no library restores it after a run
 
@@ -109,8 +109,8 @@ def test_a_forward_that_asks_for_gradients_also_runs_without(monkeypatch):
         compared.append((options["grad"], options.get("other_mode", False)))
         return found(*args, **options)
 
-    found = model_splitter.difference
-    monkeypatch.setattr(model_splitter, "difference", difference)
+    found = splitter.difference
+    monkeypatch.setattr(splitter, "difference", difference)
     tokens = torch.zeros(2, 4, dtype=torch.long)
     Statistics(Decoder(), tokens).split(2, by="params")
     assert compared == [(True, False), (True, True)]
