@@ -328,8 +328,8 @@ _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 
 def plus(one: Totals, other: Totals) -> Totals:
     """Return the sum of two sums."""
-    if other is _NOTHING:
-        return one
+    if other is _NOTHING or one is _NOTHING:
+        return one if other is _NOTHING else other
     return Totals(one.numel + other.numel, one.trainable + other.trainable, one.nbytes + other.nbytes)
 
 

@@ -210,9 +210,10 @@ class _Run:
 
 def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
     root = call_tree(run.facts, run.trace)
+    if run.error is None:
+        return Recording(root, execution)
     rows = {row.key: row for row in root.walk() if row.executed}
-    failed = [rows[key] for key in run.trace.failed] if run.error is not None else []
-    return Recording(root, execution, error=run.error, failed=failed)
+    return Recording(root, execution, error=run.error, failed=[rows[key] for key in run.trace.failed])
 
 
 def _attempt(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, **options: bool) -> _Run:

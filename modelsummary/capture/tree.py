@@ -152,8 +152,6 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
     seen: set[int] = set()
 
     def first_seen(owned: list[Owned]) -> list[Owned]:
-        if not owned:
-            return owned
         new = [entry for entry in owned if entry.key not in seen]
         seen.update(entry.key for entry in new)
         return new
@@ -168,11 +166,14 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
         row.num_params, row.trainable_params, row.params_bytes = module_facts.all_parameters
         row.num_buffers, _, row.buffer_bytes = module_facts.all_buffers
         row.has_uninitialized = module_facts.has_uninitialized
-        new = first_seen(module_facts.parameters)
-        row.self_params, row.self_trainable_params, row.self_params_bytes = totals(new)
-        row.self_buffers, _, row.self_buffer_bytes = totals(first_seen(module_facts.buffers))
-        row.is_recursive = row.layer_id in seen_modules or (bool(module_facts.parameters) and not new)
+        row.is_recursive = row.layer_id in seen_modules
         seen_modules.add(row.layer_id)
+        if module_facts.parameters:
+            new = first_seen(module_facts.parameters)
+            row.self_params, row.self_trainable_params, row.self_params_bytes = totals(new)
+            row.is_recursive |= not new
+        if module_facts.buffers:
+            row.self_buffers, _, row.self_buffer_bytes = totals(first_seen(module_facts.buffers))
         row.macs, row.elementwise_ops = row.self_macs, row.self_elementwise_ops
         row.bytes_read, row.bytes_written = row.self_bytes_read, row.self_bytes_written
         row.skipped_macs = row.self_skipped_macs

@@ -103,9 +103,10 @@ class ModelStatistics(ReadableNumbers):
         options: TableOptions | None = None,
     ) -> None:
         self.root = root
-        self.summary_list = [row for row in root.walk() if row is not root]
+        rows = list(root.walk())
+        self.summary_list = rows[1:]
         self._index: dict[str, list[LayerInfo]] = {}
-        for row in root.walk():
+        for row in rows:
             self._index.setdefault(row.fqn, []).append(row)
         self.execution = execution
         self.fallback_reason = fallback_reason

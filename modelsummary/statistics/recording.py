@@ -80,7 +80,7 @@ def live_model(called: nn.Module, recorded: Recorded, stats: ModelStatistics) ->
     compiled = called if is_compiled(called) else None
     model = unwrap(called)
     names = {fqn for fqn, _ in named_modules(model)}
-    added = next((row.fqn for row in recording.root.walk() if row.fqn not in names), None)
+    added = next((row.fqn for row in stats if row.fqn not in names), None)
     return LiveModel(model, call, recording.execution, stats.batch_dim, compiled, added)
 
 
