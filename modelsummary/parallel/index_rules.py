@@ -9,10 +9,10 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import (
     Blocked,
     FunctionCall,
-    Pieces,
     Sharded,
+    apart,
     dim_of,
-    part_of,
+    parts_of,
     sharded_operand,
 )
 from modelsummary.record.events import Value
@@ -46,11 +46,12 @@ def indexed(call: FunctionCall) -> Sharded | None:
             if isinstance(part, slice) and _takes_all(part, size, layout, call.sizes):
                 return layout._replace(dim=result)
             if type(part) is int and not layout.pieces:
-                raise Pieces(_part(call), operand.leaf, (1,) * size)
+                raise apart(call, (1,) * size, _part(call))
             bounds = _bounds(part, size)
             if bounds is None:
                 raise Blocked(_part(call))
-            sharded = part_of(call, operand, layout, *bounds)
+            borders = sorted({0, size, *bounds})
+            sharded = parts_of(call, borders)[borders.index(bounds[0])]
             if sharded is not None and type(part) is int:
                 raise Blocked(_part(call))
             return None if sharded is None else sharded._replace(dim=result)

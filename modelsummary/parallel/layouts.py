@@ -20,18 +20,17 @@ __all__ = [
     "PARTIAL",
     "Blocked",
     "FunctionCall",
-    "Needs",
     "Operand",
-    "Pieces",
     "Section",
     "Sharded",
-    "Shares",
+    "WrongPlacement",
+    "apart",
     "dim_of",
     "dims_of",
     "in_pieces",
     "local_position",
     "local_shape",
-    "part_of",
+    "parts_of",
     "reshaped",
     "sharded_operand",
 ]
@@ -74,28 +73,23 @@ class Blocked(Exception):
     """A sharded value cannot pass here; the message says why."""
 
 
-class Shares(Blocked):
-    """All shards take a tensor, so that each rank has a part of its gradient."""
+class WrongPlacement(Blocked):
+    """An operand has to have another placement.
 
-    def __init__(self, message: str, value: Any) -> None:
+    Args:
+        value: the operand.
+        placement: chunks, or a sum, of what is whole; pieces of what is sharded; None: whole, and something sums the
+            parts of its gradient.
+    """
+
+    def __init__(self, message: str, value: Any, placement: Sharded | None) -> None:
         super().__init__(message)
-        self.value = value
+        self.value, self.placement = value, placement
 
-
-class Pieces(Blocked):
-    """A function takes the sharded dimension apart; the layers it comes from can be split in pieces of these sizes."""
-
-    def __init__(self, message: str, value: Any, sizes: Sequence[int]) -> None:
-        super().__init__(message)
-        self.value, self.sizes = value, sizes
-
-
-class Needs(Blocked):
-    """Another operand has to be sharded as well, with this layout."""
-
-    def __init__(self, value: Value | Attribute, layout: Sharded) -> None:
-        super().__init__("a whole tensor meets a sharded one; one that is sharded, too, works")
-        self.value, self.layout = value, layout
+    @property
+    def of_whole(self) -> bool:
+        """True for a whole tensor of which ranks have to hold chunks or parts of a sum."""
+        return self.placement is not None and not self.placement.pieces
 
 
 @dataclass(frozen=True)
@@ -170,6 +164,14 @@ class FunctionCall:
         """Message about a function whose operands are sharded along different dimensions."""
         return f"{self.at} takes tensors that are sharded along different dimensions; equal dimensions work"
 
+    def wrong(self, operand: Operand, placement: Sharded) -> WrongPlacement:
+        """Return the refusal of an operand that is whole, and has to have a placement."""
+        return WrongPlacement(
+            f"{self.at} takes a whole tensor and a {self.tensor}; one that is sharded, too, works",
+            operand.leaf,
+            placement,
+        )
+
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return the template of an argument, by position, by name, or by the name that NumPy gives it."""
         if len(self.args) > position:
@@ -210,9 +212,9 @@ class FunctionCall:
             if other.needs_grad and other.leaf not in self.reduced:
                 message = f"{self.at} would leave a part of the gradient of a replicated tensor on each rank"
                 message = f"{message}; a tensor without a gradient works"
-                raise Shares(message, other.leaf)
+                raise WrongPlacement(message, other.leaf, None)
         elif other.shape[dim] == total and isinstance(other.leaf, (Value, Attribute)):
-            raise Needs(other.leaf, Sharded(dim, outer))
+            raise self.wrong(other, Sharded(dim, outer))
         else:
             raise Blocked(f"{self.at} takes a constant of the whole size beside a sharded tensor; sizes of one work")
 
@@ -305,20 +307,33 @@ def in_pieces(dim: int, pieces: Sequence[Section]) -> Sharded | None:
     return Sharded(dim, len(pieces)) if len(set(pieces)) == 1 else Sharded(dim, pieces=tuple(pieces))
 
 
-def part_of(call: FunctionCall, operand: Operand, layout: Sharded, start: int, stop: int) -> Sharded | None:
-    """Return the layout of a part of the sharded dimension, which must be pieces; None if it is whole on each rank.
+def apart(call: FunctionCall, sizes: Sequence[int], why: str = "") -> WrongPlacement:
+    """Return the refusal of a function that takes the sharded dimension apart, into pieces of these sizes."""
+    operand, layout = sharded_operand(call)
+    pieces = Sharded(layout.dim, pieces=tuple(Section(size) for size in sizes))
+    return WrongPlacement(why or call.along, operand.leaf, pieces)
+
+
+def parts_of(call: FunctionCall, borders: Sequence[int]) -> list[Sharded | None]:
+    """Return the layouts of the parts of the sharded dimension between borders; None if one is whole on each rank.
 
     Raises:
-        Pieces: a piece that is cut into chunks lies on both sides of a border.
+        WrongPlacement: a piece that is cut into chunks lies on both sides of a border.
     """
-    size = operand.shape[layout.dim]
+    operand, layout = sharded_operand(call)
+    return [_part_of(call, operand, layout, bounds, borders) for bounds in pairwise(borders)]
+
+
+def _part_of(
+    call: FunctionCall, operand: Operand, layout: Sharded, bounds: tuple[int, int], borders: Sequence[int]
+) -> Sharded | None:
+    size, (start, stop) = operand.shape[layout.dim], bounds
     pieces = []
     begin = 0
     for piece in layout.pieces or [Section(size // layout.outer)] * layout.outer:
         inside = max(0, min(begin + piece.size, stop) - max(begin, start))
         if inside and inside < piece.size and not piece.is_whole:
-            borders = sorted({0, start, stop, size})
-            raise Pieces(call.along, operand.leaf, [after - before for before, after in pairwise(borders)])
+            raise apart(call, [after - before for before, after in pairwise(borders)])
         pieces += [piece._replace(size=inside)] if inside else []
         begin += piece.size
     return in_pieces(layout.dim, pieces)

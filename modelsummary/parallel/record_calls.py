@@ -188,11 +188,11 @@ class Calls:
         tensor = leaf.tensor if isinstance(leaf, Foreign) else leaf
         return isinstance(tensor, Tensor) and tensor.requires_grad
 
-    def sources(self, value: Value) -> list[str]:
-        """Return the ``Linear`` and ``Embedding`` layers from which a value comes through functions and norms."""
+    def sources(self, leaf: Any) -> list[str]:
+        """Return the ``Linear`` and ``Embedding`` layers from which a tensor comes through functions and norms."""
         layers: dict[str, None] = {}
         seen: set[Value] = set()
-        pending = [value]
+        pending = [leaf] if isinstance(leaf, Value) else []
         while pending:
             event = self.maker.get(pending.pop())
             if event is None:
@@ -239,13 +239,13 @@ class Calls:
         function = maker.function if maker is not None else None
         return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
 
-    def constant(self, value: Value, layout: Sharded) -> dict[Value, Sharded]:
-        """Return the tensors of equal elements that a value is made of, with the layout that gives it this one.
+    def constant(self, leaf: Any, layout: Sharded) -> dict[Value, Sharded]:
+        """Return the tensors of equal elements that a tensor is made of, with the layout that gives it this one.
 
         Their sizes follow from numbers that the model divides, too; empty if it is made of something else.
         """
         constants: dict[Value, Sharded] = {}
-        pending = [(value, layout.dim)]
+        pending = [(leaf, layout.dim)] if isinstance(leaf, Value) else []
         seen = set(pending)
         while pending:
             tensor, dim = pending.pop()

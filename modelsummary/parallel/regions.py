@@ -19,11 +19,9 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import (
     Blocked,
     FunctionCall,
-    Needs,
-    Pieces,
     Section,
     Sharded,
-    Shares,
+    WrongPlacement,
     in_pieces,
 )
 from modelsummary.parallel.propagation import Propagation, first_complete, sole_input
@@ -280,33 +278,31 @@ class _Columns(Propagation):
 
     def others(self, refused: Blocked) -> Iterator[_Columns]:
         """Yield the propagation from wider start conditions, which make a placement that a refusal asks for."""
-        start = self._wider(refused)
-        if start is None and isinstance(refused, Needs):
+        wrong = refused if isinstance(refused, WrongPlacement) else None
+        start = None if wrong is None else self._wider(wrong)
+        if start is None and wrong is not None and wrong.of_whole:
             at = "the model" if self.event is None else f"{self.event.name} of {self.event.fqn or 'the model'}"
             self.refused = Blocked(
                 f"a whole tensor meets a sharded one in {at}; one that a linear layer makes can be split, too"
             )
-        if start is None and self._shares and not isinstance(refused, Shares):
+        if start is None and self._shares and (wrong is None or wrong.placement is not None):
             whole = _with_whole_pieces(self._start.pieces)  # all heads may share the smallest ones
             start = None if whole == self._start.pieces else replace(self._start, pieces=whole)
         if start is not None:
             yield _Columns(self.calls, start, self._taken, shares=self._shares)
 
-    def _wider(self, refused: Blocked) -> _Start | None:
-        start, calls = self._start, self.calls
-        if isinstance(refused, Pieces):
-            cut = self._cut_at(refused)
+    def _wider(self, wrong: WrongPlacement) -> _Start | None:
+        start, calls, value, placement = self._start, self.calls, wrong.value, wrong.placement
+        if placement is not None and placement.pieces:
+            cut = self._cut_at(value, [piece.size for piece in placement.pieces])
             return replace(start, pieces={**start.pieces, **cut}) if cut else None
-        if not isinstance(refused, (Needs, Shares)):
-            return None
-        value = refused.value
         if self._shares and isinstance(value, Value):
             other = find_shared(calls, value, self._whole_parts)
             if other is not None and other.values - self._reduced:
                 return replace(start, shared=(*start.shared, other), constants={**start.constants, **other.expanded})
-        if isinstance(refused, Shares):
+        if placement is None:
             return None
-        more = [fqn for fqn in _sources(calls, value) if fqn not in start.columns]
+        more = [fqn for fqn in calls.sources(value) if fqn not in start.columns]
         if any(fqn in self._taken for fqn in more):
             return None
         if more:
@@ -319,24 +315,23 @@ class _Columns(Propagation):
                 shared=tuple(tensor for tensor in start.shared if tensor not in split),
                 constants={copy: layout for copy, layout in start.constants.items() if copy not in copied},
             )
-        constants = _constant(calls, refused)
+        constants = calls.constant(value, placement)
         if constants.keys() - start.constants.keys():
             return replace(start, constants={**start.constants, **constants})
-        parameters = _parameter(calls, refused)
+        parameters = _parameter(calls, value, placement)
         if parameters.keys() - start.parameters.keys():
             return replace(start, parameters={**start.parameters, **parameters})
         return None
 
-    def _cut_at(self, apart: Pieces) -> dict[str, list[Section]]:
+    def _cut_at(self, value: Any, sizes: Sequence[int]) -> dict[str, list[Section]]:
         """Return the pieces of the layers from which a value comes, cut where a function takes it apart.
 
         Empty if no layer can be cut there, or all are already.
         """
-        total = sum(apart.sizes)
-        borders = [*accumulate(apart.sizes)]
-        sources = [(fqn, 0, self.calls.features(fqn)) for fqn in _sources(self.calls, apart.value)]
+        total, borders = sum(sizes), [*accumulate(sizes)]
+        sources = [(fqn, 0, self.calls.features(fqn)) for fqn in self.calls.sources(value)]
         cut: dict[str, list[Section]] = {}
-        for fqn, start, stop in [self._columns[apart.value]] if apart.value in self._columns else sources:
+        for fqn, start, stop in [self._columns[value]] if value in self._columns else sources:
             if fqn not in self.region.columns or fqn not in self.calls.linears or (stop - start) % total:
                 return {}
             unit, features = (stop - start) // total, self.calls.features(fqn)
@@ -349,23 +344,15 @@ class _Columns(Propagation):
         return cut if any(sections != self.region.pieces.get(fqn) for fqn, sections in cut.items()) else {}
 
 
-def _sources(calls: Calls, leaf: Value | Attribute) -> list[str]:
-    return calls.sources(leaf) if isinstance(leaf, Value) else []
-
-
-def _constant(calls: Calls, needs: Needs) -> dict[Value, Sharded]:
-    return calls.constant(needs.value, needs.layout) if isinstance(needs.value, Value) else {}
-
-
-def _parameter(calls: Calls, needs: Needs) -> dict[str, Sharded]:
+def _parameter(calls: Calls, value: Any, placement: Sharded) -> dict[str, Sharded]:
     """Return the layout of the parameter that a tensor is made of; empty unless one module's functions take it."""
-    fqn = calls.parameter_behind(needs.value)
+    fqn = calls.parameter_behind(value)
     owner = "" if fqn is None else fqn.rpartition(".")[0]
     if fqn is None or calls.users.get(owner) != {owner} or calls.holders[owner] != {owner}:
         return {}
-    if calls.n_calls[owner] != 1 or needs.layout.outer != 1:
+    if calls.n_calls[owner] != 1 or placement.outer != 1:
         return {}
-    shape = calls.shape_of(needs.value)
+    shape = calls.shape_of(value)
     sizes = calls.parameters[fqn].shape
-    dims = [dim for dim, size in enumerate(sizes) if shape is not None and size == shape[needs.layout.dim]]
+    dims = [dim for dim, size in enumerate(sizes) if shape is not None and size == shape[placement.dim]]
     return {fqn: Sharded(dims[0])} if len(dims) == 1 else {}

@@ -1,14 +1,14 @@
 """Where the shards are after a function of torch or a layer: one rule for each family of functions.
 
-A layer has the rule of the function that it calls. A rule raises ``Blocked`` if it cannot tell, and ``Needs`` with an
-operand that has to be sharded, too.
+A layer has the rule of the function that it calls. A rule raises ``Blocked`` if it cannot tell, and
+``WrongPlacement`` if an operand has to have another placement.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -21,14 +21,13 @@ from modelsummary.parallel.layouts import (
     PARTIAL,
     Blocked,
     FunctionCall,
-    Needs,
     Operand,
-    Pieces,
     Sharded,
-    Shares,
+    WrongPlacement,
+    apart,
     dim_of,
     dims_of,
-    part_of,
+    parts_of,
     reshaped,
     sharded_operand,
 )
@@ -60,7 +59,7 @@ def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
 
     Raises:
         Blocked: the call cannot take them.
-        Needs: another operand has to be sharded as well.
+        WrongPlacement: an operand has to have another placement.
     """
     rule = _RULES.get(call.name)
     if PARTIAL in [operand.layout for operand in call.operands] and not _adds_partial(call):
@@ -205,11 +204,7 @@ def _parted(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
     parts = [value.shape[layout.dim] for value in values_in(call.event.result)]
     if len(parts) == 1:
         return layout
-    borders = [0, *accumulate(parts)]
-    try:
-        layouts = [part_of(call, operand, layout, *bounds) for bounds in pairwise(borders)]
-    except Pieces:
-        raise Pieces(call.along, operand.leaf, parts) from None
+    layouts = parts_of(call, [0, *accumulate(parts)])
     return layouts if None in layouts or len(set(layouts)) > 1 else layouts[0]
 
 
@@ -219,7 +214,7 @@ def _gated(call: FunctionCall) -> Sharded:
     if dim_of(call.argument(1, "dim", -1), len(operand.shape)) != layout.dim:
         return layout
     if layout.outer != 2:
-        raise Pieces(call.along, operand.leaf, (1, 1))
+        raise apart(call, (1, 1))
     return layout._replace(outer=1)
 
 
@@ -228,7 +223,7 @@ def _unbound(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     dim = dim_of(call.argument(1, "dim", 0), len(operand.shape))
     if dim == layout.dim:
-        raise Pieces(call.along, operand.leaf, (1,) * operand.shape[dim])
+        raise apart(call, (1,) * operand.shape[dim])
     return layout._replace(dim=layout.dim - (dim < layout.dim))
 
 
@@ -266,7 +261,7 @@ def _concatenated(call: FunctionCall) -> Sharded:
                 raise Blocked(
                     f"{call.at} takes a constant of the whole size beside a sharded tensor; computed tensors work"
                 )
-            raise Needs(operand.leaf, layout)
+            raise call.wrong(operand, layout)
     return layout._replace(dim=layout.dim + (stacks and dim <= layout.dim))
 
 
@@ -316,9 +311,9 @@ def _product(call: FunctionCall) -> Sharded:
     n_factors = len(terms) if call.name == "einsum" else 2
     for position, (operand, term) in enumerate(terms):
         if operand.layout is None and label in term:
-            raise Needs(operand.leaf, Sharded(term.index(label), outer))
+            raise call.wrong(operand, Sharded(term.index(label), outer))
         if operand.layout is None and position >= n_factors:
-            raise Needs(operand.leaf, PARTIAL)
+            raise call.wrong(operand, PARTIAL)
     return PARTIAL
 
 
@@ -339,10 +334,10 @@ def _linear(call: FunctionCall) -> Sharded | None:
         raise Blocked(f"{call.at} takes a sharded tensor and a sum over the ranks; one kind works")
     if name in FACTORIES:  # zeros of the same shape
         return None
-    others = [operand.leaf for operand in call.operands if operand.layout is None and not operand.is_zeros]
+    others = [operand for operand in call.operands if operand.layout is None and not operand.is_zeros]
     if name in ("add", "iadd", "sub", "isub") and others:
-        raise Needs(others[0], PARTIAL)
-    if name in ("index_add", "scatter_add") and call.first.leaf in others:
+        raise call.wrong(others[0], PARTIAL)
+    if name in ("index_add", "scatter_add") and call.first in others:
         raise Blocked(f"{call.at} adds a sum over the ranks to a whole tensor; zeros work")
     is_linear = {
         **dict.fromkeys(("add", "iadd", "sub", "isub"), True),
@@ -378,11 +373,12 @@ def _attention(call: FunctionCall) -> Sharded:
             if operand.shape[layout.dim] == 1 and operand.leaf in call.reduced:
                 continue
             if operand.shape[layout.dim] == 1 or not isinstance(operand.leaf, Value):
-                raise Shares(
+                raise WrongPlacement(
                     f"{call.at} takes a whole key or value that all heads share; one that a linear layer makes works",
                     operand.leaf,
+                    None,
                 )
-            raise Needs(operand.leaf, layout)
+            raise call.wrong(operand, layout)
         call.sizes.add(operand.shape[layout.dim] // layout.outer)
     if mask is not None and mask.layout is None:
         call.meets(mask, layout.dim - ndim + len(mask.shape), parts[0].shape[layout.dim], layout.outer)

@@ -14,7 +14,7 @@ from torch import nn
 
 from modelsummary.parallel.attention_heads import attention_inputs
 from modelsummary.parallel.derive import Derivation, Layer
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Sharded
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Sharded, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete, sole_input
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
@@ -293,7 +293,7 @@ class _Chunks(Propagation):
         """Yield the propagation with a tensor redistributed at the boundary of a module, or from fewer layers."""
         if self._wrong:
             following = self.stream.without(self._wrong)
-        elif isinstance(refused, Needs):
+        elif isinstance(refused, WrongPlacement) and refused.of_whole:
             self.refused = self._meets_whole(refused)
             following = self._cut(refused)
         else:
@@ -301,10 +301,10 @@ class _Chunks(Propagation):
         if following is not None and any(self._layers[fqn].role in ("row", "heads") for fqn in following.scattered):
             yield _Chunks(self._setting, following)
 
-    def _meets_whole(self, needs: Needs) -> Blocked:
+    def _meets_whole(self, wrong: WrongPlacement) -> Blocked:
         """Return why the call at hand cannot go on: it takes chunks, and a tensor that nothing cuts."""
         assert self.event is not None
-        shape = self.calls.shape_of(needs.value)
+        shape = self.calls.shape_of(wrong.value)
         return Blocked(
             f"{self.event.name} in {self.event.fqn or 'the model'} takes a chunk of the sequence and a whole tensor "
             f"of the shape {list(shape or ())}; one that enters or leaves a module beside the chunk can be cut"
@@ -387,10 +387,10 @@ class _Chunks(Propagation):
         origins = frozenset().union(*(self._origins.get(value, ()) for value in self._values_at_hand()))
         return self._without(origins)
 
-    def _cut(self, needs: Needs) -> Stream | None:
+    def _cut(self, wrong: WrongPlacement) -> Stream | None:
         """Return the stream with a chunk of a whole tensor at the event at hand; None if no module can cut it."""
-        value, layout = needs.value, needs.layout
-        if not isinstance(value, Value):
+        value, layout = wrong.value, wrong.placement
+        if not isinstance(value, Value) or layout is None:
             return self._gathered()
         if layout.outer != 1 or value.shape[layout.dim] % self._setting.n_ranks:
             return self._give_up()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import PARTIAL, Blocked, FunctionCall, Needs, Sharded
+from modelsummary.parallel.layouts import PARTIAL, Blocked, FunctionCall, Sharded, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
@@ -120,9 +120,9 @@ class _Chunks(Propagation):
 
     def others(self, refused: Blocked) -> Iterator[_Chunks]:
         """Yield propagations in which the parameter that a whole tensor is made of is sharded, too."""
-        if not isinstance(refused, Needs):
+        if not isinstance(refused, WrongPlacement) or refused.placement is None or refused.placement.pieces:
             return
-        leaf, layout = refused.value, refused.layout
+        leaf, layout = refused.value, refused.placement
         fqn = self.calls.parameter_behind(leaf if layout == PARTIAL else self._factor(leaf, layout.dim))
         if fqn is None or fqn in self.parameters:
             self.refused = Blocked(

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from modelsummary import Statistics
-from modelsummary.parallel.layouts import PARTIAL, Blocked, Needs, Section, Sharded
+from modelsummary.parallel.layouts import PARTIAL, Blocked, Section, Sharded, WrongPlacement
 from modelsummary.parallel.propagation import Propagation
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.runs import record_of
@@ -136,10 +136,10 @@ def test_reasons(function, shapes, placements, reason):
     ],
 )
 def test_a_rule_asks_for_the_placement_of_an_operand(function, shapes, placements, position, expected):
-    with pytest.raises(Needs) as needs:
+    with pytest.raises(WrongPlacement) as wrong:
         placement_after(function, tuple(map(torch.randn, shapes)), placements)
-    assert needs.value.value.index == position
-    assert needs.value.layout == expected
+    assert wrong.value.value.index == position
+    assert wrong.value.placement == expected
 
 
 def test_results_sum_up_only_where_something_reduces_them():
