@@ -47,5 +47,5 @@ CHECKPOINT_INPUTS = "_NoopSaveInputs"
 
 def queue_callback(callback: Any) -> None:
     """Call ``callback`` at the end of the running backward."""
-    engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)

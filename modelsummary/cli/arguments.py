@@ -45,8 +45,8 @@ class Parser(argparse.ArgumentParser):
     Options have their full names.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, prog: str | None = None, **options: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise ``InputError``; of an unknown option, it names the closest known ones."""

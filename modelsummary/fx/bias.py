@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from modelsummary._torch import ConvNd, ConvTransposeNd
-from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.meta_info import info_of
 
 __all__ = ["split_bias_additions"]
 
@@ -44,10 +44,9 @@ def split_bias_additions(gm: GraphModule) -> int:
             new = _split_module(gm, node) if node.op == "call_module" else _split_function(gm.graph, node)
         if new is None:
             continue
-        info = node.meta.get("info")
         for inner in _until(new, node):
             inner.meta.update(node.meta)
-            inner.meta["info"] = MetaInfo(info.fqn, info.call_index) if isinstance(info, MetaInfo) else MetaInfo()
+            inner.meta["info"] = info_of(node).fresh()
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)
         split += 1

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from modelsummary.capture.checkpoints import segment_of
 from modelsummary.errors import InputError
 from modelsummary.fx.codegen import MARK, CheckpointCodeGen, region_of
-from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.meta_info import info_of
 from modelsummary.fx.shape_prop import checked
 from modelsummary.memory.checkpointing import CheckpointPlan
 
@@ -79,9 +79,7 @@ def _runs(gm: GraphModule, name: str) -> Iterator[list[Node]]:
         paths = [f"{container}.{child}" if container else child for child in children[segment.start : segment.stop]]
     run: list[Node] = []
     for node in gm.graph.nodes:
-        info = node.meta.get("info")
-        fqn = info.fqn if isinstance(info, MetaInfo) else ""
-        is_inside = any(f"{fqn}.".startswith(f"{path}.") for path in paths)
+        is_inside = any(f"{info_of(node).fqn}.".startswith(f"{path}.") for path in paths)
         if is_inside and node.op not in ("placeholder", "output"):
             run.append(node)
         elif run and node.op != "get_attr":

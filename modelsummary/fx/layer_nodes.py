@@ -11,9 +11,9 @@ from torch.fx import GraphModule, Node
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.meta_info import info_of
 from modelsummary.fx.profiling import profile_call
-from modelsummary.fx.tracing import trace_call
+from modelsummary.fx.tracing import graph_call, trace_call
 from modelsummary.layer_info import LayerInfo
 
 __all__ = ["graph_module", "nodes_of"]
@@ -39,19 +39,17 @@ def graph_module(
     names = dict(_names(live.model, call))
     options = {"marks": trace_act_ckpt, "splits_bias": bias_addition_split}
     graph = trace_call(live.model, call, names, **options, execution=live.execution)
-    arguments = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
-    profile_call(graph, CallArguments((), arguments, call.device), device)
+    profile_call(graph, graph_call(call, names), device)
     for node in graph.graph.nodes:
-        info = node.meta["info"]
+        info = info_of(node)
         node.meta["layer_info"] = rows_of(info.fqn)[info.call_index]
     return graph
 
 
 def nodes_of(graph: GraphModule, fqn: str) -> list[Node]:
     """Return the nodes of a module: its call, the functions that it calls, and the nodes of its submodules."""
-    infos = ((node, node.meta.get("info")) for node in graph.graph.nodes)
     prefix = f"{fqn}." if fqn else ""
-    return [node for node, info in infos if isinstance(info, MetaInfo) and f"{info.fqn}.".startswith(prefix)]
+    return [node for node in graph.graph.nodes if f"{info_of(node).fqn}.".startswith(prefix)]
 
 
 def _names(model: nn.Module, call: CallArguments) -> Iterator[tuple[int | str, str]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import Node
 
 from modelsummary.capture.values import tensors_of
 
-__all__ = ["MetaInfo", "TensorSet", "sim_env"]
+__all__ = ["MetaInfo", "TensorSet", "info_of", "sim_env"]
 
 Key = tuple[int, int]  # storage, and offset of the first element in bytes: the ``data_ptr`` of a tensor without data
 
@@ -184,4 +185,10 @@ class MetaInfo:
 
     def fresh(self) -> MetaInfo:
         """Return the facts of the same node before profiling."""
-        return replace(MetaInfo(), fqn=self.fqn, call_index=self.call_index)
+        return MetaInfo(self.fqn, self.call_index)
+
+
+def info_of(node: Node) -> MetaInfo:
+    """Return the facts of a node; without any, empty ones, which are not stored."""
+    info = node.meta.get("info")
+    return info if isinstance(info, MetaInfo) else MetaInfo()

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.meta_info import MetaInfo, info_of
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
 
@@ -26,15 +26,12 @@ def rows_of(gm: GraphModule) -> list[dict[str, Any]]:
     >>> [(row["op_type"], row["param_size"], row["fwd_macs"]) for row in rows_of(symbolic_profile(gm, x))]
     [('placeholder', 0, 0), ('call_module', 576, 512), ('output', 0, 0)]
     """
-    return [_row(node, node.meta["info"]) for node in gm.graph.nodes if _is_shown(node)]
+    return [_row(node, info_of(node)) for node in gm.graph.nodes if _is_shown(node)]
 
 
 def _is_shown(node: Node) -> bool:
     """Return True for nodes that make tensors, and for items of a module's result; other nodes are hidden."""
-    info = node.meta.get("info")
-    if not isinstance(info, MetaInfo):
-        return False
-    return info.shape is not None or (
+    return info_of(node).shape is not None or (
         getattr(node.target, "__name__", "") == "getitem"
         and any(source.op == "call_module" for source in node.all_input_nodes)
     )
@@ -71,7 +68,7 @@ def profile_table(gm: GraphModule) -> str:
     ]
     accumulated = rows[-1]["accumulate_size"] if rows else 0
     totals = [sum(row[name] for row in rows) for name in ("fwd_macs", "fwd_flop", "bwd_flop")]
-    uncounted = sorted({name for node in gm.graph.nodes for name in _uncounted(node)})
+    uncounted = sorted({name for node in gm.graph.nodes for name in info_of(node).uncounted})
     return "\n".join(
         [
             table(lines, _HEADERS, "ll" + 9 * "r", "simple"),
@@ -80,8 +77,3 @@ def profile_table(gm: GraphModule) -> str:
             *([f"Not counted (no formula): {', '.join(uncounted)}"] if uncounted else []),
         ]
     )
-
-
-def _uncounted(node: Node) -> dict[str, int]:
-    info = node.meta.get("info")
-    return info.uncounted if isinstance(info, MetaInfo) else {}

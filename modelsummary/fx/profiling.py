@@ -22,7 +22,7 @@ from modelsummary.capture.run import no_collection
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
-from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
+from modelsummary.fx.meta_info import TensorSet, info_of, sim_env
 from modelsummary.fx.profile_table import profile_table
 from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, without_data
 from modelsummary.fx.traced_module import FunctionModule
@@ -300,7 +300,7 @@ class _ProfilingRunner(NodeRunner):
         """Fill the sizes of each node's ``MetaInfo``."""
         later = TensorSet()
         for node in reversed(self._results):
-            info = _info(node)
+            info = info_of(node)
             info.saved = self._saved[node]
             info.outputs = TensorSet() if node.op == "get_attr" else TensorSet.of(self._results[node])
             info.kept = later.intersect(info.outputs)
@@ -309,7 +309,7 @@ class _ProfilingRunner(NodeRunner):
             later = later.union(info.saved.subtract(info.outputs))
         held, so_far = TensorSet(), 0
         for node in self._results:
-            info = _info(node)
+            info = info_of(node)
             new = info.saved.union(info.kept).subtract(held)
             held.update(new)
             so_far += new.nbytes
@@ -330,18 +330,13 @@ class _ProfilingRunner(NodeRunner):
     def write_costs(self) -> None:
         """Fill the costs of each node's ``MetaInfo``."""
         for node in self._results:
-            info = _info(node)
+            info = info_of(node)
             forward, backward = self._costs.forward[node], self._costs.backward.get(node, Costs())
             info.fwd_flop, info.bwd_flop = 2 * forward.macs, 2 * backward.macs
             info.elementwise_ops = forward.elementwise_ops
             info.uncounted = {**forward.uncounted, **backward.uncounted}
             if node in self._registered:
                 info.fwd_flop, info.bwd_flop, info.fwd_comm, info.bwd_comm = (*self._registered[node], 0, 0)[:4]
-
-
-def _info(node: Node) -> MetaInfo:
-    info: MetaInfo = node.meta["info"]
-    return info
 
 
 def _backward(result: Any) -> None:

@@ -22,7 +22,7 @@ from modelsummary.capture.run import running
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
-from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.meta_info import MetaInfo, info_of
 
 __all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "note_shapes", "without_data"]
 
@@ -43,7 +43,7 @@ class NodeRunner(Interpreter):
             raise
         except Exception as error:
             raise TraceError(f"node {n.name!r} ({n.op} {n.target}) failed: {in_short(error)}") from error
-        info = n.meta["info"] = n.meta["info"].fresh() if isinstance(n.meta.get("info"), MetaInfo) else MetaInfo()
+        info = n.meta["info"] = info_of(n).fresh()
         first = next(tensors_of(result), None)
         info.shape = tuple(first.shape) if first is not None else None
         if first is not None:

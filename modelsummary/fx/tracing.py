@@ -29,7 +29,7 @@ from modelsummary.record.fingerprint import compared, difference
 from modelsummary.record.runs import record
 from modelsummary.record.trace_rules import checkpoints_opened
 
-__all__ = ["symbolic_trace", "trace_call"]
+__all__ = ["graph_call", "symbolic_trace", "trace_call"]
 
 
 def symbolic_trace(
@@ -246,7 +246,7 @@ def _first(
             continue
         if splits_bias and split_bias_additions(traced):
             traced.recompile()
-        note_shapes(traced, _graph_call(call, names), builder.origins, execution)
+        note_shapes(traced, graph_call(call, names), builder.origins, execution)
         return traced
     assert reason is not None
     raise reason
@@ -269,8 +269,7 @@ def _check(
     """Raise ``TraceError`` unless the graph runs the same operators as the model, also at another batch size."""
 
     def differs(call: CallArguments, **options: Any) -> str:
-        graph_call = _graph_call(call, names)
-        return difference(model, traced, [traced], call, execution, other_call=graph_call, **options)
+        return difference(model, traced, [traced], call, execution, other_call=graph_call(call, names), **options)
 
     problem, _ = compared(recorded, call, differs)
     if problem:
@@ -281,7 +280,7 @@ def _check(
         )
 
 
-def _graph_call(call: CallArguments, names: Mapping[str | int, str]) -> CallArguments:
+def graph_call(call: CallArguments, names: Mapping[str | int, str]) -> CallArguments:
     """Return the arguments of the graph for a call of the model."""
     arguments = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
     return CallArguments((), arguments, call.device)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
+from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,18 @@ from modelsummary.views.columns import COLUMNS, Column, find_columns
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["FACTS", "in_script", "saved", "to_csv", "to_document", "to_pandas", "to_records", "written"]
+__all__ = [
+    "FACTS",
+    "Texts",
+    "in_script",
+    "saved",
+    "static",
+    "to_csv",
+    "to_document",
+    "to_pandas",
+    "to_records",
+    "written",
+]
 
 # Records have parameters and MACs of a row both alone and with its descendants. They leave out the columns of printed
 # tables that show one or the other, depending on the rows below.
@@ -130,6 +144,37 @@ def saved(content: str, path: str | PathLike[str]) -> Path:
     except (OSError, TypeError, ValueError) as error:
         raise InputError(f"path={path!r} cannot be written: {error}") from error
     return target
+
+
+class Texts:
+    """Texts by their position in a list, each stored once.
+
+    >>> texts = Texts()
+    >>> texts.places(["a", "b", "a"]), texts.every
+    ([0, 1, 0], ['a', 'b'])
+    """
+
+    def __init__(self, *texts: str) -> None:
+        self._place = {text: index for index, text in enumerate(texts)}
+
+    @property
+    def every(self) -> list[str]:
+        """All texts."""
+        return list(self._place)
+
+    def place(self, text: str) -> int:
+        """Return the position of a text, which is added if it is new."""
+        return self._place.setdefault(text, len(self._place))
+
+    def places(self, texts: Iterable[str]) -> list[int]:
+        """Return the position of each text."""
+        return [self.place(text) for text in texts]
+
+
+@cache
+def static(name: str) -> str:
+    """Return the text of a file of the front end, by its path below ``static``."""
+    return (resources.files("modelsummary.views") / "static" / name).read_text(encoding="utf-8")
 
 
 def in_script(text: str) -> str:

@@ -146,9 +146,9 @@ class _Building:
             lines[:2] = [name_range(first.name, equal[-1].name), f"{times} x {lines[1]}"]
         items = self._items(first.children)
         for index, part in enumerate(equal):
-            for step, same in zip(part.steps(), first.steps(), strict=True):
-                step.shown = step.key if part is first and not step.shown else same.shown
-                step.position = {**same.position, **({first.key: index} if times > 1 else {})}
+            for inside, same in zip(part.steps(), first.steps(), strict=True):
+                inside.shown = inside.key if part is first and not inside.shown else same.shown
+                inside.position = {**same.position, **({first.key: index} if times > 1 else {})}
         if first.step is None:
             return Group(first.key, ": ".join(lines), items)
         event, step = first.event, first.step

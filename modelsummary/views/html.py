@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from importlib import resources
 from itertools import chain
 
 from modelsummary.errors import harmless
@@ -18,7 +17,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import total_of
 from modelsummary.views.cells import TableOptions, lay_out
 from modelsummary.views.columns import Column, find_columns
-from modelsummary.views.export import in_script
+from modelsummary.views.export import Texts, in_script, static
 from modelsummary.views.folding import Folding, Shown, is_folded
 
 __all__ = ["notebook_columns", "to_notebook"]
@@ -120,8 +119,7 @@ class _Page:
         return -1 if value is None else value
 
     def html(self, footer: Sequence[str]) -> str:
-        static = resources.files("modelsummary.views") / "static"
-        style, script = ((static / name).read_text(encoding="utf-8") for name in ("tree.css", "tree.js"))
+        style, script = static("tree.css"), static("tree.js")
         written, opened = self._first_rows()
         titles = ["Layer", *self._table.headers[1:]]
         head = "".join(
@@ -199,22 +197,18 @@ class _Page:
 
     def _data(self, written: set[int]) -> str:
         """Return the JSON data for the script: rows that it can draw, by index; each text is stored once."""
-        strings: dict[str, int] = {}
-
-        def place(text: str) -> int:
-            return strings.setdefault(text, len(strings))
-
+        strings = Texts()
         drawn = self._drawn(written)
         rows = {}
         for index in drawn:
             shown, shares = self._rows.shown[index], self._shares[index]
-            texts = [place(text) for text in self._cells[index][1:]]
-            facts = [_label(shown), place(_type(shown.row)), place(_times(shown)), shown.row.depth]
+            texts = strings.places(self._cells[index][1:])
+            facts = [_label(shown), *strings.places((_type(shown.row), _times(shown))), shown.row.depth]
             rows[index] = [*facts, self._rows.positions[index], texts, shares, self._values[index]]
         lazy = {index for index, below in enumerate(self._rows.below) if below and below[0] not in written}
         data = {
             "numeric": self._numeric,
-            "strings": list(strings),
+            "strings": strings.every,
             "rows": rows,
             "children": {
                 index: self._rows.below[index] for index in sorted(lazy.union(drawn)) if self._rows.below[index]

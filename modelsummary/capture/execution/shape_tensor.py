@@ -135,7 +135,8 @@ def _is_known(tensor: Tensor) -> bool:
 
 def _values(tensor: Tensor, asker: str) -> Tensor:
     (execution,) = _execution
-    return (execution.current or execution(tensor.device)).values(tensor, asker)
+    values: Tensor = (execution.current or execution(tensor.device)).values(tensor, asker)
+    return values
 
 
 def new_tensor(spec: Spec, device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.diff import diff_trees
 from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, repeats, split_equal
+from modelsummary.views.export import Texts
 from modelsummary.views.flow import Dataflow
 from modelsummary.views.labels import one_line, settings
 
@@ -92,7 +93,7 @@ def model_data(model: Explored) -> dict[str, Any]:
     >>> [(figure["name"], figure["own"]) for figure in data["figures"]][:2]
     [('macs', [0, 6]), ('params', [0, 9])]
     """
-    texts = _Texts()
+    texts = Texts("")
     nodes = model.nodes
     parents = [-1] * len(nodes)
     for node in nodes:
@@ -113,8 +114,8 @@ def model_data(model: Explored) -> dict[str, Any]:
             "equal": [node.equal for node in nodes],
         },
         "runs": _runs(nodes, called),
-        "facts": texts.columns(nodes, _facts(model)),
-        "groups": texts.columns(nodes, _groups(model)),
+        "facts": _columns(texts, nodes, _facts(model)),
+        "groups": _columns(texts, nodes, _groups(model)),
         "edges": _edges(model, texts),
         "figures": _figures(nodes),
         "memory": None if model.memory is None else _timeline(model, model.memory, texts),
@@ -150,26 +151,10 @@ def _runs(nodes: Sequence[ExplorerNode], called: Sequence[int]) -> list[tuple[in
     return runs
 
 
-class _Texts:
-    """Texts by their position in a list; the empty text is the first."""
-
-    def __init__(self) -> None:
-        self._place: dict[str, int] = {"": 0}
-
-    @property
-    def every(self) -> list[str]:
-        return list(self._place)
-
-    def place(self, text: str) -> int:
-        return self._place.setdefault(text, len(self._place))
-
-    def places(self, texts: Iterable[str]) -> list[int]:
-        return [self.place(text) for text in texts]
-
-    def columns(self, nodes: Sequence[ExplorerNode], facts: Iterable[_Fact]) -> dict[str, list[int]]:
-        """Return the places of the texts of each fact that any node has, by its title."""
-        columns = {title: self.places(text(node) for node in nodes) for title, text in facts}
-        return {title: places for title, places in columns.items() if any(places)}
+def _columns(texts: Texts, nodes: Sequence[ExplorerNode], facts: Iterable[_Fact]) -> dict[str, list[int]]:
+    """Return the places of the texts of each fact that any node has, by its title."""
+    columns = {title: texts.places(text(node) for node in nodes) for title, text in facts}
+    return {title: places for title, places in columns.items() if any(places)}
 
 
 # ---------------------------------------------------------------------------------------------- facts
@@ -315,7 +300,7 @@ def _devices(root: LayerInfo) -> list[dict[str, Any]]:
 # -------------------------------------------------------------------------------------- edges, memory
 
 
-def _edges(model: Explored, texts: _Texts) -> dict[str, list[int]]:
+def _edges(model: Explored, texts: Texts) -> dict[str, list[int]]:
     index_of = {id(node.step): node.index for node in model.nodes if node.step is not None}
     edges = [
         (index_of[id(model.flow.steps[source])], index_of[id(step)], texts.place(", ".join(map(str, tensors))))
@@ -327,7 +312,7 @@ def _edges(model: Explored, texts: _Texts) -> dict[str, list[int]]:
     return {"source": sources, "target": targets, "tensors": tensors}
 
 
-def _timeline(model: Explored, memory: MemoryEstimate, texts: _Texts) -> dict[str, Any]:
+def _timeline(model: Explored, memory: MemoryEstimate, texts: Texts) -> dict[str, Any]:
     """Return the timeline; the bytes of a category are the first value, then the changes from point to point."""
     points = memory.timeline
     held = {name: [point.held[index] for point in points] for index, name in enumerate(CATEGORIES)}

@@ -8,13 +8,12 @@ import tempfile
 import webbrowser
 from functools import cache
 from html import escape
-from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from modelsummary.units import format_number
-from modelsummary.views.export import in_script, saved
+from modelsummary.views.export import in_script, saved, static
 
 __all__ = ["Page", "page_of"]
 
@@ -82,10 +81,8 @@ def page_of(data: dict[str, Any], title: str) -> Page:
     return Page(html, title)
 
 
-@cache
 def _static(name: str) -> str:
-    folder = resources.files("modelsummary.views") / "static" / "explorer"
-    return (folder / name).read_text(encoding="utf-8")
+    return static(f"explorer/{name}")
 
 
 @cache
