@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
+_PLAIN_TYPES = frozenset(_PLAIN)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _MAY_COUNT = (int, float, list, dict, set, deque)
 _SNAPSHOT_DEPTH = 3
@@ -80,7 +81,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         return {}
     state: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN_TYPES:
             state[name] = value
         elif name in _OF_EVERY_MODULE and not value:  # a dozen empty dicts of hooks
             continue

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary import _torch
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.modules import named_modules, own_tensors
 from modelsummary.capture.templates import Attribute, Marker, OwnDevice, Unknown, map_template
 from modelsummary.capture.values import sizes_of
@@ -107,7 +108,9 @@ class TensorsOfRun:
             return token
         with _torch.DisableTorchFunction():  # the tracer need not see these questions
             shape = () if tensor.is_nested else tuple(tensor.shape)
-            facts = (shape, tensor.dtype, nbytes_of(tensor), tensor.requires_grad, storage_of(tensor))
+            is_plain = type(tensor) is ShapeTensor and tensor.layout is torch.strided  # most are
+            nbytes = tensor.nbytes if is_plain else nbytes_of(tensor)
+            facts = (shape, tensor.dtype, nbytes, tensor.requires_grad, storage_of(tensor))
             token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic, tensor._is_view())
             self._by_storage[token.storage].append(token)
             self._kept_alive.append(tensor)

@@ -47,7 +47,10 @@ from modelsummary.record.changes import (
 )
 from modelsummary.record.events import Event, TorchFunction, torch_function
 from modelsummary.record.obstacles import (
+    ASKS_GRADIENTS,
+    TAKES_SHAPE,
     is_decision,
+    keeps_first,
     obstacle_of_function,
     obstacle_of_module,
     obstacle_of_objects,
@@ -55,7 +58,6 @@ from modelsummary.record.obstacles import (
     reads_size,
 )
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
-from modelsummary.record.torch_functions import ASKS_GRADIENTS, TAKES_SHAPE, keeps_first
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened, is_of_checkpointing
 
 __all__ = ["Effects", "Noted", "Tracer"]

@@ -14,6 +14,7 @@ from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of
 from modelsummary.record.events import Event, attributes_in
 from modelsummary.split.legal_cuts import CallSequence
+from modelsummary.split.stage import find
 
 __all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "seconds_of_calls"]
 
@@ -114,9 +115,7 @@ def held_by_calls(sequence: CallSequence, model: nn.Module) -> list[list[Tensor]
                 module = model.get_submodule(call.fqn)
                 tensors_of[call.fqn] = [*module.parameters(), *module.buffers()]
             tensors.extend(tensors_of[call.fqn])
-        for attribute in attributes_in((call.args, call.kwargs)):
-            owner, _, name = attribute.fqn.rpartition(".")
-            tensors.append(getattr(model.get_submodule(owner), name))
+        tensors += [find(model, attribute.fqn) for attribute in attributes_in((call.args, call.kwargs))]
         held.append(tensors)
     return held
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelsummary.record.events import attributes_in
+from modelsummary.split.stage import find
 from modelsummary.split.stage_parts import StagePart
 
 __all__ = ["Holdings"]
@@ -40,9 +41,7 @@ class Holdings:
             for templates in used:
                 for attribute in attributes_in(templates):
                     paths.append(attribute.fqn)
-                    owner, _, name = attribute.fqn.rpartition(".")
-                    tensor = getattr(model.get_submodule(owner), name)
-                    paths.extend(names_of.get(id(tensor), ()))
+                    paths.extend(names_of.get(id(find(model, attribute.fqn)), ()))
             self._placed.append(paths)
             placed = set(paths)
             for fqn, _ in tensors:

@@ -1,9 +1,10 @@
-"""Facts of stages as plain data: counts, bytes, costs."""
+"""Facts of stages as plain data: counts, bytes, costs; and their table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,12 @@ from modelsummary.split.call_costs import seconds_of_calls
 from modelsummary.split.choose import Choice
 from modelsummary.split.schedule import StageLoad
 from modelsummary.split.stage_parts import StagePart
+from modelsummary.tables import PAGE, Report
+from modelsummary.units import NOTHING, auto_prefix, format_number, grouped, percent, symbol
 
-__all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of"]
+__all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of", "stage_table"]
+
+_SCALED = ("params", "macs", "crossing_bytes", "activation_bytes")
 
 
 @dataclass(frozen=True)
@@ -155,3 +160,41 @@ def _name(event: Event) -> str:
     """Return the FQN of a module, or the name of a function and the module that calls it."""
     inside = event.parent.fqn if event.parent is not None and not event.is_module else ""
     return f"{event.name} in {inside}" if inside else event.name
+
+
+def stage_table(facts: Sequence[StageFacts], by: str, below: Sequence[str]) -> Report:
+    """Return the facts of stages as a table; if it is too wide for a page, in suitable units, with fewer columns.
+
+    Args:
+        facts: facts of each stage.
+        by: what was balanced.
+        below: lines below the table.
+    """
+    report = _table(facts, by, below, {})
+    if report.width <= PAGE:
+        return report
+    prefixes = {name: auto_prefix(max(getattr(stage, name) for stage in facts)) for name in _SCALED}
+    return _table(facts, by, below, prefixes).leaving_out(PAGE, "Last", "Calls", "Share")
+
+
+def _table(facts: Sequence[StageFacts], by: str, below: Sequence[str], prefixes: Mapping[str, str]) -> Report:
+    def header(title: str, name: str, unit: str = "") -> str:
+        written = symbol(prefixes.get(name, ""), unit)
+        return f"{title} ({written})" if written else title
+
+    def text(stage: StageFacts, name: str) -> str:
+        return format_number(getattr(stage, name), prefixes.get(name, ""))
+
+    headers = ["Stage", "First", "Last", "Calls", header("Params", "params"), header("MACs", "macs"), "Share"]
+    headers += [header("Crossing", "crossing_bytes", "B"), header("Activations", "activation_bytes", "B")]
+    has_costs = by not in ("macs", "flops", "params")
+    if has_costs:
+        headers.insert(6, f"Cost ({by})" if by != "cost" else "Cost")
+    rows = []
+    for index, stage in enumerate(facts):
+        row: list[Any] = [index, stage.first, stage.last, stage.calls, text(stage, "params"), text(stage, "macs")]
+        if has_costs:
+            row.append(f"{stage.cost:,.6g}" if stage.cost != int(stage.cost) else grouped(int(stage.cost)))
+        crossing = text(stage, "crossing_bytes") if index < len(facts) - 1 else NOTHING
+        rows.append([*row, percent(stage.share), crossing, text(stage, "activation_bytes")])
+    return Report(rows, headers, f"rll{'r' * (len(headers) - 3)}", sections=[below])

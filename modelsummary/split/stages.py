@@ -18,8 +18,7 @@ from modelsummary.split.engine import Pipeline, pipeline_stages
 from modelsummary.split.materialize import Checkpoint, Init
 from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
-from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_of
-from modelsummary.split.stage_table import stage_table
+from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_of, stage_table
 from modelsummary.split.verify import StageVerification, verify
 from modelsummary.tables import Printed, Report
 from modelsummary.units import PREFIXES, auto_prefix, number_of, percent
