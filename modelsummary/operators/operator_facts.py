@@ -77,7 +77,7 @@ class OpRule:
         is_free: a device runs no kernel for it: a view, an allocation, a question about metadata, bookkeeping. The time
             of a collective is the network's.
         is_pointwise: computes each element of the result from one element of each argument.
-        is_torchs: an operator of torch itself without a formula of the user: shapes and cost of its result follow from
+        is_builtin: an operator of torch itself without a formula of the user: shapes and cost of its result follow from
             its arguments in every run.
     """
 
@@ -99,7 +99,7 @@ class OpRule:
     is_composite: bool = False
     is_free: bool = False
     is_pointwise: bool = False
-    is_torchs: bool = False
+    is_builtin: bool = False
 
     @property
     def gathers(self) -> bool:
@@ -200,7 +200,7 @@ def _classify(func: Any, facts: OperatorFacts) -> OpRule:
         is_composite=_is_composite(func, namespace),
         is_free=moves_shape or namespace in COLLECTIVES or _has_no_kernel(func, namespace, writes=bool(writes)),
         is_pointwise=is_pointwise,
-        is_torchs=namespace == "aten" and facts.is_own,
+        is_builtin=namespace == "aten" and facts.is_own,
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import ForwardError, Statistics
+from modelsummary.capture.execution import shape_only
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.operators.operator_facts import op_rule
 from tests.models import Call
@@ -456,3 +457,42 @@ def test_a_known_mask_selects_from_unknown_values():
     assert shapes.total_mult_adds == real.total_mult_adds == 6 * 16 + 3 * 16
     assert shapes.to_records() == real.to_records()
     assert shapes["a"].output_size == [2, 3, 4]
+
+
+def test_results_are_remembered_by_the_default_dtype():
+    model, x = Call(lambda model, x: x + torch.ones(2)), torch.ones(2, dtype=torch.float16)
+    dtype = torch.get_default_dtype()
+    nbytes = []
+    for default in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(default)
+        try:
+            nbytes.append(Statistics(model, x)[""].output_bytes)
+        finally:
+            torch.set_default_dtype(dtype)
+    assert nbytes == [8, 16, 8]
+
+
+def test_results_are_remembered_only_of_torch_s_own_operators():
+    """The shapes of another library's operator may be registered anew."""
+    namespace, sizes = "modelsummary_again", []
+    with torch.library._scoped_library(namespace, "FRAGMENT") as library:
+        library.define("resized(Tensor x) -> Tensor")
+        for size in (3, 5):
+            with torch.library._scoped_library(namespace, "FRAGMENT") as shapes:
+                torch.library.register_fake(f"{namespace}::resized", lambda x, size=size: x.new_empty(size), lib=shapes)
+                model = Call(lambda model, x: torch.ops.modelsummary_again.resized.default(x))
+                sizes.append(Statistics(model, (2,)).root.output_size)
+    assert sizes == [[3], [5]]
+
+
+def test_a_run_keeps_what_it_remembered_while_another_one_begins(monkeypatch):
+    monkeypatch.setattr(shape_only, "_remembered", {})
+    monkeypatch.setattr(shape_only, "_MOST_REMEMBERED", 0)
+    x = torch.ones(2)
+    first = ShapeOnly(torch.device("cpu"))
+    run(first, aten.relu.default, x)
+    run(ShapeOnly(torch.device("cpu")), aten.neg.default, x)
+    run(first, aten.relu.default, x)
+    remembered = first.distinct[0]
+    run(first, aten.relu.default, x)
+    assert first.distinct[0] is remembered

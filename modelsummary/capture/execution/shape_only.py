@@ -166,15 +166,7 @@ class ShapeOnly:
         written = self._writable(rule, args, kwargs) if rule.may_write else ()
         key: list[Any] = [id(rule)]  # hashing an operator takes time
         tensors: list[Tensor] = []
-        args = tuple(self._to_twins(args, key, tensors))
-        if kwargs:
-            key.extend(kwargs)
-            kwargs = dict(zip(kwargs, self._to_twins(kwargs.values(), key, tensors), strict=True))
-            for name, value in _WITHOUT_DATA:
-                if kwargs.get(name):
-                    kwargs[name] = value
-        if rule.facts.depends_on_views:
-            key.append(is_outer_product(*args[:2]))
+        args, kwargs = self._on_twins(rule, args, kwargs, key, tensors)
         are_known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
         if rule.needs_values or selects_by_mask(rule, args):
             out, cost = self._run_on_elements(func, rule, args, kwargs, key, are_known=are_known)
@@ -268,7 +260,7 @@ class ShapeOnly:
     ) -> tuple[Any, OpCost]:
         device = self._place(kwargs, tensors) if kwargs or self._several_devices else self.device
         identity = (device, torch.get_default_dtype(), self._settings, *key)
-        results = self._of_all_runs if rule.is_torchs else self._of_this_run
+        results = self._of_all_runs if rule.is_builtin else self._of_this_run
         try:
             remembered = results.get(identity)
         except TypeError:  # an unhashable argument
@@ -342,6 +334,21 @@ class ShapeOnly:
         return positions
 
     # --------------------------------------------------------------------------------------- twins
+
+    def _on_twins(
+        self, rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], key: list[Any], tensors: list[Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with twins for tensors; fill ``key`` and ``tensors`` as ``_to_twins`` does."""
+        on_twins = tuple(self._to_twins(args, key, tensors))
+        if kwargs:
+            key.extend(kwargs)
+            kwargs = dict(zip(kwargs, self._to_twins(kwargs.values(), key, tensors), strict=True))
+            for name, value in _WITHOUT_DATA:
+                if kwargs.get(name):
+                    kwargs[name] = value
+        if rule.facts.depends_on_views:
+            key.append(is_outer_product(*on_twins[:2]))
+        return on_twins, kwargs
 
     def _to_twins(self, values: Iterable[Any], key: list[Any], tensors: list[Tensor]) -> list[Any]:
         """Return ``values`` with twins for tensors; append twins to ``tensors`` and items that identify to ``key``."""
