@@ -9,7 +9,7 @@ from typing import Any
 from modelsummary.files.onnx.known_values import shown_value
 from modelsummary.files.onnx.reading import import_onnx
 
-__all__ = ["attributes_of", "input_names", "value_of"]
+__all__ = ["attributes_of", "input_names", "schema_of", "value_of"]
 
 
 def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,17 +51,17 @@ def value_of(attribute: Any) -> Any:
 
 
 @lru_cache(4096)
-def _schema(op_type: str, version: int, domain: str) -> Any:
-    """Return the schema of an operator; None if onnx does not define it."""
+def schema_of(op_type: str, version: int | None, domain: str) -> Any:
+    """Return the schema of an operator, the newest if ``version`` is None; None if onnx does not define it."""
     try:
-        return import_onnx().defs.get_schema(op_type, version, domain)
+        return import_onnx().defs.get_schema(op_type, *(() if version is None else (version,)), domain)
     except Exception:  # its SchemaError, or other errors for broken names and versions
         return None
 
 
 @lru_cache(4096)
 def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Any]:
-    schema = _schema(op_type, version, domain)
+    schema = schema_of(op_type, version, domain)
     attributes = {} if schema is None else schema.attributes
     defaults = {name: attribute.default_value for name, attribute in attributes.items()}
     return {name: value_of(default) for name, default in defaults.items() if default.type}
@@ -70,5 +70,5 @@ def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Any]:
 @lru_cache(4096)
 def input_names(op_type: str, version: int, domain: str) -> Sequence[str]:
     """Return the names of an operator's inputs by position; empty for an unknown operator."""
-    schema = _schema(op_type, version, domain)
+    schema = schema_of(op_type, version, domain)
     return [] if schema is None else [parameter.name for parameter in schema.inputs]

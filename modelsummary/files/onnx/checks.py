@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _MOST_DIMENSIONS = 256  # of one tensor: libraries have 64 at the most
+_REMARKS = frozenset({"doc_string", "metadata_props", "producer_name", "producer_version"})  # fields that name nothing
 _SIZES = (6, 7)  # int32 and int64, which shape inference reads of any length
 
 Names = tuple[set[str], ...]
@@ -85,36 +86,18 @@ def _make_dense(graph: Any) -> None:
 
 def check_texts(model: Any) -> None:
     """Raise ``ModelFileError`` if a name is not valid text: Protocol Buffers return such names as bytes."""
-    for text in _texts(model):
-        if type(text) is not str:
-            raise ModelFileError(f"names must be text in UTF-8, got {text[:80]!r}")
-
-
-def _texts(model: Any) -> Iterator[Any]:
-    for function in model.functions:
-        yield from (function.name, function.domain, function.overload, *function.input, *function.output)
-        yield from (opset.domain for opset in function.opset_import)
-    yield from (opset.domain for opset in model.opset_import)
-    graphs = list(graphs_of(model))
-    for graph in graphs:
-        yield from _graph_texts(graph)
-    for node in chain(*(function.node for function in model.functions), *(graph.node for graph in graphs)):
-        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
-        for attribute in node.attribute:
-            yield from (attribute.name, attribute.ref_attr_name)
-
-
-def _graph_texts(graph: Any) -> Iterator[Any]:
-    yield graph.name
-    for values in (graph.input, graph.output, graph.value_info):
-        for value in values:
-            yield value.name
-            for dim in value.type.tensor_type.shape.dim:
-                yield dim.dim_param
-    for tensor in tensors_of(graph):
-        yield tensor.name
-        for entry in tensor.external_data:
-            yield from (entry.key, entry.value)
+    pending = [model]
+    while pending:
+        for field, value in pending.pop().ListFields():
+            if field.name in _REMARKS:
+                continue
+            values = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
+            if field.message_type is not None:
+                pending.extend(values)
+            elif field.type == field.TYPE_STRING:
+                for text in values:
+                    if type(text) is not str:
+                        raise ModelFileError(f"names must be text in UTF-8, got {text[:80]!r}")
 
 
 def quoted(name: Any) -> str:

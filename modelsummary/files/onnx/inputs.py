@@ -34,10 +34,9 @@ def name_open_dimensions(graph: Any) -> None:
                 taken.add(name)
                 dim.dim_param = name
     for inner, _ in walk_graphs(graph):
-        graph_inputs = inputs if inner is graph else []
         for value in (*inner.output, *inner.value_info, *(inner.input if inner is not graph else ())):
             for dim in value.type.tensor_type.shape.dim:
-                if value not in graph_inputs and _is_placeholder(dim):
+                if _is_placeholder(dim):
                     dim.Clear()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.budget import Budget
-from modelsummary.files.onnx.attributes import attributes_of
+from modelsummary.files.onnx.attributes import attributes_of, schema_of
 from modelsummary.files.onnx.checks import quoted, subgraphs_of
 from modelsummary.files.onnx.contrib_types import ALIKE, RULES, Kind
 from modelsummary.files.onnx.known_values import computed, constant_value
@@ -172,13 +172,8 @@ class _Pass:
     def _schema(self, node: Any) -> Any:
         """Return the schema of an operator in the file's opset, else in the newest; None if there is none."""
         domain = "" if node.domain in _ONNX else node.domain
-        version = self.opsets.get(domain, 1)
-        for arguments in ((node.op_type, version, domain), (node.op_type, domain)):
-            try:
-                return self.onnx.defs.get_schema(*arguments)
-            except Exception:  # its SchemaError, or other errors for broken names and versions
-                continue
-        return None
+        versions = (self.opsets.get(domain, 1), None)
+        return next(filter(None, (schema_of(node.op_type, version, domain) for version in versions)), None)
 
     def _proto(self, value: Any) -> Any:
         if id(value) not in self.protos:
@@ -242,7 +237,7 @@ class _Pass:
         if body is None:
             return
         is_loop = node.op_type == "Loop"
-        scanned = 0 if is_loop else _number(node, "num_scan_inputs")
+        scanned = 0 if is_loop else _attribute(node, "num_scan_inputs").i
         input_types = [types.get(name) if name else None for name in node.input]
         carried = input_types[2:] if is_loop else input_types[: len(input_types) - scanned]
         runs = values.get(node.input[0]) if is_loop and node.input and node.input[0] else None
@@ -251,7 +246,7 @@ class _Pass:
         first = [make(7, []), make(9, [])] if is_loop else []
         slices: list[Any] = []
         if not is_loop:
-            axes = _numbers(node, "scan_input_axes") or [0] * scanned
+            axes = _attribute(node, "scan_input_axes").ints or [0] * scanned
             for kind, axis in zip(input_types[len(input_types) - scanned :], axes, strict=False):
                 length, element = _without(kind, axis)
                 times, slices = times if length is None else length, [*slices, element]
@@ -296,12 +291,10 @@ class _Pass:
         return (len(body.input) > 1 and name == body.input[1].name) or name not in makers
 
 
-def _number(node: Any, name: str) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)
-
-
-def _numbers(node: Any, name: str) -> list[int]:
-    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), [])
+def _attribute(node: Any, name: str) -> Any:
+    """Return an attribute of a node; an empty one if the node lacks it."""
+    empty = import_onnx().AttributeProto()
+    return next((attribute for attribute in node.attribute if attribute.name == name), empty)
 
 
 def _declared(kind: Any) -> Any:
@@ -321,11 +314,8 @@ def _kind(kind: Any) -> Kind | None:
 
 def _size(kind: Any) -> list[int] | None:
     """Return the size of a tensor; None unless every dimension is known."""
-    tensor = _declared(kind)
-    if tensor is None or not tensor.HasField("shape"):
-        return None
-    dims = tensor.shape.dim
-    return [dim.dim_value for dim in dims] if all(dim.HasField("dim_value") for dim in dims) else None
+    dims = tensor.dims if (tensor := _kind(kind)) is not None else None
+    return None if dims is None or not all(isinstance(dim, int) for dim in dims) else list(dims)  # type: ignore[arg-type]
 
 
 def _merged(kind: Any, other: Any) -> Any:

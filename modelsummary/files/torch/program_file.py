@@ -28,7 +28,7 @@ from modelsummary.files.program import (
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.exported import prepare, read_exported, stored_in
-from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_rule
 
 __all__ = ["load_exported"]
 
@@ -351,25 +351,22 @@ def _is_plain(value: Any) -> bool:
 _PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default)
 
 
-class _Symbolic(TorchDispatchMode):
-    """A mode that adds up multiply-adds as expressions."""
+class _Symbolic:
+    """An execution that adds up multiply-adds as expressions."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.total: Any = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        rule = op_rule(func)
-        if rule.is_composite and rule.facts.macs is None:
-            with self:
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+    def input(self, tensor: TorchTensor) -> TorchTensor:
+        """Return an argument unchanged."""
+        return tensor
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Run one operator and add its multiply-adds; return its result."""
         out = func(*args, **kwargs)
         if rule.facts.macs is not None:
             self.total = self.total + rule.macs(args, kwargs, out)
-        return out
+        return out, NO_COST
 
 
 def _expression(node: fx.Node) -> Any:
@@ -383,7 +380,7 @@ def _expression(node: fx.Node) -> Any:
         if node.target in _PRODUCTS:  # in their kernels, torch 2.11 replaces symbols by numbers
             counted.total = node.meta["val"].numel() * args[0].shape[-1]
         else:
-            with torch.no_grad(), counted:
+            with torch.no_grad(), Operators(counted):
                 node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:  # not a formula of sizes: keep the name
         return sympy.Symbol(f"macs({node.name})")
