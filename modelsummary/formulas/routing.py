@@ -19,7 +19,7 @@ from modelsummary._torch import ConvNd
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.operators.attention import scores_again
-from modelsummary.operators.operator_facts import OpRule
+from modelsummary.operators.operator_facts import OpCost, OpRule
 from modelsummary.operators.table import Arguments
 
 __all__ = ["RoutedWatch", "RoutingChoice", "active_params"]
@@ -43,6 +43,7 @@ class RoutedWatch(Watch):
     """A run in which choices and multiply-adds are noted, in addition to calls.
 
     Args:
+        execution: runs the operators.
         on_operator: called with each operator of the forward: its rule, arguments, result and multiply-adds.
 
     Attributes:
@@ -60,8 +61,8 @@ class RoutedWatch(Watch):
         self.chosen: dict[tuple[bool, Call], Counter[int]] = {}
         self.macs = self.recomputed_macs = 0
         self.skipped_macs, self.has_unknown_masks = 0, False
-        self.is_in_backward = False
-        self._operators = Operators(_Noting(execution, self))
+        self.input = execution.input
+        self._execution, self._operators, self._is_in_backward = execution, Operators(self), False
 
     def choices(self) -> list[RoutingChoice]:
         """Return the choices, maxima first: where a layer takes both, ``topk`` is the router."""
@@ -75,41 +76,32 @@ class RoutedWatch(Watch):
 
     def backward(self, loss: Tensor) -> int:
         """Run the backward of a loss; return its multiply-adds without recomputation."""
-        before, self.is_in_backward = self.macs, True
+        before, self._is_in_backward = self.macs, True
         with self._operators:
             loss.backward()
         return self.macs - before - self.recomputed_macs
 
-
-class _Noting:
-    """An execution that notes the operators that it runs."""
-
-    def __init__(self, execution: Execution, watch: RoutedWatch) -> None:
-        self.input = execution.input
-        self._execution = execution
-        self._watch = watch
-
-    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Run one operator and note it; return its result and cost."""
         if rule.name in _CHOICES:
             self._note_choice(rule.name, rule.signature.bind(args, kwargs))
         if rule.facts.recomputes_scores:
-            self._watch.recomputed_macs += scores_again(rule, rule.signature.bind(args, kwargs))
+            self.recomputed_macs += scores_again(rule, rule.signature.bind(args, kwargs))
         out, cost = self._execution.run(func, rule, args, kwargs)
-        self._watch.macs += cost.macs
-        self._watch.skipped_macs += cost.skipped_macs or 0
-        self._watch.has_unknown_masks |= cost.skipped_macs is None
-        if not self._watch.is_in_backward:
-            self._watch.on_operator(rule, args, kwargs, out, cost.macs)
+        self.macs += cost.macs
+        self.skipped_macs += cost.skipped_macs or 0
+        self.has_unknown_masks |= cost.skipped_macs is None
+        if not self._is_in_backward:
+            self.on_operator(rule, args, kwargs, out, cost.macs)
         elif torch.is_grad_enabled():  # a backward computes without gradients; this is the forward of a checkpoint
-            self._watch.recomputed_macs += cost.macs
+            self.recomputed_macs += cost.macs
         return out, cost
 
     def _note_choice(self, name: str, bound: Arguments) -> None:
         """Note a ``topk``, or a maximum along a dimension; a router that takes the maximum k times chooses k."""
         scores, dim, k = bound["self"], bound.get("dim"), bound.get("k", 1)
         if scores.dim() and isinstance(dim, int):
-            call = self._watch.running
-            counts = self._watch.chosen.setdefault((name == _TOPK, call), Counter())
+            counts = self.chosen.setdefault((name == _TOPK, self.running), Counter())
             counts[scores.shape[dim]] = k if name == _TOPK else counts[scores.shape[dim]] + k
 
 
