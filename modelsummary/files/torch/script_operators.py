@@ -7,8 +7,7 @@ streams, generators or objects. Everything else does not exist for the code, wha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -32,11 +31,17 @@ DTYPES: dict[int, torch.dtype] = {
 _NUMBERS = {dtype: scalar_type for scalar_type, dtype in DTYPES.items()}
 _MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
+Item = Callable[[Tensor], Any]
+"""Return the number in a tensor with one element."""
+Taker = Callable[[Any, "Item | None"], Any]
+"""Return a value as torch takes it; raise ``_Unfit`` if it does not fit. With ``Item``, convert numbers."""
+
 _CPU = torch.device("cpu")
 _MOST_RESULTS = 20_000
 # They make room for as many tensors as an argument says.
 _COUNTED = frozenset("tensor_split hsplit vsplit dsplit chunk unsafe_chunk".split())
 _MOST_NUMBERS = 20_000  # in a list of sizes, or tensors in a list
+_CODED = ("int", "dtype", "layout", "memory_format")  # an integer in the code
 _KINDS = {
     "TensorType": "tensor",
     "IntType": "int",
@@ -51,6 +56,16 @@ _KINDS = {
     "DeviceObjType": "device",
     "StringType": "text",
     "GeneratorType": "generator",
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "tensor": (Tensor,),
+    "float": (float,),
+    "bool": (bool,),
+    "number": (int, float, complex),
+    "complex": (complex,),
+    "text": (str,),
+    **dict.fromkeys(_CODED, (int,)),
+    **dict.fromkeys(("device", "generator"), ()),
 }
 # Underscored operators that exporters and tracers write; others are internal, and check less.
 _INTERNAL = frozenset(
@@ -85,32 +100,21 @@ class RefusedNameError(ModelFileError):
         super().__init__(f"its code has {name[:80]!r}, which is not an operator without effects; it is not run")
 
 
-@dataclass(slots=True)
-class _Argument:
-    name: str
-    kind: str
-    is_optional: bool
-    is_list: bool
-    has_optional_items: bool
-    fixed_length: int | None
-    only_by_name: bool
-    has_default: bool
-
-
 @lru_cache(maxsize=4096)
-def _overloads(namespace: str, name: str) -> tuple[tuple[Any, tuple[_Argument, ...]], ...]:
-    """Return the allowed overloads of an operator with their arguments, in the order of torch."""
-    if not _is_allowed(namespace, name):
-        return ()
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    if packet is None:
-        return ()
+def _overloads(namespace: str, name: str) -> tuple[tuple[Any, tuple[tuple[Any, Taker], ...]], ...]:
+    """Return the allowed overloads of an operator with their arguments, in the order of torch.
+
+    torch would also choose an overload. But it takes numbers for tensors, and to report a value that fits none, it
+    prints the value: lists that share their parts take exponential time.
+    """
+    packet = getattr(getattr(torch.ops, namespace), name, None) if _is_allowed(namespace, name) else None
     overloads = []
-    for overload in packet.overloads():
+    for overload in packet.overloads() if packet is not None else ():
         function = getattr(packet, overload)
-        arguments = [_argument(argument) for argument in function._schema.arguments]
-        if _torch.has_kernel(function.name()) and None not in arguments:
-            overloads.append((function, tuple(argument for argument in arguments if argument is not None)))
+        pairs = [(argument, _taker(argument)) for argument in function._schema.arguments]
+        arguments = tuple((argument, taker) for argument, taker in pairs if taker is not None)
+        if _torch.has_kernel(function.name()) and len(arguments) == len(pairs):
+            overloads.append((function, arguments))
     return tuple(overloads)
 
 
@@ -124,38 +128,26 @@ def _is_allowed(namespace: str, name: str) -> bool:
     return name in _ALLOWED_ANYWAY or not (name.startswith(tuple(_REFUSED_STARTS)) or "backward" in name)
 
 
-def _argument(argument: Any) -> _Argument | None:
-    """Return what an argument takes; None if the code cannot have such a value."""
-    kind, is_optional, is_list, has_optional_items = argument.real_type, False, False, False
-    if argument.kwarg_only and argument.is_out:
+def _taker(argument: Any) -> Taker | None:
+    """Return a function that converts a value to what an argument takes; None if the code cannot have such a value."""
+    is_unknown = (argument.kwarg_only and argument.is_out) or argument.name == "filename"
+    return None if is_unknown else _taker_of(argument.real_type, argument.N)
+
+
+def _taker_of(kind: Any, length: int | None) -> Taker | None:
+    if kind.kind() not in ("OptionalType", "ListType"):
+        return partial(_single, _KINDS[kind.kind()]) if kind.kind() in _KINDS else None
+    inner = _taker_of(kind.getElementType(), length)
+    if inner is None:
         return None
-    if kind.kind() == "OptionalType":
-        kind, is_optional = kind.getElementType(), True
-    if kind.kind() == "ListType":
-        kind, is_list = kind.getElementType(), True
-        if kind.kind() == "OptionalType":
-            kind, has_optional_items = kind.getElementType(), True
-    if kind.kind() not in _KINDS or argument.name == "filename":
-        return None
-    return _Argument(
-        argument.name,
-        _KINDS[kind.kind()],
-        is_optional,
-        is_list,
-        has_optional_items,
-        argument.N,
-        argument.kwarg_only,
-        argument.has_default_value(),
-    )
+    return partial(_optional, inner) if kind.kind() == "OptionalType" else partial(_listed, inner, length)
 
 
 class _Unfit(Exception):
     """The value does not fit the argument."""
 
 
-def call_operator(
-    namespace: str, name: str, args: Sequence[Any], kwargs: dict[str, Any], item: Callable[..., Any]
-) -> Any:
+def call_operator(namespace: str, name: str, args: Sequence[Any], kwargs: dict[str, Any], item: Item) -> Any:
     """Run an operator and return its result.
 
     Args:
@@ -176,7 +168,7 @@ def call_operator(
                 bound = _bound(arguments, args, kwargs, item if is_lenient else None)
             except _Unfit:
                 continue
-            return function(*bound[0], **bound[1])
+            return function(**bound)
     shown = ", ".join(type(arg).__name__ for arg in (*args, *kwargs.values()))
     raise ModelFileError(f"the operator {name[:80]!r} does not take ({shown[:200]})")
 
@@ -186,59 +178,37 @@ def _is_many(value: Any) -> bool:
 
 
 def _bound(
-    arguments: Sequence[_Argument], args: Sequence[Any], kwargs: dict[str, Any], item: Callable[..., Any] | None
-) -> tuple[list[Any], dict[str, Any]]:
+    arguments: Sequence[tuple[Any, Taker]], args: Sequence[Any], kwargs: dict[str, Any], item: Item | None
+) -> dict[str, Any]:
     """Return the arguments as torch takes them; raise ``_Unfit`` if they do not fit."""
-    positional = [argument for argument in arguments if not argument.only_by_name]
-    if len(args) > len(positional) or len(kwargs) > len(arguments):
+    passed = dict(zip((argument.name for argument, _ in arguments if not argument.kwarg_only), args, strict=False))
+    passed |= kwargs
+    takers = {argument.name: taker for argument, taker in arguments}
+    missing = any(argument.name not in passed and not argument.has_default_value() for argument, _ in arguments)
+    if missing or len(passed) < len(args) + len(kwargs) or not passed.keys() <= takers.keys():
         raise _Unfit
-    values: list[Any] = []
-    for argument, value in zip(positional, args, strict=False):
-        if argument.name in kwargs:
-            raise _Unfit
-        values.append(_converted(argument, value, item))
-    named: dict[str, Any] = {}
-    for argument in (*positional[len(args) :], *(keyword for keyword in arguments if keyword.only_by_name)):
-        if argument.name in kwargs:
-            named[argument.name] = _converted(argument, kwargs[argument.name], item)
-        elif not argument.has_default:
-            raise _Unfit
-    if len(values) + len(named) != len(args) + len(kwargs):
-        raise _Unfit
-    return values, {name: value for name, value in named.items() if value is not None}
+    return {name: takers[name](value, item) for name, value in passed.items()}
 
 
-def _converted(argument: _Argument, value: Any, item: Callable[..., Any] | None) -> Any:
-    if value is None:
-        if argument.is_optional or argument.kind == "generator":
-            return None
-        raise _Unfit
-    if not argument.is_list:
-        return _single(argument.kind, value, item)
+def _optional(inner: Taker, value: Any, item: Item | None) -> Any:
+    return None if value is None else inner(value, item)
+
+
+def _listed(inner: Taker, length: int | None, value: Any, item: Item | None) -> Any:
+    """Return a list; TorchScript implicitly repeats a number for a list of a fixed length."""
     if isinstance(value, (list, tuple)):
         if len(value) > _MOST_NUMBERS:
             raise ModelFileError(f"an operator takes a list of {len(value):,}")
-        if argument.has_optional_items:
-            return [None if entry is None else _single(argument.kind, entry, item) for entry in value]
-        return [_single(argument.kind, entry, item) for entry in value]
-    if item is not None and argument.fixed_length is not None:
-        return [_single(argument.kind, value, item)] * argument.fixed_length
+        return [inner(entry, item) for entry in value]
+    if item is not None and length is not None:
+        return [inner(value, item)] * length
     raise _Unfit
 
 
-def _single(kind: str, value: Any, item: Callable[..., Any] | None) -> Any:
+def _single(kind: str, value: Any, item: Item | None) -> Any:
     """Return a value as torch takes it. With ``item``, numbers are converted as TorchScript does implicitly."""
-    is_number = isinstance(value, (int, float, complex)) and not isinstance(value, bool)
-    if kind == "tensor" and isinstance(value, Tensor):
-        return value
-    if kind in ("int", "dtype", "layout", "memory_format") and isinstance(value, int) and not isinstance(value, bool):
-        return _coded(kind, value)
-    if kind == "number" and is_number:
-        return value
-    if (kind == "float" and isinstance(value, float)) or (kind == "complex" and isinstance(value, complex)):
-        return value
-    if (kind == "bool" and isinstance(value, bool)) or (kind == "text" and isinstance(value, str)):
-        return value
+    if isinstance(value, _TYPES[kind]) and isinstance(value, bool) == (kind == "bool"):
+        return _coded(kind, value) if kind in _CODED else value
     if kind == "device" and isinstance(value, torch.device):
         return _CPU  # of whatever device a model was saved
     if item is not None:
