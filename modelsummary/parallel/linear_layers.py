@@ -6,8 +6,7 @@ beside that only views, casts and the sum with its bias, as ``Conv1D`` of transf
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
@@ -18,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.templates import Attribute, leaves_of
 from modelsummary.parallel.function_names import ELEMENTWISE, SIZED
+from modelsummary.parallel.rank_model import LocalAttribute, model_of_rank
 from modelsummary.record.events import Event, Record, Value
 
 __all__ = ["LinearLayer", "is_embedding", "is_linear", "linear_layers", "local_sizes", "numbers_in"]
@@ -189,48 +189,44 @@ def local_sizes(
     Args:
         by_rows: the weight is split along the features of the input; else along the features of the result.
     """
-    features = module.get_parameter(layer.weight).shape[1 - layer.dim if by_rows else layer.dim]
+    weight = module.get_parameter(layer.weight)
+    dim = 1 - layer.dim if by_rows else layer.dim
+    features = weight.shape[dim]
+    inputs = [call.args[0] for call in calls]
+
+    def shape_of(parameter: nn.Parameter) -> list[int]:
+        cut = dim if parameter is weight else None if by_rows else 0
+        return [size // n_ranks if axis == cut else size for axis, size in enumerate(parameter.shape)]
+
+    whole = _results(model_of_rank(module, lambda parameter: parameter.shape, (), {}, 1), inputs, 1)
+    expected = [(shape if by_rows else (*shape[:-1], features // n_ranks), numbers) for shape, numbers in whole]
     names = [name for name, value in vars(module).items() if type(value) is int and value == features]
-    subsets = chain.from_iterable(combinations(names, size) for size in range(len(names) + 1))
-    return next(
-        (subset for subset in subsets if all(_runs(module, layer, subset, call, n_ranks, by_rows) for call in calls)),
-        None,
-    )
+    for subset in chain.from_iterable(combinations(names, size) for size in range(len(names) + 1)):
+        attributes = [LocalAttribute("", name, features, features // n_ranks) for name in subset]
+        twin = model_of_rank(module, shape_of, attributes, {}, n_ranks)
+        if len(expected) == len(inputs) and expected == _results(twin, inputs, n_ranks if by_rows else 1):
+            return subset
+    return None
 
 
-def _runs(
-    module: nn.Module, layer: LinearLayer, names: tuple[str, ...], call: Event, n_ranks: int, by_rows: bool
-) -> bool:
-    """Return True if a copy of a layer on the shapes of one rank does the same in a call as the layer."""
-    whole = _forward(module, layer, (), call, 1, by_rows)
-    local = _forward(module, layer, names, call, n_ranks, by_rows)
-    if whole is None or local is None:
-        return False
-    (*lead, features), numbers = whole
-    return local == ((*lead, features if by_rows else features // n_ranks), numbers)
+def _results(module: nn.Module, inputs: Sequence[Value], cut: int) -> list[tuple[tuple[int, ...], list[float]]]:
+    """Return the shape of each result, and the numbers that it is computed with; nothing if a shape does not fit.
 
-
-def _forward(
-    module: nn.Module, layer: LinearLayer, names: tuple[str, ...], call: Event, n_ranks: int, by_rows: bool
-) -> tuple[tuple[int, ...], list[float]] | None:
-    """Run a copy of a layer on the shapes of one rank.
-
-    Returns:
-        The shape of the result, and the numbers that its elements are computed with; None if a shape does not fit.
+    Args:
+        module: a copy of a layer on meta.
+        inputs: what the layer takes.
+        cut: number of chunks of the features of the inputs, of which the copy takes one.
     """
-    twin = copy.copy(module)
-    twin.__dict__ = {**module.__dict__, "_parameters": dict(_local_parameters(module, layer, n_ranks, by_rows))}
-    for name in names:
-        setattr(twin, name, getattr(module, name) // n_ranks)
-    *lead, features = call.args[0].shape
-    shape = (*lead, features // n_ranks if by_rows else features)
-    tensor = torch.empty(shape, dtype=call.args[0].dtype, device="meta")
-    try:
-        with _Numbers() as mode:
-            result = type(module).forward(twin, tensor)
-    except Exception:
-        return None
-    return tuple(result.shape), mode.numbers
+    results = []
+    for value in inputs:
+        tensor = torch.empty((*value.shape[:-1], value.shape[-1] // cut), dtype=value.dtype, device="meta")
+        try:
+            with _Numbers() as mode:
+                result = module.forward(tensor)
+        except Exception:
+            return []
+        results.append((tuple(result.shape), mode.numbers))
+    return results
 
 
 class _Numbers(TorchFunctionMode):
@@ -243,13 +239,3 @@ class _Numbers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.numbers += numbers_in(getattr(func, "__name__", "").strip("_"), (args, kwargs))
         return func(*args, **(kwargs or {}))
-
-
-def _local_parameters(module: nn.Module, layer: LinearLayer, n_ranks: int, by_rows: bool) -> Iterator[tuple[str, Any]]:
-    for name, parameter in module._parameters.items():
-        if parameter is None:
-            yield name, None
-            continue
-        cut = (1 - layer.dim if by_rows else layer.dim) if name == layer.weight else None if by_rows else 0
-        shape = [size // n_ranks if dim == cut else size for dim, size in enumerate(parameter.shape)]
-        yield name, torch.empty(shape, dtype=parameter.dtype, device="meta")
