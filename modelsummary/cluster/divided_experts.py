@@ -17,7 +17,7 @@ from torch import nn
 
 from modelsummary.capture.values import map_tensors
 from modelsummary.cluster.plan import Recipe
-from modelsummary.cluster.tensor_functions import Dispatch
+from modelsummary.cluster.tensor_functions import dispatch
 from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_plans import check_divides, no_experts
@@ -171,10 +171,10 @@ def exchange(layer: LayerPlan) -> tuple[Callable[..., Any], Callable[..., Any]]:
         for key in token_keys:
             rows = arguments[key].numel() // arguments[key].shape[-1]
             copies = max(chosen // rows, 1)
-            arguments[key] = Dispatch.apply(arguments[key], copies)
+            arguments[key] = dispatch(arguments[key], copies)
         return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
 
     def after(_module: nn.Module, _args: Any, out: Any) -> Any:
-        return map_tensors(lambda tensor: Dispatch.apply(tensor, copies), out)
+        return map_tensors(lambda tensor: dispatch(tensor, copies), out)
 
     return before, after

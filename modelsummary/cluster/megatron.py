@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.cluster.divided_experts import DividedExperts, exchange
-from modelsummary.cluster.tensor_functions import Enter, Gather, Join, Leave, Scatter, ShareOut, Take
+from modelsummary.cluster.tensor_functions import enter, gather, join, leave, scatter, share_out, take
 from modelsummary.errors import InputError
 from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput
-from modelsummary.parallel.rank_model import local_shapes, model_of_rank
+from modelsummary.parallel.rank_model import change_arguments, local_shapes, model_of_rank
 
 __all__ = ["NO_EXPERTS", "MegatronRank"]
 
@@ -114,18 +114,16 @@ class MegatronRank:
             self.module.get_submodule(self._last).register_forward_hook(self._end)
         done = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
         for prepared_input in prepared:
-            self.module.get_submodule(prepared_input.fqn).register_forward_pre_hook(
-                self._before(prepared_input.position), with_kwargs=True
-            )
+            change_arguments(self.module.get_submodule(prepared_input.fqn), {prepared_input.position: self._enter})
         for layer in self._layers:
             module = self.module.get_submodule(layer.fqn)
             whole = bool(layer.options.get("output_layouts" if layer.role in ("column", "head") else "input_layouts"))
             if layer.role in ("column", "head") and not isinstance(module, nn.Embedding) and layer.fqn not in done:
-                module.register_forward_pre_hook(self._before(0), with_kwargs=True)
+                change_arguments(module, {0: self._enter})
             if (layer.role == "column" and whole) or (layer.role == "head" and self._gather_head):
                 module.register_forward_hook(self._join)
             if layer.role == "row" and whole:
-                module.register_forward_pre_hook(self._take)
+                change_arguments(module, {0: self._take})
             if layer.role in ("row", "embedding"):
                 module.register_forward_hook(self._after_rows)
             if layer.role == "heads":
@@ -133,8 +131,7 @@ class MegatronRank:
             if layer.role == "gradient":
                 module.register_forward_hook(self._enter_parts(layer.options["parts"]))
             if layer.options.get("sums_result"):
-                for position in layer.options["summed"]:
-                    module.register_forward_pre_hook(self._before(position, is_shared=False), with_kwargs=True)
+                change_arguments(module, dict.fromkeys(layer.options["summed"], _entered))
                 module.register_forward_hook(self._after_rows)
 
     # ----------------------------------------------------------------------------------------------- hooks
@@ -163,7 +160,7 @@ class MegatronRank:
                 f"sequence_parallel=True: the tokens of a block's input {shape} do not divide by {self.tensor}"
             )
         self._dim = dims[-1]
-        share = ShareOut.apply(first, self.tensor, self._dim)
+        share = share_out(first, self.tensor, self._dim)
         self._tokens = share.numel() // share.shape[-1]
         shared: tuple[Any, Any] = map_tensors(lambda tensor: share if tensor is first else tensor, (args, kwargs))
         return shared
@@ -175,38 +172,25 @@ class MegatronRank:
             return None
 
         def whole(tensor: Tensor) -> Tensor:
-            if not self._is_share(tensor):
-                return tensor
-            gathered: Tensor = Join.apply(tensor, self.tensor, dim)
-            return gathered
+            return join(tensor, self.tensor, dim) if self._is_share(tensor) else tensor
 
         return map_tensors(whole, out)
 
     def _is_share(self, tensor: Tensor) -> bool:
         return tensor.dim() > 1 and tensor.numel() // tensor.shape[-1] == self._tokens
 
-    def _before(self, position: int | str, *, is_shared: bool = True) -> Any:
-        enter = self._enter if is_shared else _entered
-
-        def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if isinstance(position, str):
-                return args, {**kwargs, position: enter(kwargs[position])}
-            return (*args[:position], enter(args[position]), *args[position + 1 :]), kwargs
-
-        return hook
-
     def _divide_attention(self, module: nn.Module) -> None:
         """Let an attention compute the heads of one rank."""
         from modelsummary.parallel.styles import AttentionParallel, replace_forward
 
-        def enter(tensor: Tensor, _layout: Any) -> Any:
+        def entered(tensor: Tensor, _layout: Any) -> Any:
             return self._enter(tensor)
 
-        def leave(tensor: Tensor, placement: Any, _layout: Any) -> Any:
+        def left(tensor: Tensor, placement: Any, _layout: Any) -> Any:
             return self._after_rows(module, (), tensor) if placement.is_partial() else tensor
 
         style = AttentionParallel(shards={})
-        replace_forward(module, style.forward_of(0, lambda own: dict(own.named_parameters()), enter, leave))
+        replace_forward(module, style.forward_of(0, lambda module: dict(module.named_parameters()), entered, left))
 
     def _enter_parts(self, parts: Sequence[tuple[int, int]]) -> Any:
         """Return a hook that enters parts of a result, along its last dimension."""
@@ -226,26 +210,23 @@ class MegatronRank:
         entered = after if before() is tensor else None
         if entered is None:
             if self._dim is not None and self._is_share(tensor):
-                entered = Gather.apply(tensor, self.tensor, self._dim)
+                entered = gather(tensor, self.tensor, self._dim)
             else:
                 entered = _entered(tensor)
-            assert entered is not None
             self._shared = weakref.ref(tensor), entered
         return entered
 
     def _after_rows(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:
         if self._dim is not None and out.numel() // out.shape[-1] == self._tokens * self.tensor:
-            return Scatter.apply(out, self.tensor, self._dim)
-        return Leave.apply(out)
+            return scatter(out, self.tensor, self._dim)
+        return leave(out)
 
     def _join(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:
-        return Join.apply(out, self.tensor, out.dim() - 1)
+        return join(out, self.tensor, out.dim() - 1)
 
-    def _take(self, _module: nn.Module, args: Any) -> Any:
-        tensor, *others = args
-        return (Take.apply(tensor, self.tensor, tensor.dim() - 1), *others)
+    def _take(self, tensor: Tensor) -> Tensor:
+        return take(tensor, self.tensor, tensor.dim() - 1)
 
 
 def _entered(tensor: Tensor) -> Tensor:
-    entered: Tensor = Enter.apply(tensor) if tensor.requires_grad else tensor
-    return entered
+    return enter(tensor) if tensor.requires_grad else tensor

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain, combinations, islice, product
 from typing import Any
 
@@ -26,7 +27,7 @@ from modelsummary.parallel.layouts import Sharded, in_pieces, local_position, lo
 from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
-from modelsummary.parallel.rank_model import LocalAttribute, model_of_rank
+from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, model_of_rank
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream
@@ -244,13 +245,9 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
                 torch.cat([tensor] * n_ranks, dim) if gathers else tensor.narrow(dim, 0, tensor.shape[dim] // n_ranks)
             )
 
-    def on_entry(fqn: str, position: int | str, dim: int, *, gathers: bool) -> None:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            if isinstance(position, str):
-                return args, {**kwargs, position: changed(kwargs[position], dim, gathers=gathers)}
-            return (*args[:position], changed(args[position], dim, gathers=gathers), *args[position + 1 :]), kwargs
-
-        twin.get_submodule(fqn).register_forward_pre_hook(hook, with_kwargs=True)
+    def on_entry(fqn: str, dims: Mapping[int | str, int], *, gathers: bool) -> None:
+        changes = {key: partial(changed, dim=dim, gathers=gathers) for key, dim in dims.items()}
+        change_arguments(twin.get_submodule(fqn), changes)
 
     def on_exit(fqn: str, position: int, dim: int, *, gathers: bool) -> None:
         def hook(_: nn.Module, _args: Any, result: Any) -> Any:
@@ -260,34 +257,24 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
         twin.get_submodule(fqn).register_forward_hook(hook)
 
-    def on_attention(fqn: str, layouts: Sequence[Sharded | None]) -> None:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            arguments = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
-            for name, layout in zip(INPUTS, layouts, strict=True):
-                if layout is not None:
-                    arguments[name] = changed(arguments[name], layout.dim, gathers=True)
-            args = (*(arguments[name] for name in INPUTS[: len(args)]), *args[len(INPUTS) :])
-            return args, {name: arguments[name] for name in kwargs}
-
-        twin.get_submodule(fqn).register_forward_pre_hook(hook, with_kwargs=True)
-
     for fqn, layouts in stream.attended.items():
-        on_attention(fqn, layouts)
+        by_key: list[tuple[int | str, Sharded | None]] = [*enumerate(layouts), *zip(INPUTS, layouts, strict=True)]
+        on_entry(fqn, {key: layout.dim for key, layout in by_key if layout is not None}, gathers=True)
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
     within = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
     begins = {event.fqn: begin for event, (begin, _) in reversed(derivation.calls.entered.items())}
     for prepared_input in prepared:
         layout = stream.layout_at(prepared_input.values[0], begins[prepared_input.fqn])
         if layout is not None:
-            on_entry(prepared_input.fqn, prepared_input.position, layout.dim, gathers=True)
+            on_entry(prepared_input.fqn, {prepared_input.position: layout.dim}, gathers=True)
     for fqn, dim in stream.gathered.items():
         if fqn not in within:
-            on_entry(fqn, 0, dim, gathers=True)
+            on_entry(fqn, {0: dim}, gathers=True)
     for fqn, dim in stream.scattered.items():
         on_exit(fqn, 0, dim, gathers=False)
     for fqn, is_input, at, layout, gathers in stream.redistributions:
         if is_input:
-            on_entry(fqn, at, layout.dim, gathers=gathers)
+            on_entry(fqn, {at: layout.dim}, gathers=gathers)
         else:
             on_exit(fqn, int(at), layout.dim, gathers=gathers)
 

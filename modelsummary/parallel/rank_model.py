@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from modelsummary.parallel.plan import LayerPlan
     from modelsummary.parallel.whole_sizes import Sizes
 
-__all__ = ["LocalAttribute", "copied", "local_shapes", "model_of_rank"]
+__all__ = ["LocalAttribute", "change_arguments", "copied", "local_shapes", "model_of_rank"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,22 @@ def local_shapes(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[s
     return shapes
 
 
+def change_arguments(module: nn.Module, changes: Mapping[int | str, Callable[[Any], Any]]) -> None:
+    """Let calls of a module take other arguments.
+
+    Args:
+        module: of the model of a rank.
+        changes: position or name of an argument -> function from it to the one that is taken. A call has one of both.
+    """
+
+    def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+        arguments = {**dict(enumerate(args)), **kwargs}
+        arguments |= {key: change(arguments[key]) for key, change in changes.items() if key in arguments}
+        return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
 # ------------------------------------------------------------------------------------------------------ copies
 
 
@@ -118,11 +134,10 @@ def copied(
     Raises:
         InputError: the model cannot be copied.
 
-    >>> model = nn.Linear(4, 2)
-    >>> model.twice = lambda x: model(model(x))
-    >>> twin = copied(model, lambda parameter: torch.empty(4, 4)[: parameter.shape[0]])
-    >>> twin.twice.__closure__[0].cell_contents is twin
-    True
+    >>> layer = nn.Linear(4, 4)
+    >>> layer.twice = lambda x, layer=layer: layer(layer(x))
+    >>> copied(layer, torch.zeros_like).twice(torch.ones(1, 4)).tolist()
+    [[0.0, 0.0, 0.0, 0.0]]
     """
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()} | dict(others or {})
     for parameter in model.parameters():
