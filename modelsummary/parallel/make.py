@@ -110,7 +110,8 @@ def make_plan(
             )
     _check_held(layers, checkpointed, stages, cut)
     ranks = {"tensor": tensor, "expert": expert}
-    layers = _on_first_rank(model, layers, ranks)
+    shapes = local_shapes(model, layers, ranks)
+    layers = _on_first_rank(model, layers, shapes)
     if calls is not None and checkpointed:
         layers = with_recomputation(calls, layers, checkpointed)
     units = FsdpUnits([], [], {})
@@ -120,7 +121,6 @@ def make_plan(
         calls = _calls(live) if calls is None else calls
         units = fsdp_units(model, root, calls)
         unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
-        shapes = local_shapes(model, layers, ranks)
         gathered = unit_bytes(model, units.fqns, shapes, shard, precision, used_parameters(calls))
         layers = with_reduced_gradients(model, layers, shapes, precision)
     return ParallelPlan(
@@ -153,7 +153,7 @@ def make_plan(
         boundaries=boundaries,
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {layer.fqn for layer in layers}},
         params=sum(parameter.numel() for parameter in model.parameters()),
-        params_per_rank=_params_per_rank(model, layers, ranks, shard, stages),
+        params_per_rank=_params_per_rank(model, shapes, shard, stages),
         _live=live,
         _stages=stages,
         _split=cut,
@@ -255,29 +255,27 @@ def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo, model: 
     return tuple(checkpoint or ())
 
 
-def _params_per_rank(
-    model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int], shard: int, stages: Any
-) -> int:
+def _params_per_rank(model: nn.Module, shapes: Mapping[int, Sequence[int]], shard: int, stages: Any) -> int:
     """Return the elements of parameters on the first rank of the largest stage: FSDP gives it the most rows.
 
     Args:
-        ranks: over which ``layers`` are sharded: dimension of the mesh -> its size.
+        shapes: id of a parameter -> its shape after tensor and expert parallelism.
     """
-    shapes = local_shapes(model, layers, ranks)
 
     def elements(parameter: nn.Parameter) -> int:
-        shape = shapes.get(id(parameter), tuple(parameter.shape))
+        shape = shapes.get(id(parameter), parameter.shape)
         return math.prod([-(-shape[0] // shard), *shape[1:]]) if shape else 1
 
     return max(sum(map(elements, part.parameters())) for part in ([model] if stages is None else stages))
 
 
-def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]) -> list[LayerPlan]:
+def _on_first_rank(
+    model: nn.Module, layers: Sequence[LayerPlan], shapes: Mapping[int, Sequence[int]]
+) -> list[LayerPlan]:
     """Return plans of layers with the parameters and collectives of the first rank.
 
     Experts may be sharded over two dimensions of the mesh; experts that another rank holds do nothing here.
     """
-    shapes = local_shapes(model, layers, ranks)
     experts = {layer.fqn for layer in layers if layer.mesh == "expert"}
     plans = []
     for layer in layers:

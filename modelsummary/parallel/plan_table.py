@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from modelsummary.tables import Report
 from modelsummary.units import PREFIXES, auto_prefix, symbol
@@ -16,6 +17,7 @@ __all__ = ["report"]
 
 _HEADERS = ["Module", "Style", "Sharded", "Params per rank", "Forward", "Backward"]
 _ALIGN = "lllrll"
+_Item = TypeVar("_Item")
 
 
 def report(plan: ParallelPlan) -> Report:
@@ -23,8 +25,7 @@ def report(plan: ParallelPlan) -> Report:
     mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
     title = f"Parallel plan of {plan.model_class} for {plan.world_size} ranks: {mesh}"
     lines = [f"* whole activations: {reason}" for reason in _whole_reasons(plan.layers)]
-    for name, whole, local, times, fqn in _attributes(plan):
-        lines.append(f"{fqn}.{name} = {local} (was {whole}){times}")
+    lines += _attributes(plan)
     for names in plan.ties:
         lines.append(f"Tied: {', '.join(names)}")
     if plan.unit_bytes:
@@ -36,7 +37,7 @@ def report(plan: ParallelPlan) -> Report:
         lines.append(f"FSDP units: {', '.join(named)}{_policies(plan)}")
         if uncalled:
             lines.append(f"FSDP units that the recorded forward does not call: {', '.join(_folded(uncalled))}")
-        lines += [f"Gathered with the root: {names}: {why}" for names, why in _with_root(plan)]
+        lines += _with_root(plan)
     names_by_text = {
         "Whole on each rank, having no dimensions to shard": plan.averaged,
         "Ranks may use different parameters, which needs torch 2.13": plan.conditional,
@@ -50,8 +51,7 @@ def report(plan: ParallelPlan) -> Report:
         lines.append(f"Activation checkpointing: {', '.join(_folded(plan.checkpoint))}")
     if plan.boundaries:
         lines.append(f"Stages begin with: {', '.join(plan.boundaries)}")
-    for fqn, why in _reasons(plan):
-        lines.append(f"Replicated: {fqn}: {why}")
+    lines += _reasons(plan)
     total = "" if not plan.params else f"{plan.params:,} -> {plan.params_per_rank:,} per rank"
     lines.append(f"Parameters: {total}")
     phases = ("forward", "loss", "backward")
@@ -69,33 +69,32 @@ def _starred(fqn: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", fqn, count=1)
 
 
-def _folded(fqns: Sequence[str]) -> list[str]:
-    groups: dict[str, list[str]] = {}
-    for fqn in fqns:
-        groups.setdefault(_starred(fqn), []).append(fqn)
-    return [f"{name} x {len(group)}" if len(group) > 1 else group[0] for name, group in groups.items()]
+def _grouped(items: Iterable[_Item], key: Callable[[_Item], object]) -> list[list[_Item]]:
+    """Return the items with equal keys together, in the order of the first ones."""
+    groups: dict[object, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def _folded(fqns: Iterable[str]) -> list[str]:
+    """Return the names of equal blocks as one, with their number."""
+    groups = _grouped(fqns, _starred)
+    return [f"{_starred(group[0])} x {len(group)}" if len(group) > 1 else group[0] for group in groups]
 
 
 def _rows(layers: Sequence[LayerPlan]) -> list[list[str]]:
-    groups: dict[tuple[object, ...], list[LayerPlan]] = {}
-    for layer in layers:
-        key = (
-            _starred(layer.fqn),
-            layer.style,
-            str(layer.options),
-            layer.params,
-            layer.collectives,
-            _alike(layer.reason),
-        )
-        groups.setdefault(key, []).append(layer)
+    def key(layer: LayerPlan) -> object:
+        kind = _starred(layer.fqn), layer.style, str(layer.options)
+        return *kind, layer.params, layer.collectives, _alike(layer.reason)
+
     rows = []
-    for group in groups.values():
+    for group in _grouped(layers, key):
         first = group[0]
-        name = first.fqn if len(group) == 1 else f"{_starred(first.fqn)} x {len(group)}"
         style = first.style + ("*" if first.reason else "")
         cut = ", ".join(f"{name}[{dim}]" for name, dim in first.shards.items() if dim is not None) or "-"
         phases = [_moved(first.collectives, phase) for phase in ("forward", "backward")]
-        rows.append([name, style, cut, f"{first.params:,}", *phases])
+        rows.append([*_folded(layer.fqn for layer in group), style, cut, f"{first.params:,}", *phases])
     return rows
 
 
@@ -122,33 +121,24 @@ def _bytes(value: int) -> str:
     return f"{value / PREFIXES[prefix]:.3g} {symbol(prefix, 'B')}"
 
 
-def _attributes(plan: ParallelPlan) -> list[tuple[str, int, int, str, str]]:
-    groups: dict[tuple[str, str, int, int], int] = {}
-    for attribute in plan.attributes:
-        key = (_starred(attribute.fqn), attribute.name, attribute.whole, attribute.local)
-        groups[key] = groups.get(key, 0) + 1
-    return [
-        (name, whole, local, f" x {times}" if times > 1 else "", fqn)
-        for (fqn, name, whole, local), times in groups.items()
-    ]
+def _attributes(plan: ParallelPlan) -> Iterator[str]:
+    """Yield the attributes that change, equal blocks folded."""
+    for group in _grouped(plan.attributes, lambda attribute: replace(attribute, fqn=_starred(attribute.fqn))):
+        first, times = group[0], f" x {len(group)}" if len(group) > 1 else ""
+        yield f"{_starred(first.fqn)}.{first.name} = {first.local} (was {first.whole}){times}"
 
 
-def _with_root(plan: ParallelPlan) -> list[tuple[str, str]]:
-    """Return the modules that are not units, and each reason once."""
-    groups: dict[str, list[str]] = {}
-    for fqn, why in plan.gathered_with_root.items():
-        groups.setdefault(_alike(why), []).append(fqn)
-    return [(", ".join(_folded(fqns)), plan.gathered_with_root[fqns[0]]) for fqns in groups.values()]
+def _with_root(plan: ParallelPlan) -> Iterator[str]:
+    """Yield the modules that are not units, and each reason once."""
+    reasons = plan.gathered_with_root
+    for group in _grouped(reasons, lambda fqn: _alike(reasons[fqn])):
+        yield f"Gathered with the root: {', '.join(_folded(group))}: {reasons[group[0]]}"
 
 
-def _reasons(plan: ParallelPlan) -> list[tuple[str, str]]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for fqn, why in plan.replicated.items():
-        groups.setdefault((_starred(fqn), re.sub(r"\d+", "*", why)), []).append(fqn)
-    return [
-        (fqns[0] if len(fqns) == 1 else f"{name} x {len(fqns)}", plan.replicated[fqns[0]])
-        for (name, _), fqns in groups.items()
-    ]
+def _reasons(plan: ParallelPlan) -> Iterator[str]:
+    """Yield what is whole on each rank, and why, equal blocks folded."""
+    for group in _grouped(plan.replicated, lambda fqn: (_starred(fqn), re.sub(r"\d+", "*", plan.replicated[fqn]))):
+        yield f"Replicated: {_folded(group)[0]}: {plan.replicated[group[0]]}"
 
 
 def _policies(plan: ParallelPlan) -> str:
