@@ -11,6 +11,7 @@ from torch import nn
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.operators.tensor_bytes import is_wrapper
+from modelsummary.parallel.code import to_code
 
 if TYPE_CHECKING:
     from modelsummary.parallel import ParallelPlan
@@ -98,18 +99,13 @@ class Applier:
             line
             for trained, dtype in self._casts(self._model).items()
             for line in (
-                "    for parameter in model.parameters():",
-                f"        if {'' if trained else 'not '}parameter.requires_grad and parameter.is_floating_point():",
-                f"            parameter.data = parameter.data.to({dtype})",
+                "for parameter in model.parameters():",
+                f"    if {'' if trained else 'not '}parameter.requires_grad and parameter.is_floating_point():",
+                f"        parameter.data = parameter.data.to({dtype})",
             )
         ]
         if plan.pipeline == 1:
-            code = applied.to_code()
-            head = "def parallelize(model, mesh):\n"
-            imported = "" if not casts or "\nimport torch\n" in code else "import torch\n"
-            before, after = code.split(head)
-            begin = before.index("\n\n") + 2
-            return before[:begin] + imported + before[begin:] + head + "".join(f"{line}\n" for line in casts) + after
+            return to_code(applied, casts)
         written = ", ".join(f"{name}={value!r}" for name, value in self._arguments(plan).items())
         kind = _ENGINE_CLASSES[plan.schedule]
         stages = "[stage]" if plan.schedule in _TAKES_LISTS else "stage"
@@ -125,7 +121,7 @@ class Applier:
                 "",
                 "def make_schedule(model, inputs, loss_fn, n_microbatches, device_type):",
                 f"    plan = Statistics(model, inputs).parallel_plan({written})",
-                *casts,
+                *(f"    {line}" for line in casts),
                 "    stage = plan.apply(model, plan.device_mesh(device_type))",
                 f"    return {kind}({stages}, n_microbatches, loss_fn=loss_fn)",
                 "",

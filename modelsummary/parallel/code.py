@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +44,19 @@ _IMPORTS = {  # line -> the names that it gives to the source of these styles
 _OF_TENSOR = frozenset({"DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"})
 
 
-def to_code(plan: ParallelPlan) -> str:
+def to_code(plan: ParallelPlan, first: Sequence[str] = ()) -> str:
     """Return a module with ``make_mesh(device_type)`` and ``parallelize(model, mesh)``.
+
+    Args:
+        plan: the plan.
+        first: statements that come before the model is sharded; they may use ``torch``.
 
     Raises:
         InputError: the plan has stages, which torch alone cannot build.
     """
     if plan.pipeline > 1:
         raise InputError("a plan with stages cannot be written as code; use plan.apply, or Stages.pipeline_stage")
-    return _module(plan, _own_sources(plan))
+    return _module(plan, _own_sources(plan), first)
 
 
 def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -> None:
@@ -74,17 +78,17 @@ def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -
     namespace["parallelize"](model, mesh)
 
 
-def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
+def _module(plan: ParallelPlan, sources: Mapping[str, str], first: Sequence[str] = ()) -> str:
     """Return the module that a plan is.
 
     Args:
         sources: of styles that torch lacks, by their names.
+        first: as for ``to_code``.
     """
-    body = list(_body(plan))
     lines = [
         f'"""Parallelize {plan.model_class} over {plan.world_size} ranks."""',
         "",
-        *_imports(plan, sources),
+        *_imports(plan, sources, with_torch=bool(plan.precision or first)),
         "",
         "",
         *(line for source in sources.values() for line in (source, "")),
@@ -94,21 +98,22 @@ def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
         "",
         "",
         "def parallelize(model, mesh):",
+        *(f"    {line}" for line in first),
         *(
             ["    # Run loss and backward under torch.distributed.tensor.parallel.loss_parallel()."]
             * plan.loss_parallel
         ),
-        *(f"    {line}" if line else "" for line in body),
+        *(f"    {line}" if line else "" for line in _body(plan)),
         "    return model",
         "",
     ]
     return "\n".join(lines)
 
 
-def _imports(plan: ParallelPlan, sources: Mapping[str, str]) -> Iterator[str]:
+def _imports(plan: ParallelPlan, sources: Mapping[str, str], *, with_torch: bool) -> Iterator[str]:
     used = set().union(*map(_names_in, sources.values()))
     lines = [line for line, names in _IMPORTS.items() if used.intersection(names)]
-    if plan.precision and "import torch" not in lines:
+    if with_torch and "import torch" not in lines:
         yield "import torch"
     yield from lines
     if plan.checkpoint:
