@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["memory_of_rank", "model_of_rank"]
+__all__ = ["memory_of_rank", "sharded_model"]
 
 _SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 _TWO_PER_RANK = frozenset(_SCHEDULES) - {"gpipe", "1f1b", "zb"}  # schedules with two stages on each rank
@@ -192,12 +192,11 @@ def _mesh(plan: ParallelPlan) -> DeviceMesh | None:
 
 
 @contextmanager
-def model_of_rank(plan: ParallelPlan, rank: int) -> Iterator[nn.Module]:
+def sharded_model(plan: ParallelPlan, rank: int) -> Iterator[nn.Module]:
     """Return a context with the model that one rank of a tensor-parallel plan runs, on meta, in a fake process group.
 
     Raises:
         InputError: there is a process group already.
     """
-    live = plan._live
-    with unchanged(modules_of(live.model), (), lazy_device=None), fake_world(rank, plan.world_size):
-        yield _sharded(plan, live.model, None)
+    with _rank(plan, rank, plan.world_size):
+        yield _sharded(plan, plan._live.model, None)

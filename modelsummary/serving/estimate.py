@@ -21,7 +21,7 @@ from modelsummary.latency.predict import TABLE_ERROR, Target, target_of
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.kernels import MODES
 from modelsummary.parallel.make import make_plan
-from modelsummary.parallel.memory import model_of_rank
+from modelsummary.parallel.memory import sharded_model
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication
@@ -128,7 +128,7 @@ def _served_model(live: LiveModel, root: LayerInfo, tensor: int, request: Reques
         return
     if "use_cache" in request.flags:
         live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
-    with model_of_rank(make_plan(live, root, tensor=tensor), 0) as model:
+    with sharded_model(make_plan(live, root, tensor=tensor), 0) as model:
         yield model
 
 
