@@ -17,10 +17,11 @@ from modelsummary.capture.templates import Attribute, leaves_of
 from modelsummary.record.events import Event, Value
 
 __all__ = [
-    "PARTIAL",
     "Blocked",
     "FunctionCall",
     "Operand",
+    "Partial",
+    "Placement",
     "Section",
     "Sharded",
     "WrongPlacement",
@@ -66,7 +67,12 @@ class Sharded(NamedTuple):
         return self.outer == 1 and not self.pieces
 
 
-PARTIAL = Sharded(-1)  # the ranks' tensors sum up to the value
+@dataclass(frozen=True)
+class Partial:
+    """The ranks' tensors sum up to the value."""
+
+
+Placement = Sharded | Partial
 
 
 class Blocked(Exception):
@@ -82,14 +88,14 @@ class WrongPlacement(Blocked):
             parts of its gradient.
     """
 
-    def __init__(self, message: str, value: Any, placement: Sharded | None) -> None:
+    def __init__(self, message: str, value: Any, placement: Placement | None) -> None:
         super().__init__(message)
         self.value, self.placement = value, placement
 
     @property
     def of_whole(self) -> bool:
         """True for a whole tensor of which ranks have to hold chunks or parts of a sum."""
-        return self.placement is not None and not self.placement.pieces
+        return isinstance(self.placement, Partial) or (self.placement is not None and not self.placement.pieces)
 
 
 @dataclass(frozen=True)
@@ -99,10 +105,11 @@ class Operand:
     Attributes:
         leaf: in the template of the call.
         shape: of the whole tensor.
-        layout: None if it is replicated.
+        layout: of its chunks; None if it is replicated, or partial.
         needs_grad: a gradient flows into it.
         is_index: it holds integers.
         is_zeros: a function made it of zeros.
+        is_partial: the ranks' tensors sum up to it.
     """
 
     leaf: Any
@@ -111,11 +118,12 @@ class Operand:
     needs_grad: bool
     is_index: bool = False
     is_zeros: bool = False
+    is_partial: bool = False
 
     @property
-    def is_sharded(self) -> bool:
-        """True if each rank has a chunk of it."""
-        return self.layout is not None and self.layout != PARTIAL
+    def is_whole(self) -> bool:
+        """True if it is replicated."""
+        return self.layout is None and not self.is_partial
 
 
 class FunctionCall:
@@ -164,7 +172,7 @@ class FunctionCall:
         """Message about a function whose operands are sharded along different dimensions."""
         return f"{self.at} takes tensors that are sharded along different dimensions; equal dimensions work"
 
-    def wrong(self, operand: Operand, placement: Sharded) -> WrongPlacement:
+    def wrong(self, operand: Operand, placement: Placement) -> WrongPlacement:
         """Return the refusal of an operand that is whole, and has to have a placement."""
         return WrongPlacement(
             f"{self.at} takes a whole tensor and a {self.tensor}; one that is sharded, too, works",

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from modelsummary.capture.templates import Attribute, leaves_of
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Sharded
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Placement, Sharded
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import layer_function, layouts_after
 from modelsummary.record.events import Event, Value, attributes_in, values_in
@@ -45,9 +45,9 @@ class Propagation:
         "the model would return a sharded tensor; a layer whose result only linear layers take can be split"
     )
 
-    def __init__(self, calls: Calls, placements: Mapping[Any, Sharded]) -> None:
+    def __init__(self, calls: Calls, placements: Mapping[Any, Placement]) -> None:
         self.calls = calls
-        self.placements: dict[Any, Sharded] = dict(placements)
+        self.placements: dict[Any, Placement] = dict(placements)
         self.sizes: set[int] = set()
         self.functions: list[Event] = []
         self.event: Event | None = None
@@ -80,11 +80,11 @@ class Propagation:
 
     # ---------------------------------------------------------------------------------- the engine
 
-    def placement(self, leaf: Any) -> Sharded | None:
+    def placement(self, leaf: Any) -> Placement | None:
         """Return the placement of a tensor at the call at hand; None if it is whole."""
         return self.placements.get(leaf) if isinstance(leaf, (Value, Attribute)) else None
 
-    def sharded(self, event: Event) -> dict[Any, Sharded]:
+    def sharded(self, event: Event) -> dict[Any, Placement]:
         """Return the tensors that a call takes and that are not whole, with their placements."""
         leaves = dict.fromkeys(
             leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, (Value, Attribute))
@@ -116,7 +116,7 @@ class Propagation:
         """Follow a module whose parameters meet what is sharded; return False if it has to be looked into."""
         inputs = values_in((event.args, event.kwargs))
         placement = self.placement(inputs[0]) if len(inputs) == 1 and is_first(event, inputs[0]) else None
-        if placement is None or not self.takes_norm(event, placement):
+        if not isinstance(placement, Sharded) or not self.takes_norm(event, placement):
             return False
         reduced: set[Any] = set()  # parameters of the module, and what it makes of them alone
         for self.position in range(begin, end):
@@ -179,7 +179,7 @@ class Propagation:
         results = values_in(event.result)
         self.give(call, placements if isinstance(placements, list) else [placements] * len(results))
 
-    def give(self, call: FunctionCall, placements: Sequence[Sharded | None]) -> None:
+    def give(self, call: FunctionCall, placements: Sequence[Placement | None]) -> None:
         """Give the results of a call their placements. Raises ``Blocked``."""
         self.sizes |= call.sizes
         if call.event.is_module:
@@ -194,11 +194,11 @@ class Propagation:
         """Note a layer with parameters of its own: a norm."""
         if any(True for _ in self.calls.modules[call.event.fqn].parameters()):
             placement = self.placement(sole_input(call.event))
-            if placement is None or not self.takes_norm(call.event, placement):
+            if not isinstance(placement, Sharded) or not self.takes_norm(call.event, placement):
                 raise Blocked(f"{call.at} takes pieces of a dimension; one chunk of it on each rank works")
             self.add_norm(call.event, placement)
 
-    def place(self, value: Value, placement: Sharded) -> None:
+    def place(self, value: Value, placement: Placement) -> None:
         """Let a value have a placement from the call at hand on."""
         self.placements[value] = placement
         self.until = max(self.until, self.calls.last_use.get(value, 0))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, ObjectState
-from modelsummary.parallel.layouts import Blocked, Operand, Sharded
+from modelsummary.parallel.layouts import Blocked, Operand, Partial, Placement, Sharded
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
 from modelsummary.parallel.rules import ELEMENTWISE, ELEMENTWISE_LAYERS, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
@@ -169,14 +169,23 @@ class Calls:
             return tensor if isinstance(tensor, Tensor) else None
         return leaf if isinstance(leaf, (Value, Tensor)) else None
 
-    def operand(self, leaf: Any, layout_of: Callable[[Any], Sharded | None]) -> Operand | None:
+    def operand(self, leaf: Any, placement_of: Callable[[Any], Placement | None]) -> Operand | None:
         """Return a tensor of a template as an operand; None for anything else."""
         shape = self.shape_of(leaf)
         if shape is None:
             return None
         tensor = self.tensor_of(leaf)
         is_index = tensor is not None and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
-        return Operand(leaf, shape, layout_of(leaf), self.needs_grad(leaf), is_index, self.is_zeros(leaf))
+        placement = placement_of(leaf)
+        return Operand(
+            leaf,
+            shape,
+            placement if isinstance(placement, Sharded) else None,
+            self.needs_grad(leaf),
+            is_index,
+            is_zeros=self.is_zeros(leaf),
+            is_partial=isinstance(placement, Partial),
+        )
 
     def needs_grad(self, leaf: Any) -> bool:
         """Return True if a gradient flows into a tensor."""

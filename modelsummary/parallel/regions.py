@@ -19,6 +19,7 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import (
     Blocked,
     FunctionCall,
+    Placement,
     Section,
     Sharded,
     WrongPlacement,
@@ -165,7 +166,11 @@ class _Columns(Propagation):
         try:
             self.follow(min(positions), len(calls.events), until)
         finally:
-            region.layouts = {leaf: layout for leaf, layout in self.placements.items() if isinstance(leaf, Value)}
+            region.layouts = {
+                leaf: layout
+                for leaf, layout in self.placements.items()
+                if isinstance(leaf, Value) and isinstance(layout, Sharded)
+            }
         self.check_results(calls.returned)
         self._check_calls()
 
@@ -242,7 +247,7 @@ class _Columns(Propagation):
         """Return a call; the gradients of shared tensors are summed."""
         return super().call_of(event, {*reduced, *self._reduced} if self._reduced else reduced)
 
-    def give(self, call: FunctionCall, placements: Sequence[Sharded | None]) -> None:
+    def give(self, call: FunctionCall, placements: Sequence[Placement | None]) -> None:
         """Give the results of a call their placements, and note the heads. Raises ``Blocked``."""
         super().give(call, placements)
         event, results = call.event, values_in(call.event.result)
@@ -265,7 +270,9 @@ class _Columns(Propagation):
         if len({self._columns[value] for value in taken}) != 1:
             return
         fqn, start, stop = self._columns[taken[0]]
-        shape, dim = taken[0].shape, self.placements[taken[0]].dim
+        shape, layout = taken[0].shape, self.placements[taken[0]]
+        assert isinstance(layout, Sharded)
+        dim = layout.dim
         is_split = len(results) > 1 and sum(result.shape[dim] for result in results) == shape[dim]
         unit = (stop - start) // shape[dim]
         for result in results:
@@ -293,14 +300,14 @@ class _Columns(Propagation):
 
     def _wider(self, wrong: WrongPlacement) -> _Start | None:
         start, calls, value, placement = self._start, self.calls, wrong.value, wrong.placement
-        if placement is not None and placement.pieces:
+        if isinstance(placement, Sharded) and placement.pieces:
             cut = self._cut_at(value, [piece.size for piece in placement.pieces])
             return replace(start, pieces={**start.pieces, **cut}) if cut else None
         if self._shares and isinstance(value, Value):
             other = find_shared(calls, value, self._whole_parts)
             if other is not None and other.values - self._reduced:
                 return replace(start, shared=(*start.shared, other), constants={**start.constants, **other.expanded})
-        if placement is None:
+        if not isinstance(placement, Sharded):
             return None
         more = [fqn for fqn in calls.sources(value) if fqn not in start.columns]
         if any(fqn in self._taken for fqn in more):

@@ -18,10 +18,11 @@ from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.index_rules import indexed, selected
 from modelsummary.parallel.layouts import (
-    PARTIAL,
     Blocked,
     FunctionCall,
     Operand,
+    Partial,
+    Placement,
     Sharded,
     WrongPlacement,
     apart,
@@ -54,7 +55,7 @@ def layer_function(module: nn.Module) -> tuple[str, Mapping[str, Any]] | None:
     return None
 
 
-def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
+def layouts_after(call: FunctionCall) -> Placement | list[Sharded | None] | None:
     """Return the layout of the results of a call that takes sharded operands; of each, if they differ.
 
     Raises:
@@ -62,7 +63,7 @@ def layouts_after(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
         WrongPlacement: an operand has to have another placement.
     """
     rule = _RULES.get(call.name)
-    if PARTIAL in [operand.layout for operand in call.operands] and not _adds_partial(call):
+    if any(operand.is_partial for operand in call.operands) and not _adds_partial(call):
         return _linear(call)
     if rule is None and call.event.is_module:
         raise Blocked(f"{call.at} ({call.name}) takes no {call.tensor}; elementwise layers do")
@@ -288,11 +289,10 @@ def terms_of(call: FunctionCall) -> tuple[list[tuple[Operand, str]], str]:
     return [*zip(factors, terms, strict=True), *((it, result[len(result) - len(it.shape) :]) for it in added)], result
 
 
-def _product(call: FunctionCall) -> Sharded:
+def _product(call: FunctionCall) -> Placement:
     """Follow a product, whose results sum up to the whole if it sums over the sharded dimension."""
     terms, result = terms_of(call)
-    chunks = [(operand, term) for operand, term in terms if operand.is_sharded]
-    labels = {(term[operand.layout.dim], operand.layout.outer) for operand, term in chunks if operand.layout}
+    labels = {(term[operand.layout.dim], operand.layout.outer) for operand, term in terms if operand.layout is not None}
     if len(labels) != 1:
         raise Blocked(call.differ)
     ((label, outer),) = labels
@@ -300,7 +300,7 @@ def _product(call: FunctionCall) -> Sharded:
         raise Blocked(call.along)
     if label in result:
         layout = Sharded(result.index(label), outer)
-        if PARTIAL in [operand.layout for operand, _ in terms]:
+        if any(operand.is_partial for operand, _ in terms):
             raise Blocked(f"{call.at} adds a sum over the ranks to a sharded tensor; one kind works")
         for operand, term in terms:
             if operand.layout is None:
@@ -310,11 +310,11 @@ def _product(call: FunctionCall) -> Sharded:
         raise Blocked(f"{call.at} sums over {call.dimension}; linear layers that take it alone can")
     n_factors = len(terms) if call.name == "einsum" else 2
     for position, (operand, term) in enumerate(terms):
-        if operand.layout is None and label in term:
+        if operand.is_whole and label in term:
             raise call.wrong(operand, Sharded(term.index(label), outer))
-        if operand.layout is None and position >= n_factors:
-            raise call.wrong(operand, PARTIAL)
-    return PARTIAL
+        if operand.is_whole and position >= n_factors:
+            raise call.wrong(operand, Partial())
+    return Partial()
 
 
 def _adds_partial(call: FunctionCall) -> bool:
@@ -322,35 +322,34 @@ def _adds_partial(call: FunctionCall) -> bool:
     if call.name not in ("linear", "addmm", "baddbmm"):
         return False
     (first, _), (second, _), *added = terms_of(call)[0]
-    return PARTIAL not in (first.layout, second.layout) and PARTIAL in [operand.layout for operand, _ in added]
+    return not (first.is_partial or second.is_partial) and any(operand.is_partial for operand, _ in added)
 
 
-def _linear(call: FunctionCall) -> Sharded | None:
+def _linear(call: FunctionCall) -> Partial | None:
     """Follow a function of a sum over the ranks; it must be linear in it."""
-    layouts = [operand.layout for operand in call.operands]
-    partial = [operand for operand in call.operands if operand.layout == PARTIAL]
+    n_partial = sum(operand.is_partial for operand in call.operands)
     name = call.name
-    if any(operand.is_sharded for operand in call.operands):
+    if any(operand.layout is not None for operand in call.operands):
         raise Blocked(f"{call.at} takes a sharded tensor and a sum over the ranks; one kind works")
     if name in FACTORIES:  # zeros of the same shape
         return None
-    others = [operand for operand in call.operands if operand.layout is None and not operand.is_zeros]
+    others = [operand for operand in call.operands if operand.is_whole and not operand.is_zeros]
     if name in ("add", "iadd", "sub", "isub") and others:
-        raise call.wrong(others[0], PARTIAL)
+        raise call.wrong(others[0], Partial())
     if name in ("index_add", "scatter_add") and call.first in others:
         raise Blocked(f"{call.at} adds a sum over the ranks to a whole tensor; zeros work")
     is_linear = {
         **dict.fromkeys(("add", "iadd", "sub", "isub"), True),
         **dict.fromkeys(_JOINS, not others),
-        **dict.fromkeys(_LINEAR, len(partial) == 1 and layouts[0] == PARTIAL),
-        **dict.fromkeys(PRODUCTS - {"addmm", "baddbmm"}, len(partial) == 1 and len(call.operands) == 2),
-        **dict.fromkeys(("mul", "imul", "rmul", "multiply", "einsum"), len(partial) == 1),
-        **dict.fromkeys(("index_add", "scatter_add"), layouts[-1] == PARTIAL),
+        **dict.fromkeys(_LINEAR, n_partial == 1 and call.first.is_partial),
+        **dict.fromkeys(PRODUCTS - {"addmm", "baddbmm"}, n_partial == 1 and len(call.operands) == 2),
+        **dict.fromkeys(("mul", "imul", "rmul", "multiply", "einsum"), n_partial == 1),
+        **dict.fromkeys(("index_add", "scatter_add"), call.operands[-1].is_partial),
         "masked_fill": call.argument(2, "value") == 0,
     }
     if not is_linear.get(name, False):
         raise Blocked(f"{call.at} takes a sum over the ranks; linear functions of it work")
-    return PARTIAL
+    return Partial()
 
 
 def _attention(call: FunctionCall) -> Sharded:
@@ -418,7 +417,7 @@ view reshape flatten unflatten transpose swapaxes swapdims permute squeeze unsqu
 split_with_sizes
 """.split()
 )
-_RULES: dict[str, Callable[[FunctionCall], Sharded | list[Sharded | None] | None]] = {
+_RULES: dict[str, Callable[[FunctionCall], Placement | list[Sharded | None] | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
     **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp".split(), _along(1)),

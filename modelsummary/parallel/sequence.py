@@ -14,7 +14,7 @@ from torch import nn
 
 from modelsummary.parallel.attention_heads import attention_inputs
 from modelsummary.parallel.derive import Derivation, Layer
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Sharded, WrongPlacement
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Placement, Sharded, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete, sole_input
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
@@ -204,7 +204,7 @@ class _Chunks(Propagation):
                 f"{event.fqn} takes tensors that are sharded along different dimensions; equal dimensions work"
             )
 
-    def give(self, call: FunctionCall, placements: Sequence[Sharded | None]) -> None:
+    def give(self, call: FunctionCall, placements: Sequence[Placement | None]) -> None:
         """Give the results of a call their placements, which must be equal chunks. Raises ``Blocked``."""
         n_ranks = self._setting.n_ranks
         if None in placements or any(size % n_ranks for size in call.sizes):
@@ -213,9 +213,10 @@ class _Chunks(Propagation):
             raise Blocked(f"{call.at} takes unequal parts of the sequence; equal parts work")
         super().give(call, placements)
 
-    def place(self, value: Value, placement: Sharded) -> None:
+    def place(self, value: Value, placement: Placement) -> None:
         """Let a value that the call at hand makes have a placement."""
         assert self.event is not None
+        assert isinstance(placement, Sharded)
         if value not in values_in((self.event.args, self.event.kwargs)):  # ``to`` for the same dtype returns its input
             self.stream.layouts[value] = placement
             self._origins[value] = self._origins_of(self.sharded(self.event))
@@ -377,10 +378,10 @@ class _Chunks(Propagation):
 
     def _values_at_hand(self) -> dict[Value, Sharded]:
         assert self.event is not None
-        if self.event.parent is None:  # the model returns
-            layouts = ((value, self.stream.layout_at(value, self.position)) for value in values_in(self.event.result))
-            return {value: layout for value, layout in layouts if layout is not None}
-        return self.sharded(self.event)
+        is_end = self.event.parent is None  # the model returns
+        values = values_in(self.event.result if is_end else (self.event.args, self.event.kwargs))
+        layouts = ((value, self.stream.layout_at(value, self.position)) for value in values)
+        return {value: layout for value, layout in layouts if layout is not None}
 
     def _give_up(self) -> Stream | None:
         """Return the stream without the layers from which the tensors at hand come."""
@@ -390,7 +391,7 @@ class _Chunks(Propagation):
     def _cut(self, wrong: WrongPlacement) -> Stream | None:
         """Return the stream with a chunk of a whole tensor at the event at hand; None if no module can cut it."""
         value, layout = wrong.value, wrong.placement
-        if not isinstance(value, Value) or layout is None:
+        if not isinstance(value, Value) or not isinstance(layout, Sharded):
             return self._gathered()
         if layout.outer != 1 or value.shape[layout.dim] % self._setting.n_ranks:
             return self._give_up()

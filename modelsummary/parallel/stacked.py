@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import PARTIAL, Blocked, FunctionCall, Sharded, WrongPlacement
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Partial, Placement, Sharded, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
@@ -63,16 +63,16 @@ class _Chunks(Propagation):
     """Chunks of the parameters of a module, through its calls.
 
     Args:
-        parameters: FQN -> how it is sharded; ``PARTIAL``: one rank adds it.
+        parameters: FQN -> how it is sharded; ``Partial``: one rank adds it.
     """
 
     sums: ClassVar[bool] = True
 
-    def __init__(self, calls: Calls, module: Event, parameters: Mapping[str, Sharded]) -> None:
+    def __init__(self, calls: Calls, module: Event, parameters: Mapping[str, Placement]) -> None:
         super().__init__(calls, {Attribute(fqn): layout for fqn, layout in parameters.items()})
         self.parameters, self._module = dict(parameters), module
         for fqn, layout in parameters.items():
-            if layout != PARTIAL:
+            if isinstance(layout, Sharded):
                 self.sizes.add(calls.parameters[fqn].shape[layout.dim] // layout.outer)
 
     def run(self) -> None:
@@ -81,7 +81,7 @@ class _Chunks(Propagation):
         self._summed = tuple(summed_arguments(module))
         self.follow(begin, end)
         for value in values_in(module.result):
-            if value.dtype.is_floating_point and self.placement(value) != PARTIAL:
+            if value.dtype.is_floating_point and not isinstance(self.placement(value), Partial):
                 raise Blocked(
                     f"{module.fqn} returns no sum over the ranks; a result that is linear in its last weight works"
                 )
@@ -94,8 +94,8 @@ class _Chunks(Propagation):
 
     def region(self) -> Region:
         """Return what is sharded together."""
-        chunks = {fqn: layout for fqn, layout in self.parameters.items() if layout != PARTIAL}
-        layouts = {leaf: layout for leaf, layout in self.placements.items() if isinstance(leaf, Value)}
+        chunks = {fqn: layout for fqn, layout in self.parameters.items() if isinstance(layout, Sharded)}
+        values = {leaf: placement for leaf, placement in self.placements.items() if isinstance(leaf, Value)}
         return Region(
             [],
             parameters=chunks,
@@ -103,7 +103,7 @@ class _Chunks(Propagation):
             module=self._module.fqn,
             summed=self._summed,
             sizes=self.sizes,
-            layouts={value: layout for value, layout in layouts.items() if layout != PARTIAL},
+            layouts={value: layout for value, layout in values.items() if isinstance(layout, Sharded)},
             functions=self.functions,
         )
 
@@ -120,17 +120,17 @@ class _Chunks(Propagation):
 
     def others(self, refused: Blocked) -> Iterator[_Chunks]:
         """Yield propagations in which the parameter that a whole tensor is made of is sharded, too."""
-        if not isinstance(refused, WrongPlacement) or refused.placement is None or refused.placement.pieces:
+        if not isinstance(refused, WrongPlacement) or not refused.of_whole:
             return
         leaf, layout = refused.value, refused.placement
-        fqn = self.calls.parameter_behind(leaf if layout == PARTIAL else self._factor(leaf, layout.dim))
+        fqn = self.calls.parameter_behind(self._factor(leaf, layout.dim) if isinstance(layout, Sharded) else leaf)
         if fqn is None or fqn in self.parameters:
             self.refused = Blocked(
                 f"a whole tensor meets a sharded one in {self._module.fqn}; one made of one parameter works"
             )
             return
-        if layout == PARTIAL:
-            yield _Chunks(self.calls, self._module, {**self.parameters, fqn: PARTIAL})
+        if not isinstance(layout, Sharded):
+            yield _Chunks(self.calls, self._module, {**self.parameters, fqn: Partial()})
             return
         shape = self.calls.shape_of(leaf)
         for dim, size in enumerate(self.calls.parameters[fqn].shape):

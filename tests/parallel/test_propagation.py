@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from modelsummary import Statistics
-from modelsummary.parallel.layouts import PARTIAL, Blocked, Section, Sharded, WrongPlacement
+from modelsummary.parallel.layouts import Blocked, Partial, Section, Sharded, WrongPlacement
 from modelsummary.parallel.propagation import Propagation
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.runs import record_of
@@ -50,7 +50,7 @@ def part(tensor, placement, rank):
     """What a rank holds of a tensor; of a sum, one of two parts."""
     if placement is None:
         return tensor
-    if placement == PARTIAL:
+    if placement == Partial():
         return 0.25 * tensor if rank == 0 else tensor - 0.25 * tensor
     size = tensor.shape[placement.dim]
     pieces = placement.pieces or [Section(size // placement.outer)] * placement.outer
@@ -78,17 +78,17 @@ CASES = [
     (lambda q, k: q @ k.transpose(-1, -2), [(2, 4, 3, 5), (2, 4, 6, 5)], [Sharded(1), Sharded(1)], Sharded(1)),
     (F.linear, [(2, 4, 8), (6, 8)], [None, Sharded(0)], HEADS),
     (F.linear, [(2, 4, 8), (6, 8)], [Sharded(1), None], Sharded(1)),
-    (F.linear, [(2, 4, 8), (6, 8)], [HEADS, Sharded(1)], PARTIAL),
-    (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), PARTIAL], PARTIAL),
+    (F.linear, [(2, 4, 8), (6, 8)], [HEADS, Sharded(1)], Partial()),
+    (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), Partial()], Partial()),
     (torch.addmm, [(6,), (4, 8), (8, 6)], [Sharded(0), None, Sharded(1)], Sharded(1)),
-    (torch.addmm, [(6,), (4, 8), (8, 6)], [PARTIAL, Sharded(1), Sharded(0)], PARTIAL),
+    (torch.addmm, [(6,), (4, 8), (8, 6)], [Partial(), Sharded(1), Sharded(0)], Partial()),
     (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [None, Sharded(2)], HEADS),
-    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [Sharded(1), Sharded(1)], PARTIAL),
-    (lambda *xs: torch.einsum("bd,b,df->bf", *xs), [(4, 8), (4,), (8, 6)], [Sharded(1), None, Sharded(0)], PARTIAL),
-    (lambda x: (2 * x).sum(1), [(2, 4, 8)], [PARTIAL], PARTIAL),
-    (lambda x, s: x.transpose(0, 1) * s, [(4, 2), (4,)], [PARTIAL, None], PARTIAL),
-    (lambda x, i: torch.zeros(5, 3).index_add(0, i, x), [(2, 3), "index"], [PARTIAL, None], PARTIAL),
-    (lambda x: torch.cat([x, torch.zeros(2, 3)]), [(2, 3)], [PARTIAL], PARTIAL),
+    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [Sharded(1), Sharded(1)], Partial()),
+    (lambda *xs: torch.einsum("bd,b,df->bf", *xs), [(4, 8), (4,), (8, 6)], [Sharded(1), None, Sharded(0)], Partial()),
+    (lambda x: (2 * x).sum(1), [(2, 4, 8)], [Partial()], Partial()),
+    (lambda x, s: x.transpose(0, 1) * s, [(4, 2), (4,)], [Partial(), None], Partial()),
+    (lambda x, i: torch.zeros(5, 3).index_add(0, i, x), [(2, 3), "index"], [Partial(), None], Partial()),
+    (lambda x: torch.cat([x, torch.zeros(2, 3)]), [(2, 3)], [Partial()], Partial()),
 ]  # fmt: skip
 
 
@@ -100,9 +100,9 @@ def test_ranks_compute_their_parts_of_the_whole(function, shapes, placements, ex
     whole = function(*tensors)
     local_tensors = [[part(*pair, rank) for pair in zip(tensors, placements, strict=True)] for rank in range(RANKS)]
     results = [function(*tensors_of_rank) for tensors_of_rank in local_tensors]
-    if expected == PARTIAL:
+    if expected == Partial():
         torch.testing.assert_close(sum(results), whole)
-    for rank, result in enumerate(results if expected != PARTIAL else ()):
+    for rank, result in enumerate(results if expected != Partial() else ()):
         torch.testing.assert_close(result, part(whole, expected, rank))
 
 
@@ -112,10 +112,15 @@ def test_ranks_compute_their_parts_of_the_whole(function, shapes, placements, ex
         (lambda x: x.sort(1)[0], [(2, 4)], [Sharded(1)], "sort() in the model works along the sharded dimension"),
         (nn.Softmax(1), [(2, 4)], [Sharded(1)], "function works along the sharded dimension"),
         (nn.Conv1d(4, 4, 1), [(2, 4, 8)], [Sharded(1)], "function (Conv1d) takes no sharded tensor"),
-        (torch.relu, [(2, 4)], [PARTIAL], "relu() in the model takes a sum over the ranks"),
-        (nn.ReLU(), [(2, 4)], [PARTIAL], "function takes a sum over the ranks"),
-        (lambda x, y: x * y, [(2, 4), (2, 4)], [PARTIAL, PARTIAL], "mul() in the model takes a sum over the ranks"),
-        (lambda x, y: x + y, [(2, 4), (4,)], [PARTIAL, Sharded(0)], "takes a sharded tensor and a sum over the ranks"),
+        (torch.relu, [(2, 4)], [Partial()], "relu() in the model takes a sum over the ranks"),
+        (nn.ReLU(), [(2, 4)], [Partial()], "function takes a sum over the ranks"),
+        (lambda x, y: x * y, [(2, 4), (2, 4)], [Partial(), Partial()], "mul() in the model takes a sum over the ranks"),
+        (
+            lambda x, y: x + y,
+            [(2, 4), (4,)],
+            [Partial(), Sharded(0)],
+            "takes a sharded tensor and a sum over",
+        ),
         (torch.fft.fft, [(2, 4)], [Sharded(1)], "has no rule for sharded tensors"),
     ],
 )
@@ -131,8 +136,8 @@ def test_reasons(function, shapes, placements, reason):
         (lambda x, y: x + y, [(2, 4), (4,)], [Sharded(1), None], 1, Sharded(0)),
         (F.linear, [(2, 4, 8), (6, 8)], [HEADS, None], 1, Sharded(1)),
         (F.linear, [(2, 4, 8), (6, 8), (6,)], [None, Sharded(0), None], 2, Sharded(0)),
-        (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), None], 2, PARTIAL),
-        (lambda x, y: x + y, [(2, 4), (4,)], [PARTIAL, None], 1, PARTIAL),
+        (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), None], 2, Partial()),
+        (lambda x, y: x + y, [(2, 4), (4,)], [Partial(), None], 1, Partial()),
     ],
 )
 def test_a_rule_asks_for_the_placement_of_an_operand(function, shapes, placements, position, expected):
