@@ -16,6 +16,7 @@ import torch
 from modelsummary.capture.trace import Storage, Trace
 from modelsummary.cluster.collectives import collective_of
 from modelsummary.cluster.kept import kept_bytes
+from modelsummary.cluster.weight_gradients import of_weights_alone
 from modelsummary.cluster.weights import Weight
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
@@ -28,7 +29,7 @@ from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 __all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "Part", "parts_of"]
 
 BEFORE, AFTER = "before the blocks", "after the blocks"
-_PLAIN, _CORE, _COLUMN = range(3)  # marks of operators
+_PLAIN, _CORE, _COLUMN, _WEIGHTS = 0, 1, 2, 4  # marks of operators, which add up
 
 
 class MicrobatchCollective(NamedTuple):
@@ -58,7 +59,9 @@ class Part:
 
     Attributes:
         works: ``"forward"`` and ``"backward"`` -> kernels; ``"core"``: kernels of the forward from the scores to the
-            context of attention; ``"columns"``: the products in the backward of column-parallel layers.
+            context of attention; ``"weights"``: kernels of the backward that compute gradients of weights alone;
+            ``"columns"`` and ``"column weights"``: the products in the backward of column-parallel layers, for
+            gradients of their input, and of their weights.
         operators: phase -> number of operators that the host dispatches.
         collectives: what is communicated for tensor, context and expert parallelism.
         kept_bytes: bytes kept for the backward.
@@ -103,18 +106,21 @@ class Observed(NamedTuple):
         saved: storages kept for the backward.
         timeline: bytes alive at each operator.
         callers: call of a module -> the call around it.
+        gradients: storages of the gradients of parameters.
     """
 
     operators: Sequence[StepOperator]
     saved: Sequence[Storage]
     timeline: list[TimelinePoint]
     callers: Mapping[CallKey, CallKey | None]
+    gradients: frozenset[int]
 
     @classmethod
     def of(cls, trace: Trace) -> Observed:
         """Return the facts of a trace."""
         callers = {call.key: call.parent for call in trace.calls}
-        return cls(trace.operators, trace.saved, timeline_of(trace, None), callers)
+        gradients = frozenset(storage.identity for storage in trace.storages if storage.kind == "grads")
+        return cls(trace.operators, trace.saved, timeline_of(trace, None), callers, gradients)
 
 
 def parts_of(
@@ -144,6 +150,8 @@ def parts_of(
     """
     part_names = _part_names(observed, blocks)
     marks = _marks(observed.operators, set(columns))
+    for index in of_weights_alone(observed.operators, part_names, observed.gradients):
+        marks[index] += _WEIGHTS
     labelled = [
         operator._replace(
             row=(part_name, mark), phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase
@@ -166,8 +174,11 @@ def parts_of(
         counts[part_name, phase] += kernel.n_operators if mode == "eager" else 1
         if mark == _CORE and phase == "forward":
             works[part_name, "core"][work] += 1
-        elif mark == _COLUMN and phase == "backward" and kernel.flops:
-            works[part_name, "columns"][work] += 1
+        is_of_weights = bool(mark & _WEIGHTS) or (phase == "backward" and work.part in ("weight", "bias"))
+        if is_of_weights:
+            works[part_name, "weights"][work] += 1
+        if mark & _COLUMN and kernel.flops:
+            works[part_name, "column weights" if is_of_weights else "columns"][work] += 1
     collectives = _collectives(observed.operators, part_names, context)
     between = frozenset(index for index, mark in enumerate(marks) if mark == _CORE)
     kept, core = kept_bytes(
@@ -187,7 +198,7 @@ def parts_of(
             backward_flops[part_name] += 2 * (call.cost.macs - scores_again(call.rule, call.bound))
     parts = {}
     for name in (BEFORE, *blocks, AFTER):
-        phases = ("forward", "backward", "core", "columns")
+        phases = ("forward", "backward", "core", "weights", "columns", "column weights")
         entered_bytes, crossing_bytes = entered.get(name, (0, 0))
         parts[name] = Part(
             works={phase: tuple(works[name, phase].items()) for phase in phases},

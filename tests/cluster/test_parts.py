@@ -159,3 +159,30 @@ def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
     assert found == planned
     with pytest.raises(InputError, match=r"sequence_parallel=True is not costed for .*; use sequence_parallel=False"):
         model.parts(Share(2, True, 1, model.recorded_batch, model.recorded_sequence))
+
+
+def test_gradients_of_weights_alone():
+    """Each product of a linear layer has one for its weight; scores and context of attention have none."""
+    model = StepModel(statistics().live, statistics().root, Recipe(dtype=torch.float16, kernels="eager"))
+    flops = {
+        (name, phase): sum(work.flops * times for work, times in part.works[phase])
+        for name, part in parts(model, 1).items()
+        for phase in ("forward", "backward", "weights")
+    }
+    attention = 2 * 2 * S * S * H
+    assert flops["blocks.0", "weights"] == flops["blocks.0", "forward"] - attention
+    assert flops["blocks.0", "backward"] == 2 * flops["blocks.0", "forward"]
+    assert flops[AFTER, "weights"] == flops[AFTER, "forward"]
+    block = parts(model, 1)["blocks.0"]
+    sums = [work.name for work, times in block.works["weights"] for _ in range(times) if not work.flops]
+    assert sums == ["aten.sum"] * 4  # of the biases
+
+
+def test_no_gradient_of_frozen_weights():
+    frozen, ids = gpt()
+    frozen.requires_grad_(False)
+    frozen.tokens.requires_grad_(True)  # so that the gradient passes through all blocks
+    stats = Statistics(frozen, ids)
+    block = parts(StepModel(stats.live, stats.root, Recipe(kernels="eager")), 1)["blocks.0"]
+    assert block.has_backward
+    assert block.works["weights"] == ()
