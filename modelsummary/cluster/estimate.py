@@ -14,7 +14,7 @@ from torch import nn
 from modelsummary.cluster.applying import Applier
 from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pictures import stacked_bars, write_trace
-from modelsummary.cluster.pipeline import StageTime, simulation_of
+from modelsummary.cluster.pipeline import StepItems
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError, is_number
@@ -35,6 +35,7 @@ CAUSES = (
     "compute",
     "recomputation",
     "accumulation",
+    "host",
     "tensor",
     "context",
     "expert",
@@ -57,15 +58,16 @@ class StepEstimate(Printed):
         sequence: tokens in a sample; 0 if samples are not sequences.
         microbatches: micro-batches of one copy.
         seconds_by_cause: seconds by cause, on the rank that computes longest: kernels (``compute``,
-            ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for collectives, or slowed
-            down by them and by FSDP's copies (``tensor``, ``context``, ``expert``, ``fsdp``), waiting for messages
-            between stages (``pipeline``), for other stages (``bubble``), for the reduction of gradients, and the
-            optimizer. They add up to the step.
+            ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for the ``host`` that
+            dispatches them, for collectives, or slowed down by them and by FSDP's copies (``tensor``, ``context``,
+            ``expert``, ``fsdp``), waiting for messages between stages (``pipeline``), for other stages (``bubble``),
+            for the reduction of gradients, and the optimizer. They add up to the step.
         memory: bytes on each rank of the pipeline by category.
         model_flops: floating point operations of products in forward and backward, dense.
         hardware_flops: the same with what is recomputed.
         peak_flops: peak of one device in the dtype of the products.
-        stage_times: seconds of each stage of the pipeline for one micro-batch.
+        items: what the step consists of: seconds of each stage of the pipeline for one micro-batch, and of each rank
+            after its last backward.
         uncounted_ops: operators whose work is not known -> their calls in one micro-batch. They take the time of their
             bytes, and the FLOPs, with them MFU, lack them.
     """
@@ -80,14 +82,14 @@ class StepEstimate(Printed):
     model_flops: float
     hardware_flops: float
     peak_flops: float
-    stage_times: tuple[StageTime, ...] = field(repr=False, compare=False)
+    items: StepItems = field(repr=False, compare=False)
     applier: Applier | None = field(default=None, repr=False, compare=False)
     uncounted_ops: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def simulation(self) -> Simulation:
         """The schedule, simulated for one step, or for a part of it if it repeats itself; times in seconds."""
-        return simulation_of(self.stage_times, self.plan, self.microbatches)
+        return self.items.simulation
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "applier": None}  # it holds the model
@@ -184,12 +186,14 @@ class StepEstimate(Printed):
         return self.applier
 
     def write_trace(self, path: str | PathLike[str]) -> Path:
-        """Write the simulated schedule for Perfetto or ``chrome://tracing``: one row per rank of the pipeline.
+        """Write the items of the step for Perfetto or ``chrome://tracing``: rows for ranks of the pipeline, and links.
+
+        If the schedule repeats itself, the trace has fewer micro-batches.
 
         Raises:
             InputError: the file cannot be written.
         """
-        return write_trace(self.simulation, path)
+        return write_trace(self.items.spans(), path)
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Draw the step as one stacked bar of seconds by cause.

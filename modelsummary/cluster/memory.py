@@ -99,7 +99,7 @@ class RankLoad(NamedTuple):
         return cls(
             sum((stage.weights for stage in stages), Weights()),
             sum((stage.experts for stage in stages), Weights()),
-            tuple((stage.root, tuple(_moments(stage.units))) for stage in stages),
+            tuple((stage.root, tuple(_moments([unit.weights for unit in stage.units]))) for stage in stages),
             max(stage.working_bytes for stage in stages),
             max(stage.temporary_bytes for stage in stages),
         )

@@ -1,23 +1,21 @@
-"""Pictures of steps: stacked bars of seconds by cause, and traces of simulated schedules."""
+"""Pictures of steps: stacked bars of seconds by cause, and traces of their items."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelsummary.cluster.pipeline import ItemSpan
 from modelsummary.errors import MissingExtraError
-from modelsummary.split.schedule import Simulation
 from modelsummary.views.export import saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["stacked_bars", "write_trace"]
-
-_NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 
 
 def stacked_bars(bars: Mapping[str, Mapping[str, float]], axes: Axes | None = None) -> Axes:
@@ -48,19 +46,19 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], axes: Axes | None = No
     return axes
 
 
-def write_trace(simulation: Simulation, path: str | PathLike[str]) -> Path:
-    """Write a simulated schedule, in seconds, as trace events and return the path.
+def write_trace(spans: Iterable[ItemSpan], path: str | PathLike[str]) -> Path:
+    """Write the items of a step as trace events, one row for each resource, and return the path.
 
     Raises:
         InputError: the file cannot be written.
     """
     events: list[dict[str, Any]] = []
-    for rank, actions in enumerate(simulation.actions):
-        name = {"ph": "M", "name": "thread_name", "pid": 1, "tid": rank, "args": {"name": f"rank {rank}"}}
-        events.append(name)
-        for action in actions:
-            facts = {"stage": action.stage, "micro-batch": action.microbatch}
-            times = {"ts": 1e6 * action.begin, "dur": 1e6 * (action.end - action.begin)}
-            label = f"{_NAMES[action.kind]} {action.microbatch}"
-            events.append({"ph": "X", "name": label, "cat": action.kind, "pid": 1, "tid": rank, **times, "args": facts})
+    threads: dict[str, int] = {}
+    for span in sorted(spans, key=lambda span: span.row):
+        if span.row not in threads:
+            threads[span.row] = len(threads)
+            thread = {"pid": 1, "tid": threads[span.row]}
+            events.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": span.row}})
+        times = {"ts": 1e6 * span.begin, "dur": 1e6 * (span.end - span.begin)}
+        events.append({"ph": "X", "name": span.name, "pid": 1, "tid": threads[span.row], **times, "args": span.facts})
     return saved(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)

@@ -1,57 +1,157 @@
-"""The time of a pipeline: the schedule of its stages, simulated until it repeats itself."""
+"""The items of a step: the actions and messages of a schedule, then the reduction of gradients and the optimizer."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
-from modelsummary.split.schedule import IN_V, Simulation, StageLoad, checked_per_device, order_of, simulate
+from modelsummary.split.event_engine import ItemGraph, Resource, periodic
+from modelsummary.split.schedule import (
+    IN_V,
+    Action,
+    Simulation,
+    StageLoad,
+    add_actions,
+    checked_per_device,
+    order_of,
+    seconds_of,
+    simulate,
+)
 
-__all__ = ["StageTime", "in_flight", "least_seconds", "pipeline_seconds", "rank_of", "simulation_of"]
+__all__ = ["ItemSpan", "Once", "StepItems", "by_rank", "in_flight", "rank_of"]
 
-_KINDS = "FIWB"  # forward, backward for inputs, for weights, for both
+_CAUSES = {"device": "bubble", "link": "pipeline", "gradients": "gradients"}  # of waiting for a resource
+_NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+_NAMES |= {"device": "optimizer", "link": "message", "gradients": "reduction of gradients"}  # of other items
+_ROWS = {"device": "rank"}
+
+
+class Once(NamedTuple):
+    """Seconds of what a rank does after its last backward.
+
+    Attributes:
+        gradients: in which it waits for the reduction of its gradients, and for sharded parameters.
+        optimizer: of its optimizer, which begins when the norm of all gradients is known.
+    """
+
+    gradients: float = 0.0
+    optimizer: float = 0.0
+
+
+class ItemSpan(NamedTuple):
+    """An item of a step in time.
+
+    Attributes:
+        row: what runs it, such as ``"rank 0"``.
+        name: what it is.
+        begin, end: seconds since the begin of the step.
+        facts: its stage and micro-batch, if it has some.
+    """
+
+    row: str
+    name: str
+    begin: float
+    end: float
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class StageTime:
-    """Seconds of one stage for one micro-batch.
+class StepItems:
+    """The items of a step with their seconds, which the engine runs.
 
     Attributes:
-        forward: of a forward.
-        backward_input, backward_weight: of a backward, for the gradients of its input and of its weights.
-        transfer: of sending its result to the next stage, or a gradient back.
-        held: bytes held from the forward to the end of the backward.
+        plan: the plan.
+        microbatches: micro-batches of one copy in a step.
+        loads: seconds of each stage for one micro-batch; their ``message`` is the one to the next stage.
+        once: what each rank of the pipeline does after its last backward.
     """
 
-    forward: float
-    backward_input: float
-    backward_weight: float
-    transfer: float = 0.0
-    held: float = 0.0
+    plan: Plan
+    microbatches: int
+    loads: Sequence[StageLoad]
+    once: Sequence[Once]
+
+    def seconds(self) -> float:
+        """Return the seconds of the step.
+
+        After a few rounds, each further round of as many micro-batches as ranks takes the same time. So schedules of
+        many micro-batches run for a few rounds, and the rest is added.
+
+        Raises:
+            InputError: the schedule does not work with that many micro-batches.
+        """
+        return self._periodic(lambda count: max(self._run(count)[1]))
+
+    def causes(self, rank: int) -> dict[str, float]:
+        """Return the seconds in which a rank waits, by cause: what it waits for at that time."""
+
+        @lru_cache
+        def idle(count: int) -> dict[str, float]:
+            graph, ends = self._run(count)
+            lost = dict.fromkeys(_CAUSES.values(), 0.0)
+            for resource, seconds in graph.idle(Resource("device", (rank,)), ends).items():
+                lost[_CAUSES[resource.kind]] += seconds
+            return lost
+
+        return {cause: self._periodic(lambda count, cause=cause: idle(count)[cause]) for cause in _CAUSES.values()}
+
+    def least_seconds(self) -> float:
+        """Return a bound that the seconds of the step are not below.
+
+        A rank is busy with all micro-batches of its stages. Before its first forward, the stages before its first one
+        run theirs; after its last backward, they run theirs, or the rank reduces its gradients.
+        """
+        plan, halves = self.plan, self.plan.schedule == "zb" or self.plan.schedule in IN_V
+        busy = [0.0] * plan.pipeline
+        for index, load in enumerate(self.loads):
+            busy[rank_of(index, plan)] += self.microbatches * (load.forward + load.backward)
+        least = before = after = 0.0
+        for seconds, load, once in zip(busy, self.loads, self.once, strict=False):
+            least = max(least, before + seconds + max(after, once.gradients))
+            before += load.forward + load.message
+            after += 0.0 if halves else load.backward + load.message
+        return least + max(once.optimizer for once in self.once)
 
     @property
-    def backward(self) -> float:
-        """Seconds of a whole backward."""
-        return self.backward_input + self.backward_weight
+    def simulation(self) -> Simulation:
+        """The actions of the schedule in time, of fewer micro-batches if it repeats itself."""
+        plan = self.plan
+        return simulate(self.loads, self._few, plan.schedule, stages_per_device=_per_rank(plan))
 
+    def spans(self) -> Iterator[ItemSpan]:
+        """Yield the items in time, of fewer micro-batches if the schedule repeats itself."""
+        graph, ends = self._run(self._few)
+        begins, actions = graph.begins(ends), _graph(self.plan, self._few)[1]
+        for number, resource in enumerate(graph.resources, 1):
+            row = f"{_ROWS.get(resource.kind, resource.kind)} {' to '.join(map(str, resource.ranks))}"
+            name, facts = _NAMES[resource.kind], {}
+            if number in actions:
+                action = actions[number]
+                name = f"{_NAMES[action.kind]} {action.microbatch}"
+                facts = {"stage": action.stage, "micro-batch": action.microbatch}
+            if ends[number] > begins[number]:
+                yield ItemSpan(row, name, begins[number], ends[number], facts)
 
-class _Order(NamedTuple):
-    """The actions of a schedule in an order in which each follows the actions that it waits for, whatever the times.
+    def _run(self, count: int) -> tuple[ItemGraph, list[float]]:
+        graph, _ = _graph(self.plan, count)
+        return graph, graph.run([*seconds_of(self.loads), *(seconds for once in self.once for seconds in once)])
 
-    Attributes:
-        previous: the number of the action before it on its rank, counted from 1; 0: none.
-        awaited: the number of the action of the neighbouring stage that it waits for, counted from 1; 0: none.
-        work: which work it is: ``4 * stage`` plus the index of its kind in ``_KINDS``.
-    """
+    @property
+    def _shortest(self) -> int:
+        """The number of micro-batches after which the schedule repeats itself; all of them for GPipe."""
+        return _rounds(self.plan.schedule, self.plan.pipeline, self.microbatches)
 
-    previous: array[int]
-    awaited: array[int]
-    work: array[int]
+    @property
+    def _few(self) -> int:
+        is_all = self.microbatches <= self._shortest + self.plan.pipeline
+        return self.microbatches if is_all else self._shortest
+
+    def _periodic(self, seconds: Any) -> float:
+        return periodic(seconds, self.microbatches, self._shortest, self.plan.pipeline)
 
 
 def rank_of(stage: int, plan: Plan) -> int:
@@ -61,110 +161,48 @@ def rank_of(stage: int, plan: Plan) -> int:
     return stage % plan.pipeline
 
 
-def pipeline_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
-    """Return the seconds of a step's forwards and backwards.
-
-    After a few rounds, each further round of ``plan.pipeline`` micro-batches takes the same time. So schedules of many
-    micro-batches are timed for a few rounds, and the rest is added.
-
-    Raises:
-        InputError: the schedule does not work with that many micro-batches.
-    """
-    p = plan.pipeline
-    _check(plan, microbatches)
-    shortest = _rounds(plan.schedule, p, microbatches)
-    if microbatches <= shortest + p:
-        return _makespan(stages, plan, microbatches)
-    short, long = (_makespan(stages, plan, count) for count in (shortest, shortest + p))
-    return short + (microbatches - shortest) / p * (long - short)
-
-
-def simulation_of(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> Simulation:
-    """Return the simulated schedule, of fewer micro-batches if it repeats itself.
-
-    Raises:
-        InputError: the schedule does not work with that many micro-batches.
-    """
-    _check(plan, microbatches)
-    shortest = _rounds(plan.schedule, plan.pipeline, microbatches)
-    loads = [
-        StageLoad(stage.forward, stage.backward_input, stage.backward_weight, stage.transfer, stage.held)
-        for stage in stages
-    ]
-    rounds = microbatches if microbatches <= shortest + plan.pipeline else shortest
-    return simulate(loads, rounds, plan.schedule, stages_per_device=_per_rank(plan), bandwidth=1.0)
+def by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignore[type-arg]
+    """Return the values of the stages of each rank of the pipeline."""
+    ranks: list[list[object]] = [[] for _ in range(plan.pipeline)]
+    for index, value in enumerate(values):
+        ranks[rank_of(index, plan)].append(value)
+    return ranks
 
 
 def _rounds(schedule: str, pipeline: int, microbatches: int) -> int:
-    """Return a number of micro-batches after which the schedule repeats itself; all of them for GPipe."""
     return microbatches if schedule == "gpipe" else min(microbatches, 4 * pipeline + microbatches % pipeline)
-
-
-def _check(plan: Plan, microbatches: int) -> None:
-    if plan.schedule == "interleaved1f1b" and plan.pipeline > 1 and microbatches % plan.pipeline:
-        raise InputError(
-            f"schedule='interleaved1f1b' needs a multiple of pipeline={plan.pipeline} micro-batches, got {microbatches}"
-        )
 
 
 def _per_rank(plan: Plan) -> int | None:
     return plan.virtual_stages if plan.schedule == "interleaved1f1b" else None
 
 
-def _makespan(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
-    """Return the makespan that ``simulate`` has. It keeps the ends of actions only, which is faster."""
-    seconds = [
-        value
-        for stage in stages
-        for value in (stage.forward, stage.backward_input, stage.backward_weight, stage.backward)
-    ]
-    delays = [0.0] * len(seconds)  # until the result of the neighbouring stage has arrived
-    for index, stage in enumerate(stages[:-1]):
-        delays[4 * index + 4] = delays[4 * index + 1] = delays[4 * index + 3] = stage.transfer
-    ends = [0.0]
-    for previous, awaited, work in zip(*_order(plan.schedule, len(stages), _per_rank(plan), microbatches), strict=True):
-        free, ready = ends[previous], ends[awaited] + delays[work]
-        ends.append((free if free > ready else ready) + seconds[work])
-    return max(ends)
+def _graph(plan: Plan, microbatches: int) -> tuple[ItemGraph, dict[int, Action]]:
+    if plan.schedule == "interleaved1f1b" and plan.pipeline > 1 and microbatches % plan.pipeline:
+        raise InputError(
+            f"schedule='interleaved1f1b' needs a multiple of pipeline={plan.pipeline} micro-batches, got {microbatches}"
+        )
+    per_rank = checked_per_device(plan.stages, microbatches, plan.schedule, _per_rank(plan))
+    return _cached_graph(plan.schedule, plan.stages // per_rank, per_rank, microbatches)
 
 
-@lru_cache(maxsize=256)
-def _order(schedule: str, n_stages: int, per_rank: int | None, microbatches: int) -> _Order:
-    """Return an order in which the actions of a schedule can run one after the other.
+@lru_cache(maxsize=128)
+def _cached_graph(schedule: str, n_ranks: int, per_rank: int, microbatches: int) -> tuple[ItemGraph, dict[int, Action]]:
+    """Return the items of a step, and the actions of the schedule by their numbers.
 
-    Raises:
-        InputError: the schedule does not work with that many micro-batches.
+    Behind the works of the schedule are two for each rank: its gradients and its optimizer.
     """
-    n_ranks = n_stages // checked_per_device(n_stages, microbatches, schedule, per_rank)
-    orders = [order_of(schedule, rank, n_ranks, n_stages // n_ranks, microbatches) for rank in range(n_ranks)]
-    actions = _Order(array("i"), array("i"), array("i"))
-    forwards = [0] * (n_stages * microbatches)  # number of the action by stage and micro-batch; 0: not there yet
-    backwards = list(forwards)
-    done, last, total = [0] * n_ranks, [0] * n_ranks, sum(map(len, orders))
-    count = 0
-    while count < total:
-        before = count
-        for rank, order in enumerate(orders):
-            for position in range(done[rank], len(order)):
-                kind, stage, microbatch, _, _ = order[position]
-                index, awaited = stage * microbatches + microbatch, 0
-                if kind == "F" and stage:
-                    awaited = forwards[index - microbatches]
-                    if not awaited:
-                        break
-                elif kind in "BI" and stage < n_stages - 1:
-                    awaited = backwards[index + microbatches]
-                    if not awaited:
-                        break
-                count += 1
-                if kind != "W":
-                    (forwards if kind == "F" else backwards)[index] = count
-                actions.previous.append(last[rank])
-                actions.awaited.append(awaited)
-                actions.work.append(4 * stage + _KINDS.index(kind))
-                last[rank], done[rank] = count, position + 1
-        assert count > before, "the schedule deadlocks"
-    return actions
+    graph = ItemGraph()
+    actions = {item: action for item, _, action in add_actions(graph, schedule, n_ranks, per_rank, microbatches)}
+    devices = [Resource("device", (rank,)) for rank in range(n_ranks)]
+    works = [5 * n_ranks * per_rank + 2 * rank for rank in range(n_ranks)]
+    gradients = [
+        graph.add(Resource("gradients", device.ranks), work, graph.last[device])
+        for device, work in zip(devices, works, strict=True)
+    ]
+    for device, work in zip(devices, works, strict=True):
+        graph.add(device, work + 1, *gradients)
+    return graph, actions
 
 
 def in_flight(
@@ -201,22 +239,3 @@ def _fullest_moments(
         if action.kind == "F" and (after is None or after.kind != "F"):
             moments.add(tuple(held.values()))
     return sorted(moments)
-
-
-def least_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
-    """Return a bound that no simulated schedule of the plan is below.
-
-    A rank is busy with all micro-batches of its stages. Before its first forward, the stages before its first one run
-    theirs; after its last backward, they run theirs.
-    """
-    p = plan.pipeline
-    busy = [0.0] * p
-    for index, stage in enumerate(stages):
-        busy[rank_of(index, plan)] += microbatches * (stage.forward + stage.backward)
-    least, ahead = 0.0, 0.0
-    halves = plan.schedule == "zb" or plan.schedule in IN_V
-    for rank in range(p):
-        least = max(least, busy[rank] + ahead)
-        stage = stages[rank]
-        ahead += stage.forward + (0.0 if halves else stage.backward) + (1 if halves else 2) * stage.transfer
-    return least

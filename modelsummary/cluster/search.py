@@ -174,7 +174,7 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
                 continue
             memory = simulator.memory_bytes(plan)
             if memory <= capacity:
-                least = simulator.least_seconds(plan)
+                least = simulator.items(plan).least_seconds()
                 fitting.append(_Candidate(least, memory, plan.devices, tried, plan))
             elif leanest is None or memory < leanest[0]:
                 leanest = memory, plan
@@ -206,7 +206,7 @@ def _simulated(
         if applicable and _obstacle(simulator, candidate.plan):
             continue
         try:
-            simulated.append(candidate._replace(seconds=simulator.seconds(candidate.plan)))
+            simulated.append(candidate._replace(seconds=simulator.items(candidate.plan).seconds()))
         except InputError:  # the schedule does not work with that many micro-batches
             continue
     return sorted(simulated)

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.step_model import StepModel
-from modelsummary.cluster.timing import PartSeconds
+from modelsummary.cluster.timing import PartSeconds, Spent
 from modelsummary.cluster.weights import FsdpUnit, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 
-__all__ = ["SimulatedStage", "deal", "stages_of"]
+__all__ = ["SimulatedStage", "StageUnit", "added", "deal", "stages_of"]
+
+
+class StageUnit(NamedTuple):
+    """A block of a stage, or what precedes or follows the blocks, for one micro-batch.
+
+    Attributes:
+        is_block: it is a block.
+        weights: what FSDP can gather at once, also of a unit without parameters.
+        is_gathered_again: FSDP gathers it for the backward: the backward passes through it, and it is neither behind
+            the blocks nor in the root.
+        forward, backward: seconds by cause; the backward with recomputation, also of what it communicates again.
+        of_weights: the seconds of the backward that compute gradients of weights alone.
+    """
+
+    is_block: bool
+    weights: FsdpUnit
+    is_gathered_again: bool
+    forward: Spent
+    backward: Spent
+    of_weights: float
 
 
 @dataclass(frozen=True)
@@ -22,63 +43,43 @@ class SimulatedStage:
     """One stage of the pipeline on one rank, for one micro-batch.
 
     Attributes:
-        counts: kind of block -> how many the stage has.
-        is_first, is_last: it has what precedes, or follows, the blocks.
-        forward, backward: seconds of its kernels, without recomputation.
-        recomputation: seconds of what the backward computes again.
-        waits_forward, waits_backward: seconds for which it waits for collectives, by group; the backward with what
-            recomputation communicates again.
+        units: its blocks, and what precedes and follows them, in the order of the calls.
+        forward, backward, of_weights: the seconds of all units, as in ``StageUnit``.
         crossing_bytes: bytes that it takes from the stage before it.
         kept_bytes: bytes of activations kept from the forward to the backward.
         working_bytes: bytes of activations that exist only while a block is recomputed.
         temporary_bytes: the most bytes alive for a moment.
         weights: on the rank, without divided experts.
         experts: weights of experts that are divided over ranks.
-        units: what FSDP can gather at once, in the order of the calls, also what has no parameters of its own.
-        root: the unit that stays gathered: what precedes and what follows the blocks, if they share a parameter.
-        share_again: share of its parameters that FSDP gathers again for the backward: of the parts that the backward
-            passes through, without what follows the blocks and without the root.
+        root: what stays gathered under FSDP: what precedes and what follows the blocks, if they share a parameter.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
 
-    counts: Mapping[str, int]
-    is_first: bool
-    is_last: bool
-    forward: float
-    backward: float
-    recomputation: float
-    waits_forward: Mapping[str, float]
-    waits_backward: Mapping[str, float]
+    units: tuple[StageUnit, ...]
+    forward: Spent
+    backward: Spent
+    of_weights: float
     crossing_bytes: int
     kept_bytes: int
     working_bytes: int
     temporary_bytes: int
     weights: Weights
     experts: Weights
-    units: tuple[FsdpUnit, ...]
     root: FsdpUnit
-    share_again: float
     tied: Weights
 
-    @property
-    def n_units(self) -> int:
-        """Number of FSDP units, with the root."""
-        return max(sum(unit.nbytes > 0 for unit in (*self.units, self.root)), 1)
 
-    @property
-    def largest_unit(self) -> FsdpUnit:
-        """The FSDP unit with the most bytes."""
-        return max((*self.units, self.root), key=lambda unit: unit.nbytes)
+def added(spent: Iterable[tuple[Spent, float]]) -> dict[str, float]:
+    """Return the sum of seconds by cause, each taken so many times.
 
-    @property
-    def forward_seconds(self) -> float:
-        """Seconds of a forward."""
-        return self.forward + sum(self.waits_forward.values())
-
-    @property
-    def backward_seconds(self) -> float:
-        """Seconds of a backward, with recomputation."""
-        return self.backward + self.recomputation + sum(self.waits_backward.values())
+    >>> added([({"compute": 2.0, "tensor": 1.0}, 3), ({"compute": 1.0}, 1)])
+    {'compute': 7.0, 'tensor': 3.0}
+    """
+    total: dict[str, float] = {}
+    for seconds, times in spent:
+        for cause, value in seconds.items():
+            total[cause] = total.get(cause, 0.0) + times * value
+    return total
 
 
 def deal(costs: Sequence[int], stages: int) -> list[int]:
@@ -150,67 +151,78 @@ def _stage(
     is_first: bool,
     is_last: bool,
 ) -> SimulatedStage:
-    counts = Counter(kinds)
-    ends = [name for name, is_present in ((BEFORE, is_first), (AFTER, is_last)) if is_present]
     n_recomputed = (
         len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
     )
-    passed = [kind for kind in kinds if parts[kind].has_backward]  # others are neither kept nor computed again
-    recomputed = Counter(passed[:n_recomputed])
     selective = plan.recompute == "selective"
-    part_counts = [*counts.items(), *((name, 1) for name in ends)]
-    waits_forward, waits_backward = Counter[str](), Counter[str]()
-    for name, count in part_counts:
-        for group, value in seconds[name].forward_communication.items():
-            waits_forward[group] += count * value  # type: ignore[assignment]
-            waits_backward[group] += recomputed[name] * value  # type: ignore[assignment]
-        for group, value in seconds[name].backward_communication.items():
-            waits_backward[group] += count * value  # type: ignore[assignment]
-    recomputation = sum(count * seconds[name].forward for name, count in recomputed.items())
-    if selective:
-        recomputation = sum(count * seconds[name].core for name, count in counts.items())
-    working = [parts[name].kept_bytes - parts[name].entered_bytes for name in recomputed]
-    working += [parts[name].core_bytes for name in counts] if selective else []
     tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
+    calls: list[tuple[str, bool]] = [(BEFORE, False)] if is_first else []
+    for kind in kinds:  # blocks without a backward are neither kept nor computed again
+        is_recomputed = n_recomputed > 0 and parts[kind].has_backward
+        n_recomputed -= is_recomputed
+        calls.append((kind, is_recomputed))
+    calls += [(AFTER, False)] if is_last else []
+    counts = Counter(calls)
+    ends = [name for name, _ in counts if name in (BEFORE, AFTER)]
+    unit_of = {
+        (name, is_recomputed): _unit(
+            parts[name],
+            seconds[name],
+            name,
+            is_recomputed=is_recomputed,
+            has_core_recomputed=selective and name not in ends and parts[name].has_backward,
+            is_in_root=bool(tied) and name in ends,
+        )
+        for name, is_recomputed in counts
+    }
+    units = tuple(unit_of[call] for call in calls)
     root = FsdpUnit.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
-    unit_of = {name: FsdpUnit.of(parts[name].weights.values()) for name in counts}
-    unit_of |= {name: FsdpUnit() if tied else FsdpUnit.of(parts[name].weights.values()) for name in ends}
-    units = []
-    left = Counter(recomputed)  # the first ones of a stage
-    for name in (name for name in (BEFORE, *kinds, AFTER) if name in unit_of):
-        kept = parts[name].kept_bytes - (parts[name].core_bytes if selective and name in counts else 0)
-        if left[name]:
-            kept, left[name] = parts[name].entered_bytes, left[name] - 1
-        elif name in counts and not parts[name].has_backward:
-            kept = 0
-        units.append(unit_of[name]._replace(kept_bytes=kept))
-    shared = sum((unit.shared for unit in (root, *units)), Weights())
-    experts = sum((unit.experts for unit in (root, *units)), Weights())
-    freed = [*counts.items()] if tied or not is_first else [*counts.items(), (BEFORE, 1)]
-    again_bytes = sum(count * _nbytes(parts[name]) for name, count in freed if parts[name].has_backward)
+    working = [parts[name].kept_bytes - parts[name].entered_bytes for name, is_recomputed in counts if is_recomputed]
+    working += [parts[kind].core_bytes for kind in kinds if parts[kind].has_backward] if selective else []
+    held = [root, *(unit.weights for unit in units)]
     return SimulatedStage(
-        counts=counts,
-        is_first=is_first,
-        is_last=is_last,
-        forward=sum(count * seconds[name].forward for name, count in part_counts),
-        backward=sum(count * seconds[name].backward for name, count in part_counts),
-        recomputation=recomputation,
-        waits_forward=waits_forward,
-        waits_backward=waits_backward,
+        units=units,
+        forward=added((unit_of[call].forward, count) for call, count in counts.items()),
+        backward=added((unit_of[call].backward, count) for call, count in counts.items()),
+        of_weights=sum(count * unit_of[call].of_weights for call, count in counts.items()),
         crossing_bytes=crossing_bytes,
-        kept_bytes=sum(unit.kept_bytes for unit in units),
+        kept_bytes=sum(unit.weights.kept_bytes for unit in units),
         working_bytes=max(working, default=0),
-        temporary_bytes=max(parts[name].temporary_bytes for name, _ in part_counts),
-        weights=shared,
-        experts=experts,
-        units=tuple(units),
+        temporary_bytes=max(parts[name].temporary_bytes for name, _ in counts),
+        weights=sum((weights.shared for weights in held), Weights()),
+        experts=sum((weights.experts for weights in held), Weights()),
         root=root,
-        share_again=again_bytes / max(shared.nbytes + experts.nbytes, 1),
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )
 
 
-def _nbytes(part: Part) -> int:
-    return sum(weight.nbytes for weight in part.weights.values() if weight.kind != "buffer")
+def _unit(
+    part: Part,
+    seconds: PartSeconds,
+    name: str,
+    *,
+    is_recomputed: bool,
+    has_core_recomputed: bool,
+    is_in_root: bool,
+) -> StageUnit:
+    kept, backward = part.kept_bytes, dict(seconds.backward)
+    if is_recomputed:
+        kept = part.entered_bytes
+        for cause, value in seconds.forward.items():
+            again = cause if cause in ("tensor", "context", "expert") else "recomputation"
+            backward[again] = backward.get(again, 0.0) + value
+    elif has_core_recomputed:
+        kept, backward["recomputation"] = part.kept_bytes - part.core_bytes, seconds.core
+    elif name not in (BEFORE, AFTER) and not part.has_backward:
+        kept = 0
+    weights = FsdpUnit() if is_in_root else FsdpUnit.of(part.weights.values())
+    return StageUnit(
+        is_block=name not in (BEFORE, AFTER),
+        weights=weights._replace(kept_bytes=kept),
+        is_gathered_again=part.has_backward and name != AFTER and not is_in_root,
+        forward=seconds.forward,
+        backward=backward,
+        of_weights=seconds.weights * sum(seconds.backward.values()),
+    )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelsummary.cluster.collectives import RankGroup
 from modelsummary.cluster.memory import gathered, sharded
-from modelsummary.cluster.pipeline import StageTime, rank_of
+from modelsummary.cluster.pipeline import Once, by_rank, rank_of
 from modelsummary.cluster.plan import Plan
-from modelsummary.cluster.simulated_stages import SimulatedStage
+from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit, added
 from modelsummary.cluster.step_model import StepModel
-from modelsummary.cluster.timing import TimeModel
-from modelsummary.cluster.weights import FsdpUnit, Weights
+from modelsummary.cluster.timing import Spent, TimeModel, UnitSeconds
+from modelsummary.cluster.weights import Weights
+from modelsummary.split.schedule import StageLoad
 
-__all__ = ["StageTimer", "by_rank"]
+__all__ = ["StageTimer"]
 
 
 class StageTimer:
@@ -27,53 +27,71 @@ class StageTimer:
     def __init__(self, model: StepModel, time_model: TimeModel) -> None:
         self._model, self._time_model = model, time_model
 
-    def stage_times(
+    def stage_loads(
         self, stages: Sequence[SimulatedStage], plan: Plan, microbatches: int
-    ) -> tuple[list[StageTime], list[float]]:
-        """Return the times of the stages, and within them the seconds of adding gradients up.
+    ) -> tuple[list[StageLoad], list[Spent]]:
+        """Return the load of each stage in seconds, and the seconds of its forward and backward by cause."""
+        loads: dict[tuple[int, float], tuple[StageLoad, Spent]] = {}
+        keys = []
+        for index, stage in enumerate(stages):
+            message = self._message(stages, index, plan)
+            keys.append((id(stage), message))
+            if keys[-1] not in loads:
+                loads[keys[-1]] = self._load(stage, plan, message, accumulates=microbatches > 1)
+        return [loads[key][0] for key in keys], [loads[key][1] for key in keys]
 
-        Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
-        backward, one collective per unit; replicas then reduce their shard. If this overlaps with computing, it waits
-        for what takes longer than that, and for the first unit. The tensors of a unit are copied out of what was
-        gathered, and their gradients into what is reduced, by kernels that run between the layers
-        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+    def _load(self, stage: SimulatedStage, plan: Plan, message: float, *, accumulates: bool) -> tuple[StageLoad, Spent]:
+        """Return the load of a stage, and its seconds by cause.
+
+        What a stage does for the gradients of its weights alone is the half of the backward that may come later; adding
+        them to their sums over micro-batches is part of it. Under FSDP a stage passes through its units.
         """
         time_model, recipe = self._time_model, self._model.recipe
-        groups = time_model.groups(plan)
-        group = groups["shards"]
-        times_of: dict[tuple[int, float], tuple[StageTime, float]] = {}
-        stage_times = []
-        for index, stage in enumerate(stages):
-            transfer = self._transfer(stages, index, plan)
-            key = id(stage), transfer
-            if key not in times_of:
-                forward, weights, experts = stage.forward_seconds, stage.weights, stage.experts
-                held = sharded(weights, experts, plan) if plan.is_fsdp else weights + experts
-                adding = time_model.accumulation(held, recipe) if microbatches > 1 else 0.0
-                backward = stage.backward_seconds + adding
-                if plan.is_fsdp:
-                    units = stage.n_units
-                    gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
-                    gather = time_model.over_copies("all_gather", weights.nbytes, experts.nbytes, plan, units)
-                    again = gather * stage.share_again
-                    reduce = time_model.over_copies("reduce_scatter", *gradients, plan, units)
-                    between = time_model.between_replicas(gradients[0], plan, units)
-                    moved = gathered(FsdpUnit(weights, experts), plan)
-                    out = time_model.moved("copies", 2 * moved.nbytes)
-                    into = time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
-                    forward, backward = forward + out, backward + out * stage.share_again + into
-                    if recipe.overlap_gradients:
-                        first = gather * stage.largest_unit.nbytes / max(weights.nbytes + experts.nbytes, 1)
-                        forward = time_model.overlapped(forward, gather, group) + first
-                        replicas = between, groups["replicas"]
-                        backward = time_model.overlapped(backward, again + reduce, group, replicas)
-                    else:
-                        forward, backward = forward + gather, backward + again + reduce + between
-                times_of[key] = StageTime(forward, backward / 2, backward / 2, transfer, stage.kept_bytes), adding
-            stage_times.append(times_of[key])
-        return [time for time, _ in stage_times], [adding for _, adding in stage_times]
+        held = sharded(stage.weights, stage.experts, plan) if plan.is_fsdp else stage.weights + stage.experts
+        adding = time_model.accumulation(held, recipe) if accumulates else 0.0
+        forward, backward = sum(stage.forward.values()), sum(stage.backward.values())
+        waiting = 0.0
+        if plan.is_fsdp:
+            there, back = (self._fsdp_units(stage, plan, is_forward=is_forward) for is_forward in (True, False))
+            whole = time_model.over_units(there, plan, overlaps=recipe.overlap_gradients)
+            whole_back = time_model.over_units(back, plan, overlaps=recipe.overlap_gradients)
+            waiting = whole - forward + whole_back - backward
+            forward, backward = whole, whole_back
+        spent = added([(stage.forward, 1), (stage.backward, 1), ({"accumulation": adding, "fsdp": waiting}, 1)])
+        later = stage.of_weights
+        return StageLoad(forward, backward - later, later + adding, 0, stage.kept_bytes, message), spent
 
-    def _transfer(self, stages: Sequence[SimulatedStage], index: int, plan: Plan) -> float:
+    def _fsdp_units(self, stage: SimulatedStage, plan: Plan, *, is_forward: bool) -> list[UnitSeconds]:
+        """Return the units that FSDP gathers for a forward, or gathers again and reduces for a backward, in its order.
+
+        The tensors of a unit are copied out of what was gathered, and their gradients into what is reduced, by kernels
+        that run between the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). The root is gathered
+        before all others, and reduced after them.
+        """
+        root = StageUnit(False, stage.root, False, {}, {}, 0.0)
+        order = [root, *stage.units] if is_forward else [*reversed(stage.units), root]
+        seconds: dict[int, UnitSeconds] = {}
+        for unit in order:
+            if id(unit) not in seconds:
+                seconds[id(unit)] = self._fsdp_unit(unit, plan, is_forward=is_forward)
+        return [seconds[id(unit)] for unit in order]
+
+    def _fsdp_unit(self, unit: StageUnit, plan: Plan, *, is_forward: bool) -> UnitSeconds:
+        time_model, recipe = self._time_model, self._model.recipe
+        shared, experts = unit.weights.shared, unit.weights.experts
+        moved, spent = gathered(unit.weights, plan), unit.forward if is_forward else unit.backward
+        gather = copies = reduction = between = 0.0
+        if moved.nbytes and (is_forward or unit.is_gathered_again):
+            gather = time_model.over_copies("all_gather", shared.nbytes, experts.nbytes, plan)
+            copies = time_model.moved("copies", 2 * moved.nbytes)
+        if moved.trained and not is_forward:
+            gradients = shared.gradient_bytes(recipe), experts.gradient_bytes(recipe)
+            reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
+            between = time_model.between_replicas(gradients[0], plan)
+            copies += time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
+        return UnitSeconds(gather, sum(spent.values()) + copies, reduction, between)
+
+    def _message(self, stages: Sequence[SimulatedStage], index: int, plan: Plan) -> float:
         """Return the seconds of sending the result of a stage to the next one, by the slowest of its ranks.
 
         Ranks that are neighbours in the pipeline may be in one node, and the next two in different ones. In a schedule
@@ -92,29 +110,24 @@ class StageTimer:
         gather = network.seconds("all_gather", nbytes, self._time_model.groups(plan)["tensor"])
         return network.send(nbytes / plan.tensor, is_inside=is_inside) + gather
 
-    def slowest_once(
-        self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan
-    ) -> tuple[float, float]:
-        """Return what the slowest rank takes after its last backward: for its gradients, and for its optimizer."""
-        ranks = zip(by_rank(stages, plan), by_rank(times, plan), strict=True)
-        distinct = {tuple(map(id, rank_stages)): (rank_stages, rank_times) for rank_stages, rank_times in ranks}
-        return max(
-            (self._once_on(rank_stages, rank_times, plan) for rank_stages, rank_times in distinct.values()), key=sum
-        )
+    def once(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> list[Once]:
+        """Return what each rank does after its last backward."""
+        ranks = list(zip(by_rank(stages, plan), by_rank(loads, plan), strict=True))
+        keys = [tuple(map(id, rank_stages)) for rank_stages, _ in ranks]
+        distinct = {key: self._once_on(*rank, plan) for key, rank in dict(zip(keys, ranks, strict=True)).items()}
+        return [distinct[key] for key in keys]
 
-    def _once_on(self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
+    def _once_on(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> Once:
         """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
 
-        Gradients of the last micro-batch are reduced while its backward runs; what takes longer is waited for, and at
-        least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
-        the next forward. The first and the last stage add the gradients of weights that they share.
+        Gradients of the last micro-batch are reduced block by block while its backward runs. Sharded optimizers gather
+        the parameters during the next forward. The first and the last stage add the gradients of weights that they
+        share.
         """
         time_model, recipe = self._time_model, self._model.recipe
         weights = sum((stage.weights for stage in stages), Weights())
         experts = sum((stage.experts for stage in stages), Weights())
         gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
-        groups = time_model.groups(plan)
-        group = groups["shards" if plan.zero else "gradients"]
         reduction = gather = between = 0.0
         if plan.zero == 0:
             reduction = time_model.over_copies("all_reduce", *gradients, plan)
@@ -122,31 +135,16 @@ class StageTimer:
             reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
             between = time_model.between_replicas(gradients[0], plan)
             gather = time_model.over_copies("all_gather", weights.trained, experts.trained, plan)
-        if recipe.overlap_gradients:
-            units = max(sum(sum(stage.counts.values()) for stage in stages), 1)
-
-            def lost(computing: float, *streams: tuple[float, RankGroup]) -> float:
-                """Return the seconds that the rank waits, or that its kernels lose meanwhile."""
-                communicating = sum(seconds for seconds, _ in streams)
-                taken = sum(time_model.network.units_taken(rank_group) * seconds for seconds, rank_group in streams)
-                waited = max(communicating / units, communicating - computing)
-                return waited + (taken * (1 - waited / communicating) if communicating else 0.0)
-
-            reduction = lost(sum(time.backward for time in times), (reduction, group), (between, groups["replicas"]))
-            gather = lost(sum(time.forward for time in times), (gather, group))
-        else:
-            reduction += between
+        n = max(sum(unit.is_block for stage in stages for unit in stage.units), 1)
+        forward, backward = sum(load.forward for load in loads), sum(load.backward for load in loads)
+        waited = 0.0
+        for rank in (UnitSeconds(0.0, backward, reduction, between), UnitSeconds(gather, forward)):
+            if rank.gather or rank.reduce:
+                unit = UnitSeconds(*(seconds / n for seconds in rank))
+                waited += time_model.over_units([unit] * n, plan, overlaps=recipe.overlap_gradients) - rank.compute
         tied = [stage.tied.gradient_bytes(recipe) for stage in stages if stage.tied.elements]
         if len(tied) == 1:  # another rank has the other end
             distance = plan.tensor * plan.context * plan.data * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
-            reduction += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
+            waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
         held = sharded(weights, experts, plan) if plan.zero else weights + experts
-        return reduction + gather, time_model.optimizer(held, recipe)
-
-
-def by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignore[type-arg]
-    """Return the values of the stages of each rank of the pipeline."""
-    ranks: list[list[object]] = [[] for _ in range(plan.pipeline)]
-    for index, value in enumerate(values):
-        ranks[rank_of(index, plan)].append(value)
-    return ranks
+        return Once(waited, time_model.optimizer(held, recipe))

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from operator import mul
 from typing import NamedTuple
 
 from modelsummary.cluster.applying import Applier, MakePlan
-from modelsummary.cluster.estimate import StepEstimate
+from modelsummary.cluster.estimate import CAUSES, StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
-from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds
+from modelsummary.cluster.pipeline import Once, StepItems, by_rank, in_flight
 from modelsummary.cluster.plan import Plan
-from modelsummary.cluster.simulated_stages import SimulatedStage, stages_of
-from modelsummary.cluster.stage_times import StageTimer, by_rank
+from modelsummary.cluster.simulated_stages import SimulatedStage, added, stages_of
+from modelsummary.cluster.stage_times import StageTimer
 from modelsummary.cluster.step_model import Share, StepModel
-from modelsummary.cluster.timing import TimeModel
+from modelsummary.cluster.timing import PartSeconds, Spent, TimeModel
 from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
 from modelsummary.errors import InputError
-from modelsummary.split.schedule import IN_V
+from modelsummary.split.schedule import IN_V, StageLoad
 
-__all__ = ["Prepared", "StepSimulator"]
-
-_ROUNDING = 1e-9  # less of a step is an error of its sums
+__all__ = ["StepSimulator"]
 
 
 class _Layout(NamedTuple):
@@ -35,27 +31,6 @@ class _Layout(NamedTuple):
     pipeline: int
     virtual_stages: int
     recompute: str | int
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What is known of a plan before its schedule is simulated.
-
-    Attributes:
-        plan: the plan.
-        microbatches: micro-batches of one copy in a step.
-        stages: stages of the pipeline.
-        times: their seconds.
-        accumulation: seconds in which the rank of each stage adds the gradients of a micro-batch to those before.
-        once: seconds after the last backward, of the slowest rank: what gradients wait for, and the optimizer.
-    """
-
-    plan: Plan
-    microbatches: int
-    stages: Sequence[SimulatedStage]
-    times: Sequence[StageTime]
-    accumulation: Sequence[float]
-    once: tuple[float, float]
 
 
 class StepSimulator:
@@ -87,12 +62,11 @@ class StepSimulator:
         self._timer = StageTimer(model, self.time_model)
         self.global_batch, self.sequence = global_batch, sequence
         self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
+        self._part_seconds: dict[Share, dict[str, PartSeconds]] = {}
         self._stages: dict[_Layout, list[SimulatedStage]] = {}
-        self._loads: dict[tuple[_Layout, str, int], list[tuple[RankLoad, int]]] = {}
-        self._least: dict[tuple[object, ...], float] = {}
-        self._times: dict[tuple[object, ...], tuple[list[StageTime], list[float]]] = {}
-        self._pipelines: dict[tuple[int, str, int], float] = {}
-        self._once: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._ranks: dict[tuple[_Layout, str, int], list[tuple[RankLoad, int]]] = {}
+        self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[Spent]]] = {}
+        self._once: dict[tuple[object, ...], list[Once]] = {}
 
     def simulate(self, plan: Plan) -> StepEstimate:
         """Return the estimate of a step.
@@ -100,68 +74,58 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        ready = self.prepare(plan)
-        spec, dtype = self.time_model.device.spec, self.model.compute_dtype
+        items, spec = self.items(plan), self.time_model.device.spec
         return StepEstimate(
             plan=plan,
             cluster=self.time_model.cluster,
             global_batch=self.global_batch,
             sequence=self.sequence,
-            microbatches=ready.microbatches,
-            seconds_by_cause=_causes(ready),
+            microbatches=items.microbatches,
+            seconds_by_cause=self._causes(items),
             memory=tuple(self.memory(plan)),
             model_flops=self._flops(plan, again=False),
             hardware_flops=self._flops(plan, again=True),
-            peak_flops=spec.peak(dtype),
-            stage_times=tuple(ready.times),
+            peak_flops=spec.peak(self.model.compute_dtype),
+            items=items,
             applier=self.applier,
             uncounted_ops=self._uncounted(plan),
         )
 
-    def prepare(self, plan: Plan) -> Prepared:
-        """Return the stages of a plan with their times.
+    def items(self, plan: Plan) -> StepItems:
+        """Return the items of a step with their seconds.
 
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        microbatches = plan.microbatches(self.global_batch)
-        layout = self._layout(plan)
-        stages = self.stages(plan)
-        is_in_v = plan.schedule in IN_V
-        stride = min(plan.tensor * plan.context * plan.data, self.time_model.cluster.devices_per_node)
-        fsdp = (plan.data, plan.shards) if plan.zero == 3 else None
-        key = (layout, microbatches > 1, stride, is_in_v, fsdp)
-        if key not in self._times:
-            self._times[key] = self._timer.stage_times(stages, plan, microbatches)
-        times, accumulation = self._times[key]
+        microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
+        key = self._loads_key(plan, microbatches)
+        loads, _ = self._timed(plan, microbatches)
         group = (*key, plan.data, plan.zero, plan.shards)
         if group not in self._once:
-            self._once[group] = self._timer.slowest_once(stages, times, plan)
-        return Prepared(plan, microbatches, stages, times, accumulation, self._once[group])
+            self._once[group] = self._timer.once(stages, loads, plan)
+        return StepItems(plan, microbatches, loads, self._once[group])
 
-    def seconds(self, plan: Plan) -> float:
-        """Return the seconds of a step.
+    def _timed(self, plan: Plan, microbatches: int) -> tuple[list[StageLoad], list[Spent]]:
+        """Return the load of each stage, and its seconds by cause."""
+        key = self._loads_key(plan, microbatches)
+        if key not in self._loads:
+            self._loads[key] = self._timer.stage_loads(self.stages(plan), plan, microbatches)
+        return self._loads[key]
 
-        Raises:
-            InputError: model, plan, batch and cluster do not fit together.
-        """
-        ready = self.prepare(plan)
-        key = (id(ready.times), plan.schedule, ready.microbatches)  # the times are kept, so their id is not used again
-        if key not in self._pipelines:
-            self._pipelines[key] = pipeline_seconds(ready.times, plan, ready.microbatches)
-        return self._pipelines[key] + sum(ready.once)
+    def _loads_key(self, plan: Plan, microbatches: int) -> tuple[object, ...]:
+        stride = min(plan.tensor * plan.context * plan.data, self.time_model.cluster.devices_per_node)
+        fsdp = (plan.data, plan.shards) if plan.zero == 3 else None
+        return self._layout(plan), microbatches > 1, stride, plan.schedule in IN_V, fsdp
 
-    def least_seconds(self, plan: Plan) -> float:
-        """Return a bound that the seconds of a step are not below.
-
-        Raises:
-            InputError: model, plan, batch and cluster do not fit together.
-        """
-        ready = self.prepare(plan)
-        key = (self._layout(plan), plan.data, plan.shards if plan.zero == 3 else None, plan.schedule)
-        if key not in self._least:
-            self._least[key] = least_seconds(ready.times, plan, ready.microbatches)
-        return self._least[key] + sum(ready.once)
+    def _causes(self, items: StepItems) -> dict[str, float]:
+        """Return the seconds of a step by cause, on the rank that is busy for longest."""
+        plan, m = items.plan, items.microbatches
+        by_stage = [load.forward + load.backward for load in items.loads]
+        busy = [sum(seconds) for seconds in by_rank(by_stage, plan)]
+        rank = busy.index(max(busy))
+        _, spent = self._timed(plan, m)
+        causes = dict.fromkeys(CAUSES, 0.0) | added((of_stage, m) for of_stage in by_rank(spent, plan)[rank])
+        return {**causes, **items.causes(rank), "optimizer": items.once[rank].optimizer}
 
     # ----------------------------------------------------------------------------------------- stages
 
@@ -199,8 +163,10 @@ class StepSimulator:
                 raise InputError(
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
                 )
-            seconds = {name: self.time_model.part(part, plan, self.model.recipe) for name, part in parts.items()}
-            self._stages[layout] = stages_of(self.model, parts, seconds, plan)
+            if layout.share not in self._part_seconds:
+                timed = {name: self.time_model.part(part, plan, self.model.recipe) for name, part in parts.items()}
+                self._part_seconds[layout.share] = timed
+            self._stages[layout] = stages_of(self.model, parts, self._part_seconds[layout.share], plan)
         return self._stages[layout]
 
     def memory(self, plan: Plan) -> list[RankMemory]:
@@ -209,7 +175,7 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        return [memory_of(load, activations, plan, self.model.recipe) for load, activations in self._ranks(plan)]
+        return [memory_of(load, activations, plan, self.model.recipe) for load, activations in self._held(plan)]
 
     def memory_bytes(self, plan: Plan) -> int:
         """Return the bytes of the fullest rank.
@@ -218,16 +184,16 @@ class StepSimulator:
             InputError: as for ``memory``.
         """
         fullest: dict[int, tuple[RankLoad, int]] = {}
-        for load, activations in self._ranks(plan):
+        for load, activations in self._held(plan):
             _, most = fullest.get(id(load), (load, 0))
             fullest[id(load)] = load, max(most, activations)
         return max(memory_of(*rank, plan, self.model.recipe).total for rank in fullest.values())
 
-    def _ranks(self, plan: Plan) -> list[tuple[RankLoad, int]]:
+    def _held(self, plan: Plan) -> list[tuple[RankLoad, int]]:
         """Return what each rank of the pipeline holds, whatever its ZeRO stage, and the bytes of its activations."""
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
         key = (self._layout(plan), plan.schedule, microbatches)
-        if key not in self._loads:
+        if key not in self._ranks:
             loads = []
             load_of: dict[tuple[int, ...], RankLoad] = {}
             for rank, rank_stages in enumerate(by_rank(stages, plan)):
@@ -236,8 +202,8 @@ class StepSimulator:
                     load_of[ids] = RankLoad.of(rank_stages)
                 moments = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
                 loads.append((load_of[ids], max(sum(map(mul, moment, kept)) for moment in moments)))
-            self._loads[key] = loads
-        return self._loads[key]
+            self._ranks[key] = loads
+        return self._ranks[key]
 
     def least_state_bytes(self, plan: Plan) -> float:
         """Return a bound that the bytes of weights, gradients and optimizer on the fullest rank are not below.
@@ -287,37 +253,6 @@ class StepSimulator:
         elif again and isinstance(plan.recompute, int):
             repeated += blocks * min(1.0, plan.recompute * plan.stages / max(sum(passed.values()), 1))
         return (everything + repeated) * self.global_batch / plan.micro_batch
-
-
-def _causes(ready: Prepared) -> dict[str, float]:
-    """Return the seconds of a step by cause, on the rank that is busy for longest."""
-    plan, m = ready.plan, ready.microbatches
-    indices_by_rank = by_rank(range(len(ready.stages)), plan)
-    busiest = max(
-        indices_by_rank,
-        key=lambda indices: sum(ready.times[index].forward + ready.times[index].backward for index in indices),
-    )
-    stages = [ready.stages[index] for index in busiest]
-    causes = {
-        "compute": m * sum(stage.forward + stage.backward for stage in stages),
-        "recomputation": m * sum(stage.recomputation for stage in stages),
-        "accumulation": m * sum(ready.accumulation[index] for index in busiest),
-    }
-    for group in ("tensor", "context", "expert"):
-        causes[group] = m * sum(
-            stage.waits_forward.get(group, 0.0) + stage.waits_backward.get(group, 0.0) for stage in stages
-        )
-    busy = m * sum(ready.times[index].forward + ready.times[index].backward for index in busiest)
-    causes["fsdp"] = busy - sum(causes.values()) if plan.is_fsdp else 0.0
-    transfers = any(time.transfer for time in ready.times)
-    alone = [replace(time, transfer=0.0) for time in ready.times]
-    seconds = pipeline_seconds(ready.times, plan, m)
-    without = pipeline_seconds(alone, plan, m) if transfers else seconds
-    causes["pipeline"] = seconds - without
-    waited = without - busy
-    causes["bubble"] = waited if waited > _ROUNDING * without else 0.0
-    causes["gradients"], causes["optimizer"] = ready.once
-    return causes
 
 
 def _core_flops(part: Part) -> int:

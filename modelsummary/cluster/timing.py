@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +16,16 @@ from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
 from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.operators.operator_work import Work
+from modelsummary.split.event_engine import ItemGraph, Resource, Speed
 
-__all__ = ["PartSeconds", "TimeModel"]
+__all__ = ["PartSeconds", "Spent", "TimeModel", "UnitSeconds"]
+
+_GROUPS = ("tensor", "context", "expert")
+_KERNELS = Resource("kernels")
+_MOST_EQUAL = 4  # equal units in a row that are run; each further one adds as much as the last of these
+
+Spent = Mapping[str, float]
+"""Seconds by cause: ``"compute"``, or what was waited for: ``"host"``, ``"tensor"``, ``"context"``, ``"expert"`` ..."""
 
 
 @dataclass(frozen=True)
@@ -23,27 +33,31 @@ class PartSeconds:
     """Seconds of a part of the model for one micro-batch on one rank.
 
     Attributes:
-        forward, backward: of its kernels.
-        core: of the kernels that selective recomputation repeats.
-        forward_communication, backward_communication: of collectives for which the rank waits, by group:
-            ``"tensor"``, ``"context"`` and ``"expert"``.
+        forward, backward: by cause.
+        weights: the fraction of the backward in which it computes gradients of weights alone.
+        core: seconds of the kernels that selective recomputation repeats.
     """
 
-    forward: float
-    backward: float
+    forward: Spent
+    backward: Spent
+    weights: float
     core: float
-    forward_communication: Mapping[str, float]
-    backward_communication: Mapping[str, float]
 
-    @property
-    def waits_forward(self) -> float:
-        """Seconds that the forward waits for collectives."""
-        return sum(self.forward_communication.values())
 
-    @property
-    def waits_backward(self) -> float:
-        """Seconds that the backward waits for collectives."""
-        return sum(self.backward_communication.values())
+class UnitSeconds(NamedTuple):
+    """Seconds of a unit of FSDP in one pass over the units of a rank.
+
+    Attributes:
+        gather: of gathering its parameters, before it computes.
+        compute: of its kernels.
+        reduce: of scattering its gradients, after it computed.
+        between: of reducing the scattered gradients among replicas.
+    """
+
+    gather: float = 0.0
+    compute: float = 0.0
+    reduce: float = 0.0
+    between: float = 0.0
 
 
 class TimeModel:
@@ -77,69 +91,111 @@ class TimeModel:
             "expert_gradients": self.network.group(plan.expert_copies, plan.expert),
         }
 
-    def over_copies(self, operation: str, nbytes: float, expert_nbytes: float, plan: Plan, units: int = 1) -> float:
-        """Return the seconds of collectives of all parameters, or gradients, among the ranks that hold the same ones.
+    def over_copies(self, operation: str, nbytes: float, expert_nbytes: float, plan: Plan) -> float:
+        """Return the seconds of collectives of parameters, or gradients, among the ranks that hold the same ones.
 
         Args:
             operation: as for ``Network.seconds``.
             nbytes: bytes on the rank, before they are sharded over copies, without divided experts.
             expert_nbytes: bytes of divided experts.
             plan: the plan.
-            units: number of collectives into which they are divided.
         """
         groups = self.groups(plan)
         others = groups["gradients" if operation == "all_reduce" else "shards"]
-        seconds = self.network.seconds(operation, nbytes / units, others)
-        seconds += self.network.seconds(operation, expert_nbytes / units, groups["expert_gradients"])
-        return units * seconds
+        seconds = self.network.seconds(operation, nbytes, others)
+        return seconds + self.network.seconds(operation, expert_nbytes, groups["expert_gradients"])
 
-    def between_replicas(self, nbytes: float, plan: Plan, units: int = 1) -> float:
+    def between_replicas(self, nbytes: float, plan: Plan) -> float:
         """Return the seconds in which replicas reduce the gradients of the shard that they have in common.
 
         Args:
-            nbytes, plan, units: as for ``over_copies``.
+            nbytes, plan: as for ``over_copies``.
         """
-        shard = nbytes / plan.shards / units
-        return units * self.network.seconds("all_reduce", shard, self.groups(plan)["replicas"])
+        return self.network.seconds("all_reduce", nbytes / plan.shards, self.groups(plan)["replicas"])
 
     def part(self, part: Part, plan: Plan, recipe: Recipe) -> PartSeconds:
         """Return the seconds of a part of the model.
 
-        Where the host takes longer to dispatch than the device to compute, collectives run meanwhile.
+        Kernels and collectives follow each other. Meanwhile the host dispatches the operators, until whose end the part
+        lasts. With ``overlap_tensor``, the gradient of what column-parallel layers took is reduced while these compute
+        the gradient of their weights; under sequence parallelism, what they took is gathered again while they compute
+        the gradient of their input. With ``overlap_experts``, a forward and a backward compute side by side while
+        tokens travel, and share what both wait for.
         """
-        seconds = {phase: self._sum(works) for phase, works in part.works.items()}
+        kernels = {phase: self._sum(works) for phase, works in part.works.items()}
         groups = self.groups(plan)
-        waits: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
-        for name in ("tensor", "context", "expert"):
-            collectives = [collective for collective in part.collectives if collective.group == name]
-            ahead = [collective for collective in collectives if collective.phase == "forward"]
-            behind = [collective for collective in collectives if collective.phase == "backward"]
-            waits["forward"][name] = sum(self._collective(collective, groups[name], recipe) for collective in ahead)
-            hides = recipe.overlap_tensor and name == "tensor"
-            room = seconds.get("columns", 0.0) if hides else 0.0
-            waits["backward"][name] = self._backward_wait(behind, groups[name], recipe, room)
-        host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
-        for phase, count in part.operators.items():
-            idle = count * host - seconds.get(phase, 0.0)
-            if idle > 0:
-                seconds[phase] = count * host
-                waiting = sum(waits[phase].values())
-                left = max(1 - idle / waiting, 0.0) if waiting else 0.0
-                waits[phase] = {name: left * value for name, value in waits[phase].items()}
-        if recipe.overlap_experts:
-            room = seconds.get("forward", 0.0) + seconds.get("backward", 0.0)
-            left = self._left_of_exchange(
-                room, [phase_waits["expert"] for phase_waits in waits.values()], groups["expert"]
-            )
-            for phase_waits in waits.values():
-                phase_waits["expert"] *= left
-        return PartSeconds(
-            seconds.get("forward", 0.0),
-            seconds.get("backward", 0.0),
-            seconds.get("core", 0.0),
-            waits["forward"],
-            waits["backward"],
-        )
+        spent: dict[str, dict[str, float]] = {}
+        exchanged: dict[str, float] = {}
+        for phase in ("forward", "backward"):
+            sent = {
+                (name, operation): sum(
+                    self._collective(collective, groups[name], recipe)
+                    for collective in part.collectives
+                    if (collective.group, collective.phase, collective.operation) == (name, phase, operation)
+                )
+                for name in _GROUPS
+                for operation in OPERATIONS
+            }
+            waits = {name: sum(sent[name, operation] for operation in OPERATIONS) for name in _GROUPS}
+            if recipe.overlap_experts:
+                exchanged[phase], waits["expert"] = waits["expert"], 0.0
+            columns = column_weights = gather = reduction = 0.0
+            if phase == "backward" and recipe.overlap_tensor:
+                columns, column_weights = kernels.get("columns", 0.0), kernels.get("column weights", 0.0)
+                reduction = sent["tensor", "reduce_scatter"] or sent["tensor", "all_reduce"]
+                gather = sent["tensor", "all_gather"] / 2 if sent["tensor", "reduce_scatter"] else 0.0
+                waits["tensor"] -= gather + reduction
+            steps = [kernels.get(phase, 0.0) - columns - column_weights, *waits.values(), columns, column_weights]
+            host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
+            seconds = [*steps, gather, reduction, part.operators.get(phase, 0) * host, 0.0]
+            ends = _PHASE.run(seconds, self._speed(groups))
+            idle = {resource.kind: lost for resource, lost in _PHASE.idle(_KERNELS, ends).items()}
+            compute = kernels.get(phase, 0.0)
+            spent[phase] = {"compute": compute, **dict.fromkeys(_GROUPS, 0.0), **idle}
+            spent[phase]["tensor"] += max(ends) - sum(spent[phase].values())  # by which kernels were slower meanwhile
+        if sum(exchanged.values()):
+            computing = sum(of_phase["compute"] + of_phase.get("host", 0.0) for of_phase in spent.values())
+            ends = _SIDE_BY_SIDE.run([computing, sum(exchanged.values())], self._speed(groups))
+            for phase, seconds_sent in exchanged.items():
+                spent[phase]["expert"] = (max(ends) - computing) * seconds_sent / sum(exchanged.values())
+        share = kernels.get("weights", 0.0) / kernels["backward"] if kernels.get("backward") else 0.0
+        return PartSeconds(spent["forward"], spent["backward"], share, kernels.get("core", 0.0))
+
+    def over_units(self, units: Sequence[UnitSeconds], plan: Plan, *, overlaps: bool = True) -> float:
+        """Return the seconds of a pass over the units of a rank, forward or backward.
+
+        The next unit is gathered while one computes, and the gradients of the one before it are scattered; both in one
+        stream. Replicas reduce in another one. Of equal units in a row, a few are run.
+
+        Args:
+            units: the units in the order of the pass.
+            plan: the plan.
+            overlaps: communication and kernels overlap; otherwise they follow each other.
+        """
+        runs = [(unit, len([*equal])) for unit, equal in groupby(units)]
+        few = [min(count, _MOST_EQUAL) for _, count in runs]
+        speed = self._speed(self.groups(plan))
+
+        def seconds(counts: Sequence[int]) -> float:
+            passed = [unit for (unit, _), count in zip(runs, counts, strict=True) for _ in range(count)]
+            return max(_pass(passed, overlaps=overlaps).run([time for unit in passed for time in unit], speed))
+
+        total = of_few = seconds(few)
+        for index, (_, count) in enumerate(runs):
+            if count > _MOST_EQUAL:
+                fewer = [number - (position == index) for position, number in enumerate(few)]
+                total += (count - _MOST_EQUAL) * (of_few - seconds(fewer))
+        return total
+
+    def _speed(self, groups: Mapping[str, RankGroup]) -> Speed:
+        """Return how fast kernels are while groups communicate, whose collectives take units of the device."""
+        taken = {name: self.network.units_taken(group) for name, group in groups.items()}
+
+        def speed(running: Sequence[Resource]) -> list[float]:
+            slowed = 1 - sum(taken.get(resource.kind, 0.0) for resource in running)
+            return [slowed if resource == _KERNELS else 1.0 for resource in running]
+
+        return speed
 
     def _sum(self, works: Works) -> float:
         return sum(times * self._kernel(work) for work, times in works)
@@ -154,53 +210,6 @@ class TimeModel:
         copies = recipe.copies_per_token
         share = 1.0 if collective.group != "expert" or copies is None else min(1.0, copies / collective.copies)
         return self.network.seconds(collective.operation, share * collective.nbytes, group)
-
-    def _backward_wait(
-        self, collectives: list[MicrobatchCollective], group: RankGroup, recipe: Recipe, room: float
-    ) -> float:
-        """Return the seconds that a backward waits for its collectives, or is slowed down by them.
-
-        Args:
-            room: seconds of the products in column-parallel layers. While these compute the gradient of their weights,
-                the gradient of what they took is reduced; under sequence parallelism it is gathered while they compute
-                the gradient of their input.
-        """
-        by_operation = dict.fromkeys(OPERATIONS, 0.0)
-        for collective in collectives:
-            by_operation[collective.operation] += self._collective(collective, group, recipe)
-        everything = sum(by_operation.values())
-        if not room:
-            return everything
-        hides = by_operation["all_reduce"]
-        if by_operation["reduce_scatter"]:
-            hides = by_operation["reduce_scatter"] + by_operation["all_gather"] / 2
-        else:
-            room /= 2
-        return everything - hides + self.overlapped(room, hides, group) - room
-
-    def _left_of_exchange(self, room: float, exchanges: Sequence[float], group: RankGroup) -> float:
-        """Return the share of the seconds of exchanging tokens that remains if kernels run meanwhile.
-
-        A forward and a backward run side by side, so what they exchange overlaps with what both compute.
-
-        Args:
-            room: seconds of the kernels of forward and backward.
-            exchanges: seconds in which each of them exchanges tokens.
-            group: the ranks of the experts.
-        """
-        everything = sum(exchanges)
-        return (self.overlapped(room, everything, group) - room) / everything if everything else 1.0
-
-    def overlapped(
-        self, computing: float, communicating: float, group: RankGroup, *others: tuple[float, RankGroup]
-    ) -> float:
-        """Return the seconds of computing while groups communicate, which takes units from the kernels.
-
-        Groups communicate side by side, each in its own stream.
-        """
-        streams = ((communicating, group), *others)
-        lost = sum(self.network.units_taken(rank_group) * seconds for seconds, rank_group in streams)
-        return max(computing + lost, *(seconds for seconds, _ in streams))
 
     def moved(self, name: str, nbytes: float) -> float:
         """Return the seconds of an element-wise kernel that reads and writes ``nbytes``."""
@@ -217,3 +226,45 @@ class TimeModel:
         """
         states = weights.state_bytes(recipe) + 4 * weights.masters
         return self.moved("optimizer", 2 * (weights.gradient_bytes(recipe) + states + weights.trained) - weights.narrow)
+
+
+def _phase() -> ItemGraph:
+    """Return the items of a forward or backward of a part.
+
+    Kernels, what three groups send, and the kernels of column-parallel layers for their inputs and for their weights;
+    what is gathered and reduced during the latter, and what the host does.
+    """
+    graph = ItemGraph()
+    last = graph.add(_KERNELS, 0)
+    for work, group in enumerate(_GROUPS, 1):
+        last = graph.add(Resource(group), work, last)
+    inputs = graph.add(_KERNELS, 4, last)
+    gathered = graph.add(Resource("tensor"), 6, last)
+    weights = graph.add(_KERNELS, 5, gathered)
+    reduced = graph.add(Resource("tensor"), 7, inputs)
+    graph.add(_KERNELS, 9, weights, reduced, graph.add(Resource("host"), 8))
+    return graph
+
+
+_PHASE, _SIDE_BY_SIDE = _phase(), ItemGraph()
+_SIDE_BY_SIDE.add(_KERNELS, 0)
+_SIDE_BY_SIDE.add(Resource("expert"), 1)
+
+
+def _pass(units: Sequence[UnitSeconds], *, overlaps: bool) -> ItemGraph:
+    """Return the items of a pass over units: four kinds of work for each unit, as in ``UnitSeconds``."""
+    graph = ItemGraph()
+    stream, replicas = (Resource(kind) if overlaps else _KERNELS for kind in ("shards", "replicas"))
+    kernels: list[int] = []
+
+    def gather(index: int) -> int:
+        return graph.add(stream, 4 * index, *kernels[-1:])
+
+    gathered = gather(0)
+    for index in range(len(units)):
+        ahead = gather(index + 1) if index + 1 < len(units) and overlaps else 0
+        kernels.append(graph.add(_KERNELS, 4 * index + 1, gathered))
+        reduced = graph.add(stream, 4 * index + 2, kernels[-1])
+        graph.add(replicas, 4 * index + 3, reduced)
+        gathered = ahead or (gather(index + 1) if index + 1 < len(units) else 0)
+    return graph

@@ -1,29 +1,43 @@
 """Simulate pipeline schedules: the time of a step, the bubble, and the activations that each device holds.
 
 A schedule is an order of actions for each device. An action begins when its device is free and its input has arrived:
-a forward needs the previous stage, a backward the next one. Transfers take ``bytes / bandwidth`` and do not occupy the
-devices. Orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al. 2021), and
-zero bubble ZB-H1 (Qi et al. 2023), which computes the gradients of inputs and of weights in separate actions. ZB-V (Qi
-et al. 2024) and DualPipeV (DeepSeek 2025) have two stages per device; their orders are torch's own.
+a forward needs the previous stage, a backward the next one. Between two stages, a link in each direction carries one
+message at a time, while the devices compute. Orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019),
+interleaved 1F1B (Narayanan et al. 2021), and zero bubble ZB-H1 (Qi et al. 2023), which computes the gradients of inputs
+and of weights in separate actions. ZB-V (Qi et al. 2024) and DualPipeV (DeepSeek 2025) have two stages per device;
+their orders are torch's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
+from modelsummary.split.event_engine import ItemGraph, Resource
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, duration, percent
 
-__all__ = ["IN_V", "SCHEDULES", "Action", "Simulation", "StageLoad", "checked_per_device", "order_of", "simulate"]
+__all__ = [
+    "IN_V",
+    "SCHEDULES",
+    "Action",
+    "Simulation",
+    "StageLoad",
+    "add_actions",
+    "checked_per_device",
+    "order_of",
+    "seconds_of",
+    "simulate",
+]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 # Schedules whose stages are dealt to devices down and up again; torch makes the order of their actions.
 IN_V = {"zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV"}
 # Names of the engine's actions -> kinds of ``Action``; the engine's own values are numbers in torch 2.6.
 _KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+_WORKS = "FIWBM"  # of a stage: the kinds of actions, and the message to a neighbour
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,7 @@ class StageLoad:
         backward_weight: time of the gradient of the weights, in the same unit.
         crossing_bytes: bytes sent to the next stage, and received from it as gradients. Default: 0.
         activation_bytes: bytes held from the forward to the end of the backward. Default: 0.
+        message: time of a message to the next stage, or back, besides its bytes; in the same unit. Default: 0.
 
     >>> StageLoad(forward=1.0, backward_input=1.0, backward_weight=1.0, activation_bytes=2**20).activation_bytes
     1048576
@@ -46,6 +61,12 @@ class StageLoad:
     backward_weight: float
     crossing_bytes: float = 0
     activation_bytes: float = 0
+    message: float = 0
+
+    @property
+    def backward(self) -> float:
+        """Time of a whole backward."""
+        return self.backward_input + self.backward_weight
 
 
 class Action(NamedTuple):
@@ -153,12 +174,13 @@ def simulate(
         raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
     per_device = checked_per_device(len(loads), n_microbatches, schedule, stages_per_device)
     n_devices = len(loads) // per_device
-
-    def transfer(stage: int) -> float:
-        return loads[stage].crossing_bytes / bandwidth if bandwidth is not None else 0.0
-
-    orders = [order_of(schedule, device, n_devices, per_device, n_microbatches) for device in range(n_devices)]
-    actions = _timed(orders, loads, transfer)
+    graph = ItemGraph()
+    order = add_actions(graph, schedule, n_devices, per_device, n_microbatches)
+    ends = graph.run(seconds_of(loads, bandwidth))
+    begins = graph.begins(ends)
+    actions: list[list[Action]] = [[] for _ in range(n_devices)]
+    for number, device, action in order:
+        actions[device].append(action._replace(begin=begins[number], end=ends[number]))
     makespan = max(action.end for device_actions in actions for action in device_actions)
     busy = [sum(action.end - action.begin for action in device_actions) for device_actions in actions]
     bubble = 1 - sum(busy) / (n_devices * makespan) if makespan else 0.0
@@ -248,51 +270,58 @@ def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
     ]
 
 
-Transfer = Callable[[int], float]
+def seconds_of(loads: Sequence[StageLoad], bandwidth: float | None = None) -> list[float]:
+    """Return the seconds of the works that ``add_actions`` adds."""
+    return [
+        seconds
+        for load in loads
+        for seconds in (
+            load.forward,
+            load.backward_input,
+            load.backward_weight,
+            load.backward,
+            load.message + (load.crossing_bytes / bandwidth if bandwidth is not None else 0.0),
+        )
+    ]
 
 
-def _timed(orders: Sequence[Sequence[Action]], loads: Sequence[StageLoad], transfer: Transfer) -> list[list[Action]]:
-    """Return the same actions with their times.
+def add_actions(
+    graph: ItemGraph, schedule: str, n_devices: int, per_device: int, m: int
+) -> list[tuple[int, int, Action]]:
+    """Add the actions of a schedule to a graph, and the messages between neighbouring stages.
 
     A backward waits for the next stage's, be it whole or the half for the inputs. The half for the weights follows the
-    other one on its device.
+    other one on its device. Resources are ``"device"`` and ``"link"``.
+
+    Returns:
+        The number of each action's item, its device, and the action.
     """
-    delays = [transfer(stage) for stage in range(len(loads))]
-    seconds = [
-        {
-            "F": load.forward,
-            "I": load.backward_input,
-            "W": load.backward_weight,
-            "B": load.backward_input + load.backward_weight,
-        }
-        for load in loads
-    ]
-    forwards: dict[tuple[int, int], float] = {}  # stage and micro-batch -> end
-    backwards: dict[tuple[int, int], float] = {}
-    timed: list[list[Action]] = [[] for _ in orders]
-    waiting = list(range(len(orders)))
-    while waiting:
-        before = sum(map(len, timed))
-        for device in waiting:
-            done, order = timed[device], orders[device]
-            now = done[-1].end if done else 0.0
-            for kind, stage, microbatch, _, _ in order[len(done) :]:
-                ready: float | None = 0.0
-                delay = 0.0
-                if kind == "F" and stage:
-                    ready, delay = forwards.get((stage - 1, microbatch)), delays[stage - 1]
-                elif kind in "BI" and stage < len(loads) - 1:
-                    ready, delay = backwards.get((stage + 1, microbatch)), delays[stage]
-                if ready is None:
+    orders = [order_of(schedule, device, n_devices, per_device, m) for device in range(n_devices)]
+    last = n_devices * per_device - 1
+    arrived: dict[tuple[bool, int, int], int] = {}  # is of a forward, receiving stage, micro-batch -> message
+    added: list[tuple[int, int, Action]] = []
+    done, total = [0] * n_devices, sum(map(len, orders))
+    while len(added) < total:
+        before = len(added)
+        for device, order in enumerate(orders):
+            for action in order[done[device] :]:
+                kind, stage, microbatch, _, _ = action
+                forward = kind == "F"
+                waits = kind != "W" and stage != (0 if forward else last)
+                message = arrived.get((forward, stage, microbatch), 0)
+                if waits and not message:
                     break
-                begin = max(now, ready + delay)
-                now = begin + seconds[stage][kind]
-                if kind != "W":
-                    (forwards if kind == "F" else backwards)[stage, microbatch] = now
-                done.append(Action(kind, stage, microbatch, begin, now))
-        waiting = [device for device in waiting if len(timed[device]) < len(orders[device])]
-        assert sum(map(len, timed)) > before, "the schedule deadlocks"
-    return timed
+                work = len(_WORKS) * stage + _WORKS.index(kind)
+                number = graph.add(Resource("device", (device,)), work, *((message,) if waits else ()))
+                added.append((number, device, action))
+                done[device] += 1
+                receiver = stage + 1 if forward else stage - 1
+                if kind != "W" and 0 <= receiver <= last:
+                    work = len(_WORKS) * min(stage, receiver) + _WORKS.index("M")
+                    message = graph.add(Resource("link", (stage, receiver)), work, number)
+                    arrived[forward, receiver, microbatch] = message
+        assert len(added) > before, "the schedule deadlocks"
+    return added
 
 
 def _zero_bubble(stage: int, n_stages: int, m: int) -> list[Action]:

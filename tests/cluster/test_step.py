@@ -13,12 +13,13 @@ from torch import nn
 from modelsummary import InputError, Statistics, StepError
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.parts import AFTER
-from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
+from modelsummary.cluster.pipeline import Once, StepItems, in_flight
 from modelsummary.cluster.step_model import Share
+from modelsummary.cluster.timing import UnitSeconds
 from modelsummary.memory.estimate import CATEGORIES
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 from tests.as_called.ways import group
-from tests.cluster.models import LAYERS, LENGTH, WIDTH, statistics, step_model
+from tests.cluster.models import LAYERS, LENGTH, WIDTH, gpt, statistics, step_model
 from tests.parallel.models import Decoder
 from tests.untouched import untouched
 
@@ -29,10 +30,15 @@ def plan_of(schedule, p):
     return Plan(pipeline=p, virtual_stages=PER_DEVICE.get(schedule, 1), schedule=schedule)
 
 
+def items_of(loads, plan, m, once=None):
+    """Return the items of a step that does nothing after its last backward, unless ``once`` says what."""
+    return StepItems(plan, m, loads, once or [Once()] * plan.pipeline)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 64)])
 def test_bubble(schedule, p, m):
-    seconds = pipeline_seconds([StageTime(1.0, 1.0, 1.0)] * p, plan_of(schedule, p), m)
+    seconds = items_of([StageLoad(1.0, 1.0, 1.0)] * p, plan_of(schedule, p), m).seconds()
     assert seconds == pytest.approx(3 * (m + p - 1))
 
 
@@ -41,7 +47,7 @@ def test_interleaving_divides_the_bubble(v):
     p, m = 4, 16
     schedule = "interleaved1f1b" if v > 1 else "1f1b"
     plan = Plan(pipeline=p, virtual_stages=v, schedule=schedule)
-    seconds = pipeline_seconds([StageTime(1 / v, 1 / v, 1 / v)] * p * v, plan, m)
+    seconds = items_of([StageLoad(1 / v, 1 / v, 1 / v)] * p * v, plan, m).seconds()
     assert seconds - 3 * m == pytest.approx(3 * (p - 1) / v)
 
 
@@ -55,16 +61,60 @@ def test_interleaving_divides_the_bubble(v):
 )
 def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seconds, transfer):
     plan, m = plan_of(schedule, p), p * rounds
-    stages = [StageTime(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
-    loads = [StageLoad(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
-    whole = simulate(loads, m, schedule, bandwidth=1.0)
-    assert pipeline_seconds(stages, plan, m) == pytest.approx(whole.makespan, rel=0.02)
-    part = simulation_of(stages, plan, m)
-    assert pipeline_seconds(stages, plan, part.n_microbatches) == pytest.approx(part.makespan, rel=1e-12)
+    loads = [StageLoad(each, each, each, 0, 1, transfer) for each in seconds[: plan.stages]]
+    whole, items = simulate(loads, m, schedule), items_of(loads, plan, m)
+    assert items.seconds() == pytest.approx(whole.makespan, rel=0.02)
+    part = items.simulation
+    assert items_of(loads, plan, part.n_microbatches).seconds() == pytest.approx(part.makespan, rel=1e-12)
     assert part.peak_activation_bytes == whole.peak_activation_bytes
     held = [max(map(sum, in_flight(schedule, p, plan.virtual_stages, m, rank))) for rank in range(plan.pipeline)]
     assert held == whole.peak_activation_bytes
-    assert least_seconds(stages, plan, m) <= whole.makespan * (1 + 1e-9)
+    assert items.least_seconds() <= whole.makespan * (1 + 1e-9)
+    once = [Once(0.3 * rank, 1.0 + rank) for rank in range(p)]
+    after = items_of(loads, plan, m, once)
+    assert after.least_seconds() <= after.seconds() * (1 + 1e-9)
+    for rank, busy in enumerate(whole.busy):
+        lost = after.causes(rank)
+        assert sum(lost.values()) + busy + once[rank].optimizer == pytest.approx(after.seconds(), rel=1e-6)
+
+
+def test_what_a_rank_waits_for():
+    """Two stages of 1 and 2 s, backwards as long as forwards, messages of 0.5 s, one micro-batch, then gradients.
+
+    Rank 0: F 0-1; its gradient arrives when rank 1 has ended at 1.5 + 2 + 2 = 5.5 and 0.5 s later; B 6-7; gradients
+    7-8. Rank 1 reduces its own from 5.5 to 8.5, which both optimizers wait for.
+    """
+    loads = [StageLoad(1, 0.5, 0.5, message=0.5), StageLoad(2, 1, 1)]
+    items = items_of(loads, plan_of("1f1b", 2), 1, [Once(1, 0.25), Once(3, 0.25)])
+    assert items.seconds() == 8.75
+    assert items.causes(0) == {"pipeline": 1.0, "bubble": 4.0, "gradients": 1.5}
+    assert items.causes(1) == {"pipeline": 0.5, "bubble": 1.0, "gradients": 3.0}
+    rows = {(span.row, span.name): (span.begin, span.end) for span in items.spans()}
+    assert rows["link 1 to 0", "message"] == (5.5, 6.0)
+    assert rows["gradients 1", "reduction of gradients"] == (5.5, 8.5)
+    assert rows["rank 0", "optimizer"] == (8.5, 8.75)
+
+
+def test_zero_bubble_gains_what_gradients_of_weights_take():
+    """ZB-H1 fills bubbles with the gradients of weights: nothing where layers are frozen."""
+
+    def gained(train):
+        model, ids = gpt(8)
+        model.requires_grad_(train)
+        model.tokens.requires_grad_(True)
+        stats = Statistics(model, ids)
+        simulator = StepSimulator(
+            StepModel(stats.live, stats.root, Recipe(host_seconds=0.0)), Cluster("A100"), 8, LENGTH
+        )
+        plain, zero = (simulator.items(Plan(pipeline=2, schedule=schedule)) for schedule in ("1f1b", "zb"))
+        return plain.loads, plain.seconds() - zero.seconds()
+
+    loads, seconds = gained(True)
+    assert 0.2 * loads[0].backward < loads[0].backward_weight < loads[0].backward / 2
+    assert seconds > 0
+    loads, seconds = gained(False)
+    assert [load.backward_weight for load in loads[1:]] == pytest.approx([0.0], abs=1e-4)
+    assert seconds == pytest.approx(0, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -146,20 +196,19 @@ def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
     for schedule in ("1f1b", "gpipe", "zb", "interleaved1f1b"):
         plan = replace(plan_of(schedule, 2), micro_batch=4)
         step = simulator.simulate(plan)
-        ready = simulator.prepare(plan)
-        loads = [StageLoad(1, 1, 1, 0, each.kept_bytes) for each in ready.stages]
+        loads = [StageLoad(1, 1, 1, 0, each.kept_bytes) for each in simulator.stages(plan)]
         whole = simulate(loads, step.microbatches, schedule)
         assert [each.activations for each in step.memory] == whole.peak_activation_bytes
 
 
 def test_the_ends_of_a_pipeline_reduce_the_weight_that_they_share(simulator):
     apart = Plan(pipeline=2, micro_batch=4)
-    ready = simulator.prepare(apart)
-    tied = [each.tied.elements for each in ready.stages]
+    items = simulator.items(apart)
+    tied = [each.tied.elements for each in simulator.stages(apart)]
     assert tied == [64 * 32, 64 * 32]  # the embedding, which is the head as well
     seconds = simulator.time_model.network.seconds("all_reduce", 4 * tied[0], simulator.time_model.network.group(2))
-    assert ready.once[0] == pytest.approx(seconds)
-    assert simulator.prepare(Plan(micro_batch=4)).once[0] == 0
+    assert [each.gradients for each in items.once] == pytest.approx([seconds, seconds])
+    assert simulator.items(Plan(micro_batch=4)).once[0].gradients == 0
 
 
 def test_collectives_take_units_from_kernels(simulator):
@@ -168,27 +217,42 @@ def test_collectives_take_units_from_kernels(simulator):
     # one unit per 12 GB/s: 233 GB/s inside a node, 22.5 GB/s of one network interface
     assert time_model.network.units_taken(inside) * 108 == pytest.approx(20)
     assert time_model.network.units_taken(across) * 108 == pytest.approx(2)
-    assert time_model.overlapped(10.0, 4.0, across) == pytest.approx(10 + 4 * 2 / 108)
-    assert time_model.overlapped(1.0, 4.0, across) == 4.0
-    # two groups communicate side by side
-    assert time_model.overlapped(10.0, 4.0, inside, (3.0, across)) == pytest.approx(10 + (4 * 20 + 3 * 2) / 108)
-    assert time_model.overlapped(1.0, 4.0, inside, (5.0, across)) == 5.0
+    plan = Plan(data=16, zero=3, shard=8)
+    # a unit gathers, the other computes meanwhile: 10 s, of which 20 / 108 of 4 s are lost; before that, 1 s for itself
+    units = [UnitSeconds(1.0, 10.0), UnitSeconds(4.0, 1.0)]
+    assert time_model.over_units(units, plan) == pytest.approx(1 + 10 + 4 * 20 / 108 + 1)
+    assert time_model.over_units(units, plan, overlaps=False) == pytest.approx(16)
+    units = [UnitSeconds(1.0, 1.0), UnitSeconds(4.0, 1.0)]
+    assert time_model.over_units(units, plan) == pytest.approx(1 + 4 + 1)  # it waits for the gather anyway
+    # while the second unit computes, both groups communicate side by side: the first one's scatter, then its replicas
+    units = [UnitSeconds(0, 1.0, 4.0, 3.0), UnitSeconds(0, 20.0)]
+    assert time_model.over_units(units, plan) == pytest.approx(1 + 20 + (4 * 20 + 3 * 2) / 108)
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=st.integers(5, 12), times=st.tuples(*[st.floats(0.1, 2.0)] * 4), head=st.floats(0.1, 5.0))
+def test_equal_units_run_for_a_period(simulator, count, times, head):
+    """A rank's pass over many equal units takes what running all of them takes."""
+    plan, units = Plan(data=16, zero=3, shard=8), [UnitSeconds(head, head), *[UnitSeconds(*times)] * count]
+    whole = [unit._replace(compute=unit.compute + 1e-12 * index) for index, unit in enumerate(units)]  # none are equal
+    time_model = simulator.time_model
+    assert time_model.over_units(units, plan) == pytest.approx(time_model.over_units(whole, plan), rel=0.02)
 
 
 def test_fsdp_copies_and_waits_without_overlap(simulator):
     plan = Plan(data=4, zero=3)
-    overlaps = simulator.prepare(plan).times[0]
-    time_model = simulator.time_model
-    stage, group = simulator.stages(plan)[0], time_model.groups(plan)["gradients"]
-    nbytes = stage.weights.nbytes
-    assert stage.n_units == LAYERS + 1  # the blocks, and the root with the shared weight of both ends
-    gather = stage.n_units * time_model.network.seconds("all_gather", nbytes / stage.n_units, group)
-    forward = stage.forward_seconds + time_model.moved("copies", 2 * nbytes)
-    first = gather * stage.largest_unit.nbytes / nbytes
-    assert overlaps.forward == pytest.approx(time_model.overlapped(forward, gather, group) + first)
+    (load,), time_model = simulator.items(plan).loads, simulator.time_model
+    (stage,), group = simulator.stages(plan), time_model.groups(plan)["gradients"]
+    root, block = stage.root.shared.nbytes, stage.units[1].weights.nbytes
+    assert root + LAYERS * block == stage.weights.nbytes  # the blocks, and the root with the weight of both ends
+    of_root, of_block = (time_model.network.seconds("all_gather", nbytes, group) for nbytes in (root, block))
+    copies = time_model.moved("copies", 2 * root) + LAYERS * time_model.moved("copies", 2 * block)
+    forward = sum(stage.forward.values()) + copies
+    hidden = of_root + time_model.moved("copies", 2 * root)  # no other kernels run while the root is gathered
+    assert of_root < load.forward - forward < hidden + of_block + LAYERS * of_block * 20 / 108
     waits = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
     alone = StepSimulator(waits, time_model.cluster, 32, LENGTH)
-    assert alone.prepare(plan).times[0].forward == pytest.approx(forward + gather)
+    assert alone.items(plan).loads[0].forward == pytest.approx(forward + of_root + LAYERS * of_block)
 
 
 @pytest.mark.parametrize("zero", [1, 3])
@@ -199,23 +263,25 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
     model = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
     simulator = StepSimulator(model, cluster, 32, LENGTH)
     plan = Plan(data=16, zero=zero, shard=8)
-    stage, ready = simulator.stages(plan)[0], simulator.prepare(plan)
-    n, units = stage.weights.elements, LAYERS + 1 if zero == 3 else 1
+    stage, items = simulator.stages(plan)[0], simulator.items(plan)
+    n, root, units = stage.weights.elements, stage.root.shared.elements, LAYERS + 1 if zero == 3 else 1
     base = simulator.time_model.network._base
     gather = units * base + 7 / 8 * 2 * n / 100e9
     scatter = units * base + 7 / 8 * 4 * n / 100e9
     between = units * base + 2 * 1 / 2 * 4 * n / 8 / 10e9
     time_model = simulator.time_model
     if zero == 3:
-        out, into = (time_model.moved("copies", each * n) for each in (4, 6))
-        assert ready.times[0].forward == pytest.approx(stage.forward_seconds + gather + out)
+        out, into = ([time_model.moved("copies", each * of) for of in (root, (n - root) // LAYERS)] for each in (4, 6))
+        (load,) = items.loads
+        assert load.forward == pytest.approx(sum(stage.forward.values()) + gather + out[0] + LAYERS * out[1])
         adding = time_model.accumulation(stage.weights.over(8), model.recipe)
-        again = stage.share_again * (gather + out)
-        backward = stage.backward_seconds + adding + again + scatter + between + into
-        assert 2 * ready.times[0].backward_input == pytest.approx(backward)
-        assert ready.once[0] == 0
+        again = LAYERS * (base + out[1]) + 7 / 8 * 2 * (n - root) / 100e9  # the root stays gathered
+        copied = into[0] + LAYERS * into[1]
+        backward = sum(stage.backward.values()) + adding + again + scatter + between + copied
+        assert load.backward == pytest.approx(backward)
+        assert items.once[0].gradients == 0
     else:
-        assert ready.once[0] == pytest.approx(gather + scatter + between)
+        assert items.once[0].gradients == pytest.approx(gather + scatter + between)
     memory = simulator.simulate(plan).memory[0]
     share = -(-n // 8)  # two states and the float32 weights, which under FSDP are the shards
     assert memory.optimizer == (8 if zero == 3 else 12) * share
@@ -232,7 +298,8 @@ def test_ends_of_the_model_are_units_unless_they_share_a_weight():
         stats = Statistics(model, torch.zeros(4, 8, dtype=torch.long))
         simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), cluster, 32, 8)
         (stage,) = simulator.stages(plan)
-        assert (stage.n_units, stage.largest_unit.shared.elements) == (n_units, largest)
+        gathered = [unit for unit in (stage.root, *(unit.weights for unit in stage.units)) if unit.nbytes]
+        assert (len(gathered), max(unit.shared.elements for unit in gathered)) == (n_units, largest)
         units = stats.parallel_plan(shard=8)
         assert len(units.units) + (units.unit_bytes[-1] != (0, 0)) == n_units
         assert max(gathered for gathered, _ in units.unit_bytes) == 4 * largest
@@ -341,24 +408,24 @@ def test_messages_between_nodes_take_the_network():
     simulator = StepSimulator(step_model(), Cluster("A100", nodes=2), 32, LENGTH)
     network, nbytes = simulator.time_model.network, 2 * LENGTH * 32
     inside, across = (network.send(nbytes, is_inside=each) for each in (True, False))
-    ready = simulator.prepare(Plan(tensor=4, pipeline=4, recompute="full"))
-    assert [each.transfer for each in ready.times] == [inside, across, inside, 0.0]
+    items = simulator.items(Plan(tensor=4, pipeline=4, recompute="full"))
+    assert [each.message for each in items.loads] == [inside, across, inside, 0.0]
     # ranks 0 to 5 send to ranks 6 to 11, of which two are in their node
-    ready = StepSimulator(step_model(), Cluster("A100", nodes=2), 36, LENGTH).prepare(Plan(data=6, pipeline=2))
-    assert ready.times[0].transfer == across
+    items = StepSimulator(step_model(), Cluster("A100", nodes=2), 36, LENGTH).items(Plan(data=6, pipeline=2))
+    assert items.loads[0].message == across
     # interleaved stages go back from the last rank to the first one
     interleaved = Plan(tensor=4, pipeline=4, virtual_stages=1, schedule="interleaved1f1b")
-    assert [each.transfer for each in simulator.prepare(interleaved).times] == [inside, across, inside, 0.0]
-    around = simulator.prepare(Plan(tensor=4, pipeline=3, virtual_stages=2, schedule="interleaved1f1b")).times
-    assert [each.transfer for each in around] == [inside, across, across, inside, across, 0.0]
+    assert [each.message for each in simulator.items(interleaved).loads] == [inside, across, inside, 0.0]
+    around = simulator.items(Plan(tensor=4, pipeline=3, virtual_stages=2, schedule="interleaved1f1b")).loads
+    assert [each.message for each in around] == [inside, across, across, inside, across, 0.0]
 
 
 @pytest.mark.skipif(torch.__version__ < "2.9", reason="torch has the schedule since 2.9")
 def test_stages_on_one_rank_send_nothing():
-    times = StepSimulator(step_model(), Cluster("A100"), 32, LENGTH).prepare(
+    items = StepSimulator(step_model(), Cluster("A100"), 32, LENGTH).items(
         Plan(pipeline=2, virtual_stages=2, schedule="dualpipev")
     )
-    assert [each.transfer > 0 for each in times.times] == [True, False, True, False]
+    assert [each.message > 0 for each in items.loads] == [True, False, True, False]
 
 
 def test_each_boundary_has_its_own_bytes():

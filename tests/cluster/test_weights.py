@@ -166,18 +166,23 @@ def test_frozen_layers_are_gathered_and_not_reduced():
     model = StepModel(stats.live, stats.root, Recipe(overlap_gradients=False))
     simulator = StepSimulator(model, Cluster("A100"), 8, LENGTH)
     plan = Plan(data=4, zero=3, micro_batch=BATCH)
-    (stage,), ready, times = simulator.stages(plan), simulator.prepare(plan), simulator.time_model
-    group, n = times.groups(plan)["shards"], LAYERS + 1  # the blocks, and the root with the shared weight of both ends
-    gather = n * times.network.seconds("all_gather", stage.weights.nbytes / n, group)
-    assert ready.times[0].forward == pytest.approx(
-        stage.forward_seconds + gather + times.moved("copies", 2 * stage.weights.nbytes)
-    )
-    reduce = n * times.network.seconds("reduce_scatter", 4 * stage.weights.elements / n, group)
-    copied = times.moved("copies", 6 * stage.weights.elements)
-    again = stage.share_again * (gather + times.moved("copies", 2 * stage.weights.nbytes))
-    assert ready.times[0].backward == pytest.approx(stage.backward_seconds + again + reduce + copied)
-    blocks = sum(weight.numel() for weight in lora().blocks.parameters())
-    assert stage.share_again == 2 * blocks / stage.weights.nbytes  # the root stays gathered
+    (stage,), items, times = simulator.stages(plan), simulator.items(plan), simulator.time_model
+    group, root, block = times.groups(plan)["shards"], stage.root.shared, stage.units[1].weights.shared
+    assert root.nbytes + LAYERS * block.nbytes == stage.weights.nbytes
+
+    def of_units(root_seconds, block_seconds):
+        return root_seconds + LAYERS * block_seconds
+
+    def seconds(operation, nbytes):
+        return times.network.seconds(operation, nbytes, group)
+
+    (load,), copied = items.loads, lambda nbytes: times.moved("copies", nbytes) if nbytes else 0.0
+    again = seconds("all_gather", block.nbytes) + copied(2 * block.nbytes)  # the root stays gathered
+    forward = of_units(seconds("all_gather", root.nbytes) + copied(2 * root.nbytes), again)
+    assert load.forward == pytest.approx(sum(stage.forward.values()) + forward)
+    reduced = (seconds("reduce_scatter", 4 * unit.elements) + copied(6 * unit.elements) for unit in (root, block))
+    backward = of_units(*reduced) + LAYERS * again
+    assert load.backward == pytest.approx(sum(stage.backward.values()) + backward)
     memory = simulator.simulate(plan).memory[0]
     frozen = stage.weights.frozen
     assert memory.parameters == frozen // 4 + 4 * stage.weights.elements // 4
@@ -191,8 +196,8 @@ def test_stages_behind_frozen_layers_still_send():
     plan = Plan(pipeline=2, micro_batch=BATCH, recompute="full")
     first, second = simulator.stages(plan)
     assert second.crossing_bytes == 2 * BATCH * LENGTH * 32
-    assert first.backward_seconds == first.recomputation == first.kept_bytes == 0
-    assert simulator.prepare(plan).times[0].transfer > 0
+    assert sum(first.backward.values()) == first.of_weights == first.kept_bytes == 0
+    assert simulator.items(plan).loads[0].message > 0
 
 
 def test_sums():

@@ -66,6 +66,13 @@ def test_transfers_take_their_time():
     assert simulate(loads, 1, "gpipe", bandwidth=5).makespan == simulate(loads, 1, "gpipe").makespan + 4
 
 
+def test_a_link_carries_one_message_at_a_time():
+    # forwards of 1, messages of 3: the third message begins at 7, and the last forward at 10
+    loads = [StageLoad(1, 1, 1, message=3), StageLoad(1, 1, 1)]
+    actions = simulate(loads, 3, "gpipe").actions[1]
+    assert [(each.begin, each.end) for each in actions[:3]] == [(4, 5), (7, 8), (10, 11)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=5),
@@ -91,7 +98,7 @@ def test_no_schedule_breaks_the_rules(times, m, schedule):
     # a flow shop of equal jobs: sum of all + (m - 1) x the slowest is what GPipe's forwards take
     forwards = [done["F", len(loads) - 1, m - 1].end]
     if schedule == "gpipe":
-        slowest = max(each[0] for each in times)
+        slowest = max(*(each[0] for each in times), 1.5 if len(loads) > 1 else 0.0)  # or the link between two stages
         assert forwards == [sum(each[0] for each in times) + 1.5 * (len(loads) - 1) + (m - 1) * slowest]
 
 
