@@ -10,7 +10,7 @@ import torch
 
 from modelsummary.capture.devices import available_device
 from modelsummary.cli.arguments import Input
-from modelsummary.cli.sources import Source, build_model
+from modelsummary.cli.sources import Source, build_model, check_unset
 from modelsummary.errors import InputError
 from modelsummary.files.loading import is_file, load
 from modelsummary.statistics import ModelStatistics, Statistics
@@ -27,8 +27,7 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
     if is_file(name) and options.dtype is not None:
         raise InputError(f"the dtype of {name!r} is fixed; leave out --dtype {options.dtype}")
     if is_file(name) and not (runs and name.endswith(".pt2")):  # torch can make a module of a .pt2 file
-        if options.kwargs:
-            raise InputError(f"the model in {name!r} is made already; leave out --kwargs {options.kwargs!r:.80}")
+        check_unset(f"the model in {name!r}", options.kwargs)
         if options.mode is not None:
             raise InputError(f"the mode of {name!r} is fixed; leave out --mode {options.mode}")
         return load(name, inputs_of_file(options.input), run=options.run)

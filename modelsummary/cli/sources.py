@@ -19,7 +19,7 @@ from torch import nn
 from modelsummary.cli.arguments import SOURCES
 from modelsummary.errors import InputError, MissingExtraError, close_to
 
-__all__ = ["Source", "build_model"]
+__all__ = ["Source", "build_model", "check_unset"]
 
 
 class Source(NamedTuple):
@@ -63,6 +63,12 @@ def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) ->
         raise
     except Exception as error:  # whatever a model's constructor raises
         raise InputError(f"making {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def check_unset(model: str, settings: Mapping[str, Any]) -> None:
+    """Raise ``InputError`` if there are settings for a model that is made already."""
+    if settings:
+        raise InputError(f"{model} is made already; leave out --kwargs {dict(settings)!r:.80}")
 
 
 def _library_of(name: str) -> str:
@@ -201,8 +207,7 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
         target = getattr(target, part)
     if isinstance(target, nn.Module):
         model = target
-        if settings:
-            raise InputError(f"{module}:{name} is made already; leave out --kwargs {dict(settings)!r:.80}")
+        check_unset(f"{module}:{name}", settings)
         return lambda: Source(model)
     if not callable(target):
         raise InputError(f"{module}:{name} must be a function or class that makes a module, got {target!r:.80}")
@@ -227,8 +232,7 @@ def _makers_in(namespace: Any) -> list[str]:
 
 
 def _exported(path: Path, settings: Mapping[str, Any]) -> Source:
-    if settings:
-        raise InputError(f"the model in {str(path)!r} is made already; leave out --kwargs {dict(settings)!r:.80}")
+    check_unset(f"the model in {str(path)!r}", settings)
     if not path.is_file():
         raise InputError(f"file {str(path)!r} does not exist")
     try:
