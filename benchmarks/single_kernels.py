@@ -113,7 +113,7 @@ class KernelFit:
         for op, name in (("softmax", "softmax"), ("ln", "norm")):
             self._fit(self._keys(op), [], {("moving", name): 0.7})
         gemm, conv = ("simt", "gemm"), ("simt", "conv")
-        free = {(*gemm, "edge"): 6.0, (*gemm, "start"): 10.0}
+        free = {(*gemm, "edge"): 6.0, (*gemm, "start"): 10.0, (*gemm, "alone"): 0.5}
         products = self._keys("bmm", "linear")
         # Boards of 2016 fetch operands again, and slow down where rows are long: the model has no law for it.
         old = [key for key in products if DeviceSpec(key[1]).generation == "pascal"]

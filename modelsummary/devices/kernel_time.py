@@ -34,7 +34,7 @@ from modelsummary.devices.attention_time import (
 )
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_seconds
-from modelsummary.devices.sustained import half_speed, is_geforce, tensor_factor, vector_share
+from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, tensor_factor, vector_share
 from modelsummary.errors import InputError
 from modelsummary.operators.operator_work import Work
 
@@ -181,7 +181,7 @@ class DeviceModel:
         # tensor cores of GeForce cards run the instructions of the Ampere generation at their full rate
         share = efficient_share_of_tf32("ampere" if is_geforce(self.spec) else generation)
         if work.dtype is torch.float32 and share is not None and self.spec.has("tf32"):
-            peak = self.spec.peak_flops.get(torch.bfloat16) or self.spec.peak_flops.get(torch.float16)
+            peak = half_peak(self.spec)
             limit = MOST_OF_TF32 * self.sustained / peak if peak and self.sustained else share  # the power of the board
             return self.spec.peak("tf32") * min(share, limit)
         factor = self.tensor if self._on_tensor_cores(work.dtype) else self.simt
@@ -301,17 +301,17 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
     return DeviceModel(
         spec,
         coefficients,
-        float(entry["stream"]),
-        tensor,
-        simt,
-        label,
-        error,
-        tf32,
-        half,
-        sustained,
-        0.0 if geforce else _attention_speed(spec, attention, sustained),
-        attention or preferred_kernel(spec.generation),
-        float(entry.get("conv", 1.0)) if fitted_device is not None else 1.0,
+        stream=float(entry["stream"]),
+        tensor=tensor,
+        simt=simt,
+        fit=label,
+        typical_error=error,
+        tf32=tf32,
+        half=half,
+        sustained=sustained,
+        attention=0.0 if geforce else _attention_speed(spec, attention, sustained),
+        attention_kernel=attention or preferred_kernel(spec.generation),
+        conv=float(entry.get("conv", 1.0)) if fitted_device is not None else 1.0,
     )
 
 
@@ -321,7 +321,7 @@ def _attention_speed(spec: DeviceSpec, kernel: str | None, sustained: float) -> 
     It does not exceed the speed that products sustain, which power limits for both.
     """
     preferred = preferred_kernel(spec.generation)
-    peak = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    peak = half_peak(spec)
     share = share_of_peak(spec.generation, kernel or preferred)
     if share is None and share_of_peak(spec.generation, preferred) is not None:
         raise InputError(

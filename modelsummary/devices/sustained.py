@@ -18,7 +18,7 @@ import torch
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
 
-__all__ = ["half_speed", "is_geforce", "tensor_factor", "vector_share"]
+__all__ = ["half_peak", "half_speed", "is_geforce", "tensor_factor", "vector_share"]
 
 # Fractions of the peak that float32 products reach in units with 64 lanes (at most 0.25 TFLOP/s) and with 128.
 _NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
@@ -51,6 +51,15 @@ def vector_share(spec: DeviceSpec, flops_per_joule: Mapping[str, float]) -> floa
     return min(best, per_joule * 1e9 * watts / peak) if watts and peak and per_joule else min(best, 0.85)
 
 
+def half_peak(spec: DeviceSpec) -> float | None:
+    """Return the peak of half precision in operations per second; None if the device has none.
+
+    >>> half_peak(DeviceSpec("T4"))
+    65000000000000.0
+    """
+    return spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+
+
 def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> float | None:
     """Return the operations per second that large half-precision products sustain; None without half precision.
 
@@ -67,7 +76,7 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
     >>> half_speed(DeviceSpec("A100"), {"ampere": {"device": "A100 80GB", "sustained": 2.5e14}})
     250000000000000.0
     """
-    peak = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    peak = half_peak(spec)
     if peak is None:
         return None
     published = spec.achievable_flops.get(torch.bfloat16) or spec.achievable_flops.get(torch.float16)
@@ -102,7 +111,7 @@ def is_geforce(spec: DeviceSpec) -> bool:
     (True, False)
     """
     vector, tf32 = spec.peak_flops.get(torch.float32), spec.peak_flops.get("tf32")
-    half = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    half = half_peak(spec)
     if tf32 is None and half is not None and spec.generation in _HALVED_IN_GEFORCE:
         tf32 = half / 2
     return bool(vector and half and tf32 and tf32 < _LEAST_OF_WORKSTATIONS * vector)
@@ -118,7 +127,7 @@ def tensor_factor(
         coefficients: ``"coefficients"`` of ``kernel_fits.json``.
         measured: as for ``half_speed``.
     """
-    peak = spec.peak_flops.get(torch.bfloat16) or spec.peak_flops.get(torch.float16)
+    peak = half_peak(spec)
     reached = half_speed(spec, measured)
     best = float(coefficients["tensor"]["gemm"]["efficiency"])
     return reached / peak / best if reached and peak else _USUAL_HALF / best

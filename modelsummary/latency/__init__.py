@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from modelsummary.capture.observe import observed
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.errors import InputError
@@ -13,7 +14,6 @@ from modelsummary.latency.kernel_list import Kernels
 from modelsummary.latency.options import TimeOptions, time_plan
 from modelsummary.latency.predict import (
     Target,
-    distinct_calls,
     estimate,
     predict_kernels,
     target_of,
@@ -58,7 +58,8 @@ def calibrate(
     local_device = device_here(device)
     if grid:
         calibrate_grid(local_device, again=again)
-    return calibrate_calls(distinct_calls(live, plan), local_device, again=again)
+    calls = [operator.run.call for operator in observed(live, plan).operators]
+    return calibrate_calls(calls, local_device, again=again)
 
 
 def bound_dtype(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.operators.kernels import Kernel
@@ -23,10 +22,6 @@ class Kernels(Printed, tuple[Kernel, ...]):
     >>> [(kernel.op_class, kernel.sizes, kernel.flops) for kernel in kernels]
     [('gemm', (1, 8, 32, 64), 32768)]
     """
-
-    def __new__(cls, kernels: Iterable[Kernel] = ()) -> Kernels:
-        """Return the kernels as a tuple."""
-        return super().__new__(cls, tuple(kernels))
 
     @property
     def seconds(self) -> float:
@@ -49,40 +44,15 @@ class Kernels(Printed, tuple[Kernel, ...]):
         groups: dict[tuple[Any, ...], list[Kernel]] = {}
         for kernel in self:
             groups.setdefault((kernel.phase, *kernel.work), []).append(kernel)
+        seconds_of = {key: sum(kernel.seconds or 0.0 for kernel in group) for key, group in groups.items()}
         rows = []
-        for group in groups.values():
-            first, seconds = group[0], sum(kernel.seconds or 0.0 for kernel in group)
-            sizes = " x ".join(map(str, first.sizes))
-            dtype = str(first.dtype).removeprefix("torch.")
-            facts = [
-                first.phase,
-                first.name,
-                first.op_class,
-                dtype,
-                sizes,
-                f"{first.flops:,}",
-                f"{first.moved_bytes:,}",
-            ]
+        for key in sorted(groups, key=lambda key: -seconds_of[key]):
+            first, seconds = groups[key][0], seconds_of[key]
+            dtype, sizes = str(first.dtype).removeprefix("torch."), " x ".join(map(str, first.sizes))
+            work = [first.phase, first.name, first.op_class, dtype, sizes, f"{first.flops:,}", f"{first.moved_bytes:,}"]
             share = f"{seconds / (self.seconds or 1):.1%}"
-            rows.append((seconds, [*facts, str(len(group)), f"{1e3 * seconds:,.3f}", share, first.source]))
-        rows.sort(key=lambda row: -row[0])
-        headers = [
-            "Phase",
-            "Kernel",
-            "Class",
-            "Dtype",
-            "Sizes",
-            "FLOPs",
-            "Bytes",
-            "Runs",
-            "All (ms)",
-            "Share",
-            "Source",
-        ]
+            rows.append([*work, str(len(groups[key])), f"{1e3 * seconds:,.3f}", share, first.source])
+        headers = "Phase Kernel Class Dtype Sizes FLOPs Bytes Runs".split()
         is_unknown = any(kernel.op_class == "other" for kernel in self)
-        below = (
-            ["The work of kernels of class other is not known: they take the time of their bytes."]
-            if is_unknown
-            else []
-        )
-        return Report([row for _, row in rows], headers, "lllllrrrrrl", below=below)
+        below = ["The work of kernels of class other is not known: they take the time of their bytes."] * is_unknown
+        return Report(rows, [*headers, "All (ms)", "Share", "Source"], "lllllrrrrrl", below=below)

@@ -30,7 +30,6 @@ from modelsummary.operators.recurrent_layers import join_recurrent
 __all__ = [
     "TABLE_ERROR",
     "Target",
-    "distinct_calls",
     "estimate",
     "predict_kernels",
     "target_of",
@@ -101,17 +100,7 @@ def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = Fa
 
 def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) -> list[Kernel]:
     """Return the kernels of a step with their predicted seconds."""
-    return time_operators(live, _operators(live, mode, plan), target, mode)
-
-
-def _operators(live: LiveModel, mode: str, plan: StepPlan) -> Sequence[StepOperator]:
-    check_mode(mode)
-    return observed(live, plan).operators
-
-
-def distinct_calls(live: LiveModel, plan: StepPlan) -> list[OperatorCall]:
-    """Return the distinct operator calls of a step."""
-    return list({id(operator.run.call): operator.run.call for operator in _operators(live, "eager", plan)}.values())
+    return time_operators(live, observed(live, plan).operators, target, mode)
 
 
 def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
@@ -142,7 +131,7 @@ def _timing_on(target: Target) -> Timing:
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
     """Predict the latency of a step, and of each call in the rows below ``root``."""
     with no_collection():
-        operators = _operators(live, mode, plan)
+        operators = observed(live, plan).operators
         kernels = time_operators(live, operators, target, mode)
         row_seconds, phase_seconds, limited_by = _own_seconds(kernels, operators, root, target, mode)
     columns = _columns(root, row_seconds)

@@ -29,7 +29,7 @@ from modelsummary.serving.points import Points
 from modelsummary.serving.report import ServingEstimate, Throughput
 from modelsummary.serving.request import Request, request_of
 from modelsummary.serving.run import RequestRun, run_request
-from modelsummary.serving.times import PhaseTime, distinct_calls, phase_time
+from modelsummary.serving.times import PhaseTime, phase_time
 from modelsummary.units import grouped, parse_bytes, scaled
 
 __all__ = ["ServingOptions", "estimate_serving"]
@@ -144,7 +144,7 @@ def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, 
         for context in {options.context, _half(options.context)}
     ]
     phases = [phase for run in runs for phase in (run.prefill, run.decode)]
-    calibrate_calls(distinct_calls(phases), local_device)
+    calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), local_device)
 
 
 def _memory_of(target: Target, memory_bytes: int | str | None) -> int:

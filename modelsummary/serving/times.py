@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.collectives import collective_of
 from modelsummary.latency.predict import Target, time_operators
 from modelsummary.operators.kernels import StepOperator
-from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.serving.run import Phase
 
-__all__ = ["PhaseTime", "distinct_calls", "phase_time"]
+__all__ = ["PhaseTime", "phase_time"]
 
 Communicate = Callable[[str, int], float]
 """Function from a collective's name, such as ``"all_reduce"``, and its bytes to seconds."""
@@ -85,8 +84,3 @@ def phase_time(
 def _grows(operator: StepOperator, phase: Phase) -> bool:
     """Return True if an operator joins a cache and new tokens in a new storage, which the cache keeps."""
     return operator.run.call.name == "aten.cat" and not phase.cache_storages.isdisjoint(operator.run.makes)
-
-
-def distinct_calls(phases: Sequence[Phase]) -> list[OperatorCall]:
-    """Return the distinct operator calls of some forwards."""
-    return list({id(operator.run.call): operator.run.call for phase in phases for operator in phase.operators}.values())

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
+from modelsummary.capture.observe import observed
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.latency.predict import distinct_calls
 from modelsummary.memory.step_options import step_plan
 
 
@@ -62,10 +62,10 @@ def test_questions_about_one_run_share_it():
 def test_the_name_of_the_own_device_is_the_default():
     model = Counted()
     stats = Statistics(model, torch.rand(3, 4))
-    assert runs(model, lambda: distinct_calls(stats.live, StepPlan(train=False))) == 1
-    assert runs(model, lambda: distinct_calls(stats.live, StepPlan(train=False, device=torch.device("cpu")))) == 0
+    assert runs(model, lambda: observed(stats.live, StepPlan(train=False))) == 1
+    assert runs(model, lambda: observed(stats.live, StepPlan(train=False, device=torch.device("cpu")))) == 0
     stats.memory(optimizer="adamw", device="cpu")
-    assert runs(model, lambda: distinct_calls(stats.live, step_plan("train", {"optimizer": "adamw"}))) == 0
+    assert runs(model, lambda: observed(stats.live, step_plan("train", {"optimizer": "adamw"}))) == 0
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
