@@ -12,7 +12,6 @@ PACKAGE = Path(modelsummary.__file__).parent
 # Files of these names do the same for the model, or the figures, of their own room.
 IN_SEVERAL_ROOMS = {
     "applying": "applies a plan to a model",
-    "attention": "attention: its operators, and its modules",
     "devices": "named devices, and those of a model and this machine",
     "estimate": "estimated figures as plain data",
     "fit": "what fits into the memory of a device",

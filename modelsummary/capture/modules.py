@@ -64,7 +64,7 @@ class ModuleFacts:
         fqn: first path in ``named_modules()``.
         children: id of each child module -> its attribute name (the first, if it has several).
         parameters, buffers: tensors that the module registers itself.
-        single_parameters, single_buffers: sums over those, and over those of its submodules, that are registered once.
+        single_parameters, single_buffers: sums over the ones that it and its submodules register once.
         tied_parameters, tied_buffers: the others, by ``Owned.key``.
         has_uninitialized: whether some of these are lazy and have no shape yet.
     """
