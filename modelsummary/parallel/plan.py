@@ -329,7 +329,7 @@ class ParallelPlan(Printed):
         """
         from modelsummary.parallel.plan_json import plan_from_json
 
-        return plan_from_json(text)
+        return plan_from_json(ParallelPlan, MESH_NAMES, text)
 
     def without_model(self) -> ParallelPlan:
         """Return a copy without the model, which can be pickled."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -12,8 +12,6 @@ import torch
 from torch.distributed.tensor import parallel
 
 from modelsummary.errors import InputError
-from modelsummary.parallel.plan import MESH_NAMES, Collective, LayerPlan, ParallelPlan
-from modelsummary.parallel.rank_model import LocalAttribute
 
 __all__ = ["plan_from_json"]
 
@@ -22,8 +20,13 @@ _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
 
-def plan_from_json(text: str) -> ParallelPlan:
+def plan_from_json(kind: type[_Instance], mesh_names: Sequence[str], text: str) -> _Instance:
     """Return the plan that ``to_json`` wrote.
+
+    Args:
+        kind: class of the plan, a dataclass that may hold tuples of other dataclasses.
+        mesh_names: names of its sizes of the mesh.
+        text: the JSON.
 
     Raises:
         InputError: the text is not a plan, or one of its fields has a value of another type.
@@ -35,33 +38,12 @@ def plan_from_json(text: str) -> ParallelPlan:
     if not isinstance(data, dict) or "mesh" not in data:
         raise InputError(f"this is not the JSON of a plan: expected an object with 'mesh', got {data!r:.80}")
     mesh = data.pop("mesh")
-    data["layers"] = tuple(_layer(layer, f"layers[{n}]") for n, layer in enumerate(_list(data, "layers")))
-    data["attributes"] = tuple(
-        _instance(LocalAttribute, attribute, f"attributes[{n}]")
-        for n, attribute in enumerate(_list(data, "attributes"))
-    )
-    plan = _instance(ParallelPlan, data, "")
-    _check(plan)
+    plan: Any = _instance(kind, data, "")
+    _check(plan, mesh_names)
     if mesh != plan.mesh_shape:
         raise InputError(f"mesh of a plan must be {plan.mesh_shape}, as its other fields say, got {mesh!r:.80}")
-    return plan
-
-
-def _list(data: Mapping[str, Any], name: str) -> list[Any]:
-    value = data.get(name)
-    if not isinstance(value, list):
-        raise InputError(f"{name} of a plan must be a list, got {value!r:.80}")
-    return value
-
-
-def _layer(data: Any, where: str) -> LayerPlan:
-    if isinstance(data, dict) and isinstance(data.get("collectives"), list):
-        collectives = tuple(
-            _instance(Collective, collective, f"{where}.collectives[{n}]")
-            for n, collective in enumerate(data["collectives"])
-        )
-        data = {**data, "collectives": collectives}
-    return _instance(LayerPlan, data, where)
+    whole: _Instance = plan
+    return whole
 
 
 def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
@@ -82,12 +64,23 @@ def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
         wrong = f"has no {missing!r}" if missing is not None else f"has an unknown {other!r:.80}"
         raise InputError(f"{of} {wrong}; expected {', '.join(sorted(named))}")
     hints = get_type_hints(cls)
-    values = {name: _tuples(value) for name, value in data.items()}
-    for name, value in values.items():
-        if not _is(value, hints[name]):
-            kind = str(hints[name]).replace("typing.", "").removeprefix("<class '").removesuffix("'>")
-            raise InputError(f"{where}{'.' if where else ''}{name} of a plan must be {kind}, got {value!r:.80}")
-    return cls(**values)
+    return cls(
+        **{name: _value(hints[name], value, f"{where}{'.' if where else ''}{name}") for name, value in data.items()}
+    )
+
+
+def _value(hint: Any, data: Any, where: str) -> Any:
+    """Return the value of an attribute that has this type."""
+    item = next(iter(get_args(hint)), None)
+    if is_dataclass(item) and isinstance(item, type):  # a tuple of them
+        if not isinstance(data, list):
+            raise InputError(f"{where} of a plan must be a list, got {data!r:.80}")
+        return tuple(_instance(item, inner, f"{where}[{n}]") for n, inner in enumerate(data))
+    value = _tuples(data)
+    if not _is(value, hint):
+        kind = str(hint).replace("typing.", "").removeprefix("<class '").removesuffix("'>")
+        raise InputError(f"{where} of a plan must be {kind}, got {value!r:.80}")
+    return value
 
 
 def _tuples(value: Any) -> Any:
@@ -119,11 +112,11 @@ def _is(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
-def _check(plan: ParallelPlan) -> None:
+def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     """Raise ``InputError`` for values that no plan has, and for names that could not be written as code."""
     from modelsummary.parallel import styles
 
-    for name in MESH_NAMES:
+    for name in mesh_names:
         if getattr(plan, name) < 1:
             raise InputError(f"{name} of a plan must be an integer >= 1, got {getattr(plan, name)}")
     dtype = None if plan.precision is None else getattr(torch, plan.precision, None)
