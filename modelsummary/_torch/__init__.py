@@ -7,204 +7,37 @@ missing or has another meaning, and for a private name outside of this package.
 
 from __future__ import annotations
 
-from modelsummary._torch.autograd import (
-    CHECKPOINT_GENERATORS,
-    CHECKPOINT_HOOK,
-    CHECKPOINT_INPUTS,
-    RUNNING_BACKWARD,
-    current_node,
-    next_node_number,
-    queue_callback,
-    running_backward,
-    set_grad_enabled,
-    top_saved_tensors_hooks,
+from modelsummary._torch import (
+    autograd,
+    dispatcher,
+    distributed,
+    fsdp,
+    graphs,
+    kernel_choice,
+    object_attributes,
+    pipelining,
+    swapping,
+    tensor_classes,
 )
-from modelsummary._torch.dispatcher import (
-    DisableTorchDispatch,
-    DisableTorchFunction,
-    DispatchKey,
-    FakeTensor,
-    FakeTensorMode,
-    HigherOrderOperator,
-    OpOverload,
-    OpOverloadPacket,
-    TorchDispatchMode,
-    disable_current_modes,
-    disabled_dispatch,
-    disabled_function,
-    dispatch_modes,
-    exclude_dispatch_key,
-    fake_mode,
-    flex_attention,
-    flex_attention_backward,
-    has_kernel,
-    has_kernel_for,
-    is_excluded,
-    is_traceable_wrapper_subclass,
-    kernels_for,
-    meta_kernels,
-    number_of_function_modes,
-    pop_dispatch_mode,
-    pop_function_mode,
-    scoped_library,
-)
-from modelsummary._torch.distributed import (
-    ALL_TO_ALL,
-    STRIDED_SHARD,
-    all_to_all_single_autograd,
-    clear_sharding_caches,
-    fake_store,
-    functional_collectives,
-    local_part,
-)
-from modelsummary._torch.fsdp import (
-    flat_shards,
-    fsdp_groups,
-    gathered_parameters,
-    mesh_device,
-    replace_shards,
-)
-from modelsummary._torch.graphs import (
-    export_serializer,
-    format_imports,
-    serialized_dtypes,
-    tensor_metadata,
-    type_hints_once,
-)
-from modelsummary._torch.kernel_choice import (
-    GLOBAL_DEVICE_CONTEXT,
-    VF,
-    ConvNd,
-    ConvTransposeNd,
-    conv_memory_format,
-    is_any_autocast_enabled,
-    is_cudnn_sdp_enabled,
-    is_flash_sdp_enabled,
-    is_math_sdp_enabled,
-    is_mem_efficient_sdp_enabled,
-    is_onednn_enabled,
-    is_xpu_built,
-    select_conv_backend,
-    sleep_cycles,
-)
-from modelsummary._torch.object_attributes import (
-    ATTRIBUTES,
-    OPERATORS,
-)
-from modelsummary._torch.pipelining import (
-    backward_halves,
-    merge_by,
-    planned_actions,
-    reduce_gradients,
-    same_for_all,
-)
-from modelsummary._torch.swapping import (
-    swapped,
-)
-from modelsummary._torch.tensor_classes import (
-    SUPPORTED_NODES,
-    TREES,
-    StorageBase,
-    TensorBase,
-    bound_functions,
-    make_subclass,
-    make_wrapper_subclass,
-    set_conj,
-    set_neg,
-    tree_leaves,
-    tree_map,
-    tree_map_only,
-    tree_structure,
-)
+from modelsummary._torch.autograd import *
+from modelsummary._torch.dispatcher import *
+from modelsummary._torch.distributed import *
+from modelsummary._torch.fsdp import *
+from modelsummary._torch.graphs import *
+from modelsummary._torch.kernel_choice import *
+from modelsummary._torch.object_attributes import *
+from modelsummary._torch.pipelining import *
+from modelsummary._torch.swapping import *
+from modelsummary._torch.tensor_classes import *
 
-__all__ = [
-    "ALL_TO_ALL",
-    "ATTRIBUTES",
-    "CHECKPOINT_GENERATORS",
-    "CHECKPOINT_HOOK",
-    "CHECKPOINT_INPUTS",
-    "GLOBAL_DEVICE_CONTEXT",
-    "OPERATORS",
-    "RUNNING_BACKWARD",
-    "STRIDED_SHARD",
-    "SUPPORTED_NODES",
-    "TREES",
-    "VF",
-    "ConvNd",
-    "ConvTransposeNd",
-    "DisableTorchDispatch",
-    "DisableTorchFunction",
-    "DispatchKey",
-    "FakeTensor",
-    "FakeTensorMode",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OpOverloadPacket",
-    "StorageBase",
-    "TensorBase",
-    "TorchDispatchMode",
-    "all_to_all_single_autograd",
-    "backward_halves",
-    "bound_functions",
-    "clear_sharding_caches",
-    "conv_memory_format",
-    "current_node",
-    "disable_current_modes",
-    "disabled_dispatch",
-    "disabled_function",
-    "dispatch_modes",
-    "exclude_dispatch_key",
-    "export_serializer",
-    "fake_mode",
-    "fake_store",
-    "flat_shards",
-    "flex_attention",
-    "flex_attention_backward",
-    "format_imports",
-    "fsdp_groups",
-    "functional_collectives",
-    "gathered_parameters",
-    "has_kernel",
-    "has_kernel_for",
-    "is_any_autocast_enabled",
-    "is_cudnn_sdp_enabled",
-    "is_excluded",
-    "is_flash_sdp_enabled",
-    "is_math_sdp_enabled",
-    "is_mem_efficient_sdp_enabled",
-    "is_onednn_enabled",
-    "is_traceable_wrapper_subclass",
-    "is_xpu_built",
-    "kernels_for",
-    "local_part",
-    "make_subclass",
-    "make_wrapper_subclass",
-    "merge_by",
-    "mesh_device",
-    "meta_kernels",
-    "next_node_number",
-    "number_of_function_modes",
-    "planned_actions",
-    "pop_dispatch_mode",
-    "pop_function_mode",
-    "queue_callback",
-    "reduce_gradients",
-    "replace_shards",
-    "running_backward",
-    "same_for_all",
-    "scoped_library",
-    "select_conv_backend",
-    "serialized_dtypes",
-    "set_conj",
-    "set_grad_enabled",
-    "set_neg",
-    "sleep_cycles",
-    "swapped",
-    "tensor_metadata",
-    "top_saved_tensors_hooks",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "tree_structure",
-    "type_hints_once",
-]
+__all__: list[str] = []  # each file says what it has
+__all__ += autograd.__all__
+__all__ += dispatcher.__all__
+__all__ += distributed.__all__
+__all__ += fsdp.__all__
+__all__ += graphs.__all__
+__all__ += kernel_choice.__all__
+__all__ += object_attributes.__all__
+__all__ += pipelining.__all__
+__all__ += swapping.__all__
+__all__ += tensor_classes.__all__
