@@ -80,7 +80,7 @@ def _records(first: Run, call: CallArguments, trace: Trace, batch_dim: int | Non
         assert first.batch is not None
         # At a batch size of its own, the other mode also confirms what was inferred from the sizes before. If the calls
         # depend on the batch size, the other mode of this one will be asked for.
-        is_alike = all(run.batch == 1 or _calls(run) == _calls(first) for run in batches)
+        is_alike = all(run.batch == 1 or _calls(run.root) == _calls(first.root) for run in batches)
         for batch in (4 * first.batch + 3, batches[-1].batch or 0) if is_alike else (first.batch,):
             modes, no_mode = _other_mode(_at_batch(call, dim, first, batch), trace, batch)
             if modes:
@@ -108,8 +108,9 @@ def _records(first: Run, call: CallArguments, trace: Trace, batch_dim: int | Non
     yield merged(again, dim, no_batch, no_mode or _NO_MODE)
 
 
-def _calls(run: Run) -> list[tuple[str, Any]]:
-    return [(event.fqn, event.function) for event in run.root.walk()]
+def _calls(root: Event) -> list[tuple[str, Any]]:
+    """Return the modules and functions that a forward calls, in order."""
+    return [(event.fqn, event.function) for event in root.walk()]
 
 
 def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
@@ -163,10 +164,13 @@ def record_of(live: LiveModel, rules: TraceRules = WHOLE_LAYERS) -> Record:
 
 
 def kept_records(live: LiveModel, execution: str) -> Iterator[Record]:
-    """Yield what ``record`` yields; the live model keeps the first, which ``record_of`` then returns."""
+    """Yield what ``record`` yields. The live model keeps the first with all calls, which ``record_of`` then returns."""
     with forward_errors(live.model):
         for recorded in record(live.model, live.call, execution, live.batch_dim):
-            live.kept(("record", id(WHOLE_LAYERS))).setdefault("record", (WHOLE_LAYERS, recorded))
+            first: Run = recorded.first_run()
+            decides = any(event.is_decision for event in recorded.root.walk())
+            if not decides and _calls(recorded.root) == _calls(first.root):
+                live.kept(("record", id(WHOLE_LAYERS))).setdefault("record", (WHOLE_LAYERS, recorded))
             yield recorded
 
 

@@ -95,6 +95,15 @@ def test_runs_of_a_forward_that_depends_on_the_batch_size():
     assert stages.verify(tokens).outputs == 0
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_graph_after_a_split_has_all_calls(batch):
+    tokens = torch.zeros(batch, 4, dtype=torch.long)
+    stats = Statistics(Alone(), tokens)
+    with pytest.raises(SplitError):
+        stats.split(99)
+    assert str(stats.graph(depth=None)) == str(Statistics(Alone(), tokens).graph(depth=None))
+
+
 def test_a_constant_that_differs_in_each_run_does_not_follow_the_mode():
     clock = itertools.count(1)
     stats = Statistics(Alone(lambda: float(next(clock))), torch.zeros(1, 4, dtype=torch.long))
