@@ -145,3 +145,20 @@ def test_bad_names():
     apply_checkpoint(model, ["1[0:2]"])
     with pytest.raises(InputError, match="'1' is checkpointed already"):
         apply_checkpoint(model, ["1"])
+
+
+class Squared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 256), nn.Linear(256, 16)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu().square())
+
+
+def test_frozen_blocks_save_nothing():
+    """The first two of eight blocks of one kind are frozen: recomputing one of the others suffices."""
+    model = nn.Sequential(*(Squared() for _ in range(8)))
+    model[:2].requires_grad_(False)
+    stats = Statistics(model, (512, 16))
+    assert stats.suggest_checkpoint(int(0.9 * stats.memory().peak)).fqns == ("2",)
