@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,6 +57,36 @@ _NOTHING = Totals(0, 0, 0)
 
 
 @dataclass(slots=True)
+class Below:
+    """The parameters or buffers of a module and its submodules, each counted once.
+
+    Attributes:
+        single: sums over those that one module registers and one path leads to.
+        tied: the others, by ``Owned.key``.
+    """
+
+    single: Totals = _NOTHING
+    tied: dict[int, Owned] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, owned: list[Owned], tied: Container[int]) -> Below:
+        """Return what a module registers itself."""
+        if not owned:  # true of most modules
+            return cls()
+        others = {entry.key: entry for entry in owned if entry.key in tied}
+        return cls(totals([entry for entry in owned if entry.key not in others] if others else owned), others)
+
+    def add(self, other: Below) -> None:
+        """Add what is below a child."""
+        self.single = _plus(self.single, other.single)
+        self.tied |= other.tied
+
+    def totals(self) -> Totals:
+        """Return the sums."""
+        return _plus(self.single, totals(self.tied.values()))
+
+
+@dataclass(slots=True)
 class ModuleFacts:
     """The facts of one module, independent of its calls.
 
@@ -64,8 +94,7 @@ class ModuleFacts:
         fqn: first path in ``named_modules()``.
         children: id of each child module -> its attribute name (the first, if it has several).
         parameters, buffers: tensors that the module registers itself.
-        single_parameters, single_buffers: sums over the ones that it and its submodules register once.
-        tied_parameters, tied_buffers: the others, by ``Owned.key``.
+        all_parameters, all_buffers: the same with the tensors of its submodules.
         has_uninitialized: whether some of these are lazy and have no shape yet.
     """
 
@@ -74,21 +103,9 @@ class ModuleFacts:
     children: dict[int, str]
     parameters: list[Owned]
     buffers: list[Owned]
-    single_parameters: Totals = _NOTHING
-    single_buffers: Totals = _NOTHING
-    tied_parameters: dict[int, Owned] = field(default_factory=dict)
-    tied_buffers: dict[int, Owned] = field(default_factory=dict)
+    all_parameters: Below = field(default_factory=Below)
+    all_buffers: Below = field(default_factory=Below)
     has_uninitialized: bool = False
-
-    @property
-    def all_parameters(self) -> Totals:
-        """The sums over the parameters of the module and its submodules, each counted once."""
-        return plus(self.single_parameters, totals(self.tied_parameters.values()))
-
-    @property
-    def all_buffers(self) -> Totals:
-        """The sums over the buffers of the module and its submodules, each counted once."""
-        return plus(self.single_buffers, totals(self.tied_buffers.values()))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -200,7 +217,7 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
     """Return the facts of every module of ``model`` by ``id(module)``, in the order of ``named_modules()``.
 
     >>> facts = module_facts(nn.Sequential(nn.Linear(4, 2)))
-    >>> [(entry.fqn, entry.all_parameters.numel) for entry in facts.values()]
+    >>> [(entry.fqn, entry.all_parameters.totals().numel) for entry in facts.values()]
     [('', 10), ('0', 10)]
     """
     facts: dict[int, ModuleFacts] = {}
@@ -224,13 +241,11 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
 
 
 def _collect(facts: dict[int, ModuleFacts]) -> None:
-    """Fill the sums and the tied tensors, descendants first, without recursion as models can be deep.
+    """Fill ``all_parameters`` and ``all_buffers``, descendants first, without recursion as models can be deep.
 
     A child that refers to a module around it, as ``self.parent = parent`` does, does not count that module's tensors.
     """
-    several = _on_several_paths(facts)
-    keys = [entry.key for parent in facts.values() for entry in (*parent.parameters, *parent.buffers)]
-    tied = {key for key, count in Counter(keys).items() if count > 1} if len(set(keys)) < len(keys) else set()
+    tied = _tied(facts)
     begun: set[int] = set()
     done: set[int] = set()
     pending = [next(iter(facts))]
@@ -246,34 +261,28 @@ def _collect(facts: dict[int, ModuleFacts]) -> None:
         if key in done:
             continue
         done.add(key)
-        parent.single_parameters, parent.tied_parameters = _apart(parent.parameters, tied, are_tied=key in several)
-        parent.single_buffers, parent.tied_buffers = _apart(parent.buffers, tied, are_tied=key in several)
+        parent.all_parameters = Below.of(parent.parameters, tied)
+        parent.all_buffers = Below.of(parent.buffers, tied)
         parent.has_uninitialized = any(entry.shape is None for entry in (*parent.parameters, *parent.buffers))
         for child in map(facts.__getitem__, parent.children):
-            parent.single_parameters = plus(parent.single_parameters, child.single_parameters)
-            parent.single_buffers = plus(parent.single_buffers, child.single_buffers)
-            parent.tied_parameters |= child.tied_parameters
-            parent.tied_buffers |= child.tied_buffers
+            parent.all_parameters.add(child.all_parameters)
+            parent.all_buffers.add(child.all_buffers)
             parent.has_uninitialized |= child.has_uninitialized
 
 
-def _apart(owned: list[Owned], tied: set[int], *, are_tied: bool) -> tuple[Totals, dict[int, Owned]]:
-    """Return the sums over the tensors that are registered once, and the others by key."""
-    if not are_tied and (not tied or tied.isdisjoint(entry.key for entry in owned)):
-        return totals(owned), {}
-    others = {entry.key: entry for entry in owned if are_tied or entry.key in tied}
-    return totals([entry for entry in owned if entry.key not in others]), others
-
-
-def _on_several_paths(facts: dict[int, ModuleFacts]) -> set[int]:
-    """Return the ids of the modules to which several paths lead; ``facts`` has a module before its children."""
+def _tied(facts: dict[int, ModuleFacts]) -> set[int]:
+    """Return the keys of tensors that are registered twice, or by a module to which several paths lead."""
     paths = Counter(child for parent in facts.values() for child in parent.children)
     paths[next(iter(facts))] += 1
-    several = {key for key, count in paths.items() if count > 1}
-    for key, parent in facts.items() if several else ():
-        if key in several:
-            several.update(parent.children)
-    return several
+    shared = {module for module, count in paths.items() if count > 1}
+    tensors: Counter[int] = Counter()
+    for module, parent in facts.items():  # a module before its children
+        keys = [entry.key for entry in (*parent.parameters, *parent.buffers)]
+        tensors.update(keys)
+        if module in shared:
+            shared.update(parent.children)
+            tensors.update(keys)
+    return {key for key, count in tensors.items() if count > 1}
 
 
 def _owned(name: str, tensor: Tensor) -> Owned:
@@ -326,13 +335,6 @@ _NO_TENSORS = frozenset({bool, int, float, str, type(None), dict, OrderedDict, s
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
-def plus(one: Totals, other: Totals) -> Totals:
-    """Return the sum of two sums."""
-    if other is _NOTHING or one is _NOTHING:
-        return one if other is _NOTHING else other
-    return Totals(one.numel + other.numel, one.trainable + other.trainable, one.nbytes + other.nbytes)
-
-
 def totals(owned: Collection[Owned]) -> Totals:
     """Return the sums over parameters or buffers."""
     if not owned:  # true of most modules
@@ -344,3 +346,9 @@ def totals(owned: Collection[Owned]) -> Totals:
         if entry.trainable:
             trainable += entry.numel
     return Totals(numel, trainable, nbytes)
+
+
+def _plus(one: Totals, other: Totals) -> Totals:
+    if one is _NOTHING or other is _NOTHING:
+        return one if other is _NOTHING else other
+    return Totals(one.numel + other.numel, one.trainable + other.trainable, one.nbytes + other.nbytes)

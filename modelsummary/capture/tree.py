@@ -163,8 +163,8 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
         at_depth[row.depth] += 1
         row.depth_index = at_depth[row.depth]
         module_facts = facts[row.layer_id]
-        row.num_params, row.trainable_params, row.params_bytes = module_facts.all_parameters
-        row.num_buffers, _, row.buffer_bytes = module_facts.all_buffers
+        row.num_params, row.trainable_params, row.params_bytes = module_facts.all_parameters.totals()
+        row.num_buffers, _, row.buffer_bytes = module_facts.all_buffers.totals()
         row.has_uninitialized = module_facts.has_uninitialized
         row.is_recursive = row.layer_id in seen_modules
         seen_modules.add(row.layer_id)

@@ -126,7 +126,8 @@ class _Tree:
             ancestor: LayerInfo | None = row
             while ancestor is not None:
                 ancestor_facts = self.facts[ancestor.layer_id]
-                (ancestor_facts.tied_parameters if is_parameter else ancestor_facts.tied_buffers)[owned.key] = owned
+                below = ancestor_facts.all_parameters if is_parameter else ancestor_facts.all_buffers
+                below.tied[owned.key] = owned
                 ancestor = ancestor.parent_info
 
     def _cross_borders(self) -> None:

@@ -36,7 +36,6 @@ _LIBRARIES = frozenset("builtins torch abc typing collections contextlib functoo
 _MAX_ARRAY_BYTES = 2**20
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 _BASE_KINDS = frozenset(_BASES)
-_BUILT_IN = _BASE_KINDS - {OrderedDict}  # without attributes
 
 
 class Held:
@@ -77,16 +76,12 @@ class Held:
             if id(value) in self._visited:
                 continue
             self._visited.add(id(value))
-            kind = type(value)
-            if kind in _BUILT_IN:  # the registries of modules
-                self._containers.append((kind, value, value.copy()))
-                self._reach(value.values() if kind is dict else value, steps, pending)
+            if isinstance(value, nn.Module):
+                self._reach_object(value, _OBJECT_STEPS, pending)
             elif isinstance(value, Tensor):
                 self.tensors.append(value)
                 if not is_lazy(value) and value.is_leaf and value.grad is not None:
                     self.tensors.append(value.grad)
-            elif isinstance(value, nn.Module):
-                self._reach_object(value, _OBJECT_STEPS, pending)
             elif isinstance(value, _BASES):
                 self._save_container(value)
                 self._reach(value.values() if isinstance(value, dict) else value, steps, pending)
@@ -118,7 +113,8 @@ class Held:
         self._reach(self._save_object(value), steps, pending)
 
     def _save_container(self, value: Any) -> None:
-        base = next(base for base in _BASES if isinstance(value, base))
+        kind = type(value)
+        base: Any = kind if kind in _BASE_KINDS else next(base for base in _BASES if isinstance(value, base))
         contents = dict(base.items(value)) if issubclass(base, dict) else list(base.__iter__(value))
         self._containers.append((base, value, contents))
 
