@@ -61,8 +61,8 @@ class Below:
     """The parameters or buffers of a module and its submodules, each counted once.
 
     Attributes:
-        single: sums over those that one module registers and one path leads to.
-        tied: the others, by ``Owned.key``.
+        single: sums over tensors that one module registers and to which one path leads.
+        tied: the other tensors, by ``Owned.key``.
     """
 
     single: Totals = _NOTHING

@@ -206,7 +206,7 @@ class StageRun(StepRun):
 
     # -------------------------------------------------------------------------------------------- results
 
-    def trace(self, names: Mapping[int, str] | None = None, **facts: Any) -> Trace:
+    def trace(self, names: Mapping[int, str], **facts: Any) -> Trace:
         """Return what was observed."""
         sent = sum(tensor.nbytes for tensor in tensors_of((self._args, self._kwargs)) if tensor.requires_grad)
         return super().trace(

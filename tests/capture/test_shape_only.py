@@ -496,3 +496,15 @@ def test_a_run_keeps_what_it_remembered_while_another_one_begins(monkeypatch):
     remembered = first.distinct[0]
     run(first, aten.relu.default, x)
     assert first.distinct[0] is remembered
+
+
+def test_a_remembered_result_has_a_storage_of_the_same_size():
+    """Bags of embeddings return a part of what they made: one offset per index, of one more."""
+    arguments = torch.ones(10, 4), torch.tensor([1, 2, 3]), torch.tensor([0, 2])
+    nbytes = []
+    for _ in range(2):
+        shapes = ShapeOnly(torch.device("cpu"))
+        out = run(shapes, aten._embedding_bag.default, *arguments, False, 0, False, None, False, 0)
+        nbytes.append([part.untyped_storage().nbytes() for part in out])
+    assert nbytes[0] == nbytes[1]
+    assert nbytes[1][1] == 4 * 8

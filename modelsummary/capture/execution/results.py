@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from modelsummary.capture.execution.shape_tensor import ShapeTensor, new_tensor, spec_of, view_of
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, maker_of, view_of
 
 __all__ = ["Remake", "remake_of"]
 
@@ -43,10 +43,11 @@ def remake_of(func: Any, is_view: bool, args: Sequence[Any], tensors: Sequence[T
 
 
 def _new_tensors(outputs: Sequence[Tensor], kind: type | None) -> Remake:
-    specs = [spec_of(output) for output in outputs]
+    makers = [maker_of(output) for output in outputs]
     if kind is None:
-        return lambda _, device: new_tensor(specs[0], device)
-    return lambda _, device: kind(new_tensor(spec, device) for spec in specs)
+        (maker,) = makers
+        return lambda _, device: maker(device)
+    return lambda _, device: kind(maker(device) for maker in makers)
 
 
 def _views(func: Any, args: Sequence[Any], outputs: Sequence[Tensor], kind: type | None) -> Remake | None:

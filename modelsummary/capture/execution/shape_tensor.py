@@ -7,8 +7,9 @@ call last arrives in Python. The device itself is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "OnMeta",
     "ShapeTensor",
     "Spec",
+    "maker_of",
     "new_tensor",
     "run_on_metadata",
     "spec_of",
@@ -146,10 +148,25 @@ def new_tensor(spec: Spec, device: torch.device) -> Tensor:
     return shape_tensor
 
 
+def _new_part(spec: Spec, offset: int, nbytes: int, device: torch.device) -> Tensor:
+    """Return a tensor of this spec in a larger storage of its own, as a kernel may return a part of what it made."""
+    whole = new_tensor(Spec(torch.Size((nbytes // spec.dtype.itemsize,)), (1,), spec.dtype), device)
+    part: Tensor = run_on_metadata(_AS_STRIDED, (whole, spec.shape, spec.stride, offset), {})
+    return part
+
+
 def view_of(base: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
     """Return a view of a shape tensor with other sizes, whose first element is ``offset`` elements after the base's."""
     with _torch.meta_kernels():
         return _as_shape_tensor(base.as_strided(shape, stride, base.storage_offset() + offset))
+
+
+def maker_of(tensor: Tensor) -> Callable[[torch.device], Tensor]:
+    """Return a function from a device to a new tensor like this one, in a storage of the same size."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if not tensor.is_contiguous() or nbytes == tensor.nbytes:
+        return partial(new_tensor, spec_of(tensor))
+    return partial(_new_part, spec_of(tensor), int(tensor.storage_offset()), nbytes)
 
 
 @contextmanager
@@ -280,10 +297,5 @@ class OnMeta:
         return view
 
     def _new(self, meta: Tensor) -> Tensor:
-        """Return a new tensor in a storage of the same size, as a kernel may return a part of a tensor that it made."""
-        nbytes = meta.untyped_storage().nbytes()
-        if not meta.is_contiguous() or nbytes == meta.nbytes:
-            return new_tensor(spec_of(meta), self._device)
-        whole = new_tensor(Spec(torch.Size((nbytes // meta.element_size(),)), (1,), meta.dtype), self._device)
-        view: Tensor = run_on_metadata(_AS_STRIDED, (whole, meta.shape, meta.stride(), meta.storage_offset()), {})
-        return view
+        """Return a new tensor in a storage of the same size."""
+        return maker_of(meta)(self._device)
