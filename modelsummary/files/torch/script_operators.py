@@ -57,7 +57,7 @@ _KINDS = {
     "StringType": "text",
     "GeneratorType": "generator",
 }
-_TYPES: dict[str, tuple[type, ...]] = {
+_TYPES: dict[str, tuple[Any, ...]] = {
     "tensor": (Tensor,),
     "float": (float,),
     "bool": (bool,),
