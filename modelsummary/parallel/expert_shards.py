@@ -444,6 +444,30 @@ class ExpertShards(TorchFunctionMode):
 
     # ----------------------------------------------------------------------------------------------- views
 
+    def _moved(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function that moves elements on rows, and on their masks alike."""
+        masks = {self._part(tensor).mask for tensor in self._tensors((args, kwargs)) if self._is_part(tensor)}
+        if masks == {None}:
+            return self._absent(func, name, args, kwargs)
+
+        def present(value: Any) -> Any:
+            return self._like(value) if self._is_part(value) and self._part(value).mask is None else value
+
+        def mask_of(value: Any) -> Any:
+            if not self._is_part(value):
+                return value
+            mask = self._part(value).mask
+            is_mask = isinstance(mask, torch.Tensor)
+            return mask if is_mask else torch.full((), mask is True, device=self.device).expand(value.shape)
+
+        result = func(*tree_map(present, args), **tree_map(present, kwargs))
+        if masks == {True}:
+            return self._marked(result, "rows")
+        moved = func(*tree_map(mask_of, args), **tree_map(mask_of, kwargs))
+        for tensor, mask in zip(self._tensors(result), self._tensors(moved), strict=False):
+            tensor._experts = self.LocalPart("rows", mask=mask)
+        return result
+
     def _view(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensor, *others = args if args else (kwargs.pop("input"),)
         part = self._part(tensor)
@@ -454,15 +478,7 @@ class ExpertShards(TorchFunctionMode):
         if part.kind == "sum":
             return self._marked(func(tensor, *others, **kwargs), "sum")
         if part.kind == "rows":
-            if part.mask is None:
-                return self._absent(func, name, (tensor, *others), kwargs)
-            result = func(tensor, *others, **kwargs)
-            if part.mask is True:
-                return self._marked(result, "rows")
-            masks = func(part.mask, *others, **kwargs)
-            for view, mask in zip(self._tensors(result), self._tensors(masks), strict=False):
-                view._experts = self.LocalPart("rows", mask=mask)
-            return result
+            return self._moved(func, name, (tensor, *others), kwargs)
         return self._view_of_shard(func, name, tensor, part.dim, others, kwargs)
 
     def _view_of_shard(self, func: Any, name: str, tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
@@ -620,16 +636,9 @@ class ExpertShards(TorchFunctionMode):
             shifted = index - self.rank * local
             result = tensor.take_along_dim(shifted.clamp(0, local - 1), dim)
             return self._marked(result, "rows", mask=((shifted >= 0) & (shifted < local)).expand(result.shape))
-        if part.mask is None:
-            return self._absent(func, name, args, kwargs)
-        mask = (
-            True
-            if part.mask is True
-            else torch.take_along_dim(part.mask, index, dim)
-            if name != "index_select"
-            else part.mask.index_select(dim, index)
-        )
-        return self._marked(func(*args, **kwargs), part.kind, mask=mask)
+        if part.kind == "sum":
+            return self._marked(func(*args, **kwargs), "sum")
+        return self._moved(func, name, args, kwargs)
 
     # ------------------------------------------------------------------------------ reductions and products
 
@@ -870,23 +879,8 @@ class ExpertShards(TorchFunctionMode):
                 func(tensors, *others, **kwargs), "shard", dims.pop() + (name == "stack" and dim <= parts[0].dim)
             )
         if kinds == {"rows"} and None not in parts and name not in ("vstack", "hstack"):
-            if all(part.mask is None for part in parts):
-                return self._absent(func, name, (tensors, *others), kwargs)
-            operands = [
-                self._like(tensor) if part.mask is None else tensor
-                for tensor, part in zip(tensors, parts, strict=False)
-            ]
-            if all(part.mask is True for part in parts):
-                return self._marked(func(tensors, *others, **kwargs), "rows")
-            masks = [self._mask_of(tensor, part.mask) for tensor, part in zip(tensors, parts, strict=False)]
-            result = func(operands, *others, **kwargs)
-            return self._marked(result, "rows", mask=func(masks, *others, **kwargs))
+            return self._moved(func, name, (tensors, *others), kwargs)
         return self._marked(func([self.sum_of(tensor) for tensor in tensors], *others, **kwargs), "sum")
-
-    def _mask_of(self, tensor: Any, mask: Any) -> Any:
-        if isinstance(mask, torch.Tensor):
-            return mask
-        return torch.full((), mask is True, device=self.device).expand(tensor.shape)
 
     # ----------------------------------------------------------------------------------------------- results
 
