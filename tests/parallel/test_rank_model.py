@@ -10,6 +10,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel.rank_model import copied
+from tests.parallel.mixtures import DIM, MIXTURES
 from tests.parallel.models import Called
 from tests.untouched import untouched
 
@@ -71,3 +72,11 @@ def test_layers_that_a_closure_calls_are_split():
     memory = plan.memory()
     assert memory.params == 4 * (mlp + attention + 32)
     assert memory.grads == memory.params
+
+
+def test_experts_that_are_the_whole_model_are_counted_as_a_rank_has_them():
+    torch.manual_seed(0)
+    plan = Statistics(MIXTURES["Soft"](), (3, 5, DIM)).parallel_plan(expert=2)
+    (layer,) = plan.layers
+    assert layer.fqn == ""
+    assert plan.params_per_rank == layer.params == plan.memory().params // 4
