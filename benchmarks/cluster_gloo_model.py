@@ -14,10 +14,9 @@ from cluster_gloo_host import HostCosts
 
 from modelsummary.cluster import Cluster, Plan, StepModel, StepSimulator
 from modelsummary.cluster.collectives import Network, RankGroup
-from modelsummary.cluster.pipeline import simulation_of
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.operators.operator_work import Work
-from modelsummary.split.schedule import Action
+from modelsummary.split.event_engine import Resource
 
 __all__ = ["BATCH", "LENGTH", "Rows", "cluster_of", "predicted"]
 
@@ -84,39 +83,6 @@ class GlooNetwork(Network):
         return float(np.interp(nbytes, sizes, [curve[each] for each in sizes]))
 
 
-def shared_seconds(orders: Sequence[Sequence[Action]], copies: int, cores: int) -> float:
-    """Return the seconds of a schedule whose ranks share cores, without the time of messages between stages.
-
-    Args:
-        orders: timed actions of each rank of the pipeline, as they are with a core for each process.
-        copies: processes that run each action at the same time.
-        cores: cores of the machine.
-    """
-    last = max(action.stage for order in orders for action in order)
-    left = [[action.end - action.begin for action in order] for order in orders]
-    done: set[tuple[str, int, int]] = set()
-    place, now = [0] * len(orders), 0.0
-    while any(at < len(order) for at, order in zip(place, orders, strict=True)):
-        ready = []
-        for rank, order in enumerate(orders):
-            if place[rank] < len(order):
-                action = order[place[rank]]
-                step = -1 if action.kind == "F" else 1
-                ends = action.stage == (0 if action.kind == "F" else last)
-                if ends or (action.kind, action.stage + step, action.microbatch) in done:
-                    ready.append(rank)
-        speed = min(1.0, cores / (copies * len(ready)))
-        span = min(left[rank][place[rank]] for rank in ready)
-        now += span / speed
-        for rank in ready:
-            left[rank][place[rank]] -= span
-            if left[rank][place[rank]] <= 1e-12:
-                action = orders[rank][place[rank]]
-                done.add((action.kind, action.stage, action.microbatch))
-                place[rank] += 1
-    return now
-
-
 def host_seconds(plan: Plan, model: StepModel, simulator: StepSimulator, costs: HostCosts) -> float:
     """Return the CPU seconds that the busiest process has beside operators and collectives."""
     microbatches = plan.microbatches(BATCH)
@@ -152,10 +118,13 @@ def predicted(plan: Plan, model: StepModel, rows: Rows, kernels: dict[str, Any],
     simulator.time_model.device = MeasuredDevice(kernels, 1.0 if shares else crowded, cluster.device)
     simulator.time_model.network = GlooNetwork(cluster, rows)
     extra = crowded * host_seconds(plan, model, simulator, host)
+    items = simulator.items(plan)
     if not shares:
-        return simulator.seconds(plan) + extra
-    ready = simulator.prepare(plan)
-    simulation = simulation_of(ready.times, plan, ready.microbatches)
-    assert simulation.n_microbatches == ready.microbatches
-    messages = 2 * ready.microbatches * max(each.transfer for each in ready.times)
-    return shared_seconds(simulation.actions, plan.tensor, cores) + messages + sum(ready.once) * crowded + extra
+        return items.seconds() + extra
+
+    def speed(running: Sequence[Resource]) -> list[float]:
+        computing = plan.tensor * sum(resource.kind == "device" for resource in running)
+        share = min(1.0, cores / computing) if computing else 1.0
+        return [share if resource.kind == "device" else 1.0 for resource in running]
+
+    return items.seconds(speed) + extra

@@ -63,7 +63,8 @@ def main() -> None:
 
         def ratio_with(host_seconds: float | None, model=models[key], plan=plan, run=run, row=row) -> float:
             model.recipe = replace(MEGATRON, host_seconds=host_seconds)
-            return StepSimulator(model, cluster, run["batch"], run["length"]).seconds(plan) / (float(row[10]) * 1e-3)
+            items = StepSimulator(model, cluster, run["batch"], run["length"]).items(plan)
+            return items.seconds() / (float(row[10]) * 1e-3)
 
         for each in HOSTS:
             by_host[each, number % 2].append(abs(ratio_with(each * 1e-6) - 1))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
-from modelsummary.split.event_engine import ItemGraph, Resource, periodic
+from modelsummary.split.event_engine import ItemGraph, Resource, Speed, periodic
 from modelsummary.split.schedule import (
     IN_V,
     Action,
@@ -75,16 +75,27 @@ class StepItems:
     loads: Sequence[StageLoad]
     once: Sequence[Once]
 
-    def seconds(self) -> float:
+    def seconds(self, speed: Speed | None = None) -> float:
         """Return the seconds of the step.
 
         After a few rounds, each further round of as many micro-batches as ranks takes the same time. So schedules of
         many micro-batches run for a few rounds, and the rest is added.
 
+        Args:
+            speed: how fast ranks are that run at the same time, as where processes share cores; None: at full speed.
+
         Raises:
             InputError: the schedule does not work with that many micro-batches.
         """
-        return self._periodic(lambda count: max(self._run(count)[1]))
+
+        def seconds(count: int) -> float:
+            if speed is not None:
+                return max(self._run(count, speed)[1])
+            ends = _ends_of_ranks(tuple(self.loads), replace(self.plan, zero=0, shard=None), count)
+            reduced = (end + once.gradients for end, once in zip(ends, self.once, strict=True))
+            return max(reduced) + max(once.optimizer for once in self.once)
+
+        return self._periodic(seconds)
 
     def causes(self, rank: int) -> dict[str, float]:
         """Return the seconds in which a rank waits, by cause: what it waits for at that time."""
@@ -125,7 +136,7 @@ class StepItems:
     def spans(self) -> Iterator[ItemSpan]:
         """Yield the items in time, of fewer micro-batches if the schedule repeats itself."""
         graph, ends = self._run(self._few)
-        begins, actions = graph.begins(ends), _graph(self.plan, self._few)[1]
+        begins, actions = graph.begins(ends), _graph(self.plan, self._few).actions
         for number, resource in enumerate(graph.resources, 1):
             row = f"{_ROWS.get(resource.kind, resource.kind)} {' to '.join(map(str, resource.ranks))}"
             name, facts = _NAMES[resource.kind], {}
@@ -136,9 +147,10 @@ class StepItems:
             if ends[number] > begins[number]:
                 yield ItemSpan(row, name, begins[number], ends[number], facts)
 
-    def _run(self, count: int) -> tuple[ItemGraph, list[float]]:
-        graph, _ = _graph(self.plan, count)
-        return graph, graph.run([*seconds_of(self.loads), *(seconds for once in self.once for seconds in once)])
+    def _run(self, count: int, speed: Speed | None = None) -> tuple[ItemGraph, list[float]]:
+        graph = _graph(self.plan, count).items
+        seconds = [*seconds_of(self.loads), *(value for once in self.once for value in once)]
+        return graph, graph.run(seconds, speed)
 
     @property
     def _shortest(self) -> int:
@@ -177,7 +189,21 @@ def _per_rank(plan: Plan) -> int | None:
     return plan.virtual_stages if plan.schedule == "interleaved1f1b" else None
 
 
-def _graph(plan: Plan, microbatches: int) -> tuple[ItemGraph, dict[int, Action]]:
+class _StepGraph(NamedTuple):
+    """The items of a step.
+
+    Attributes:
+        items: the actions and messages of the schedule; then the gradients and the optimizer of each rank.
+        actions: number of an item -> the action that it is.
+        last: number of the last action of each rank.
+    """
+
+    items: ItemGraph
+    actions: dict[int, Action]
+    last: list[int]
+
+
+def _graph(plan: Plan, microbatches: int) -> _StepGraph:
     if plan.schedule == "interleaved1f1b" and plan.pipeline > 1 and microbatches % plan.pipeline:
         raise InputError(
             f"schedule='interleaved1f1b' needs a multiple of pipeline={plan.pipeline} micro-batches, got {microbatches}"
@@ -187,22 +213,28 @@ def _graph(plan: Plan, microbatches: int) -> tuple[ItemGraph, dict[int, Action]]
 
 
 @lru_cache(maxsize=128)
-def _cached_graph(schedule: str, n_ranks: int, per_rank: int, microbatches: int) -> tuple[ItemGraph, dict[int, Action]]:
-    """Return the items of a step, and the actions of the schedule by their numbers.
-
-    Behind the works of the schedule are two for each rank: its gradients and its optimizer.
-    """
+def _cached_graph(schedule: str, n_ranks: int, per_rank: int, microbatches: int) -> _StepGraph:
+    """Return the items of a step. Behind the works of the schedule are two for each rank: gradients and optimizer."""
     graph = ItemGraph()
     actions = {item: action for item, _, action in add_actions(graph, schedule, n_ranks, per_rank, microbatches)}
     devices = [Resource("device", (rank,)) for rank in range(n_ranks)]
+    last = [graph.last[device] for device in devices]
     works = [5 * n_ranks * per_rank + 2 * rank for rank in range(n_ranks)]
     gradients = [
-        graph.add(Resource("gradients", device.ranks), work, graph.last[device])
-        for device, work in zip(devices, works, strict=True)
+        graph.add(Resource("gradients", device.ranks), work, number)
+        for device, work, number in zip(devices, works, last, strict=True)
     ]
     for device, work in zip(devices, works, strict=True):
         graph.add(device, work + 1, *gradients)
-    return graph, actions
+    return _StepGraph(graph, actions, last)
+
+
+@lru_cache(maxsize=4096)
+def _ends_of_ranks(loads: tuple[StageLoad, ...], plan: Plan, microbatches: int) -> list[float]:
+    """Return when each rank ends its last action, which plans share that differ in what follows."""
+    graph = _graph(plan, microbatches)
+    ends = graph.items.run([*seconds_of(loads), *[0.0] * (2 * len(graph.last))])
+    return [ends[number] for number in graph.last]
 
 
 def in_flight(

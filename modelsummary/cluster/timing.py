@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -175,10 +176,12 @@ class TimeModel:
         runs = [(unit, len([*equal])) for unit, equal in groupby(units)]
         few = [min(count, _MOST_EQUAL) for _, count in runs]
         speed = self._speed(self.groups(plan))
+        works = tuple(any(unit[work] for unit in units) for work in range(len(UnitSeconds._fields)))
 
         def seconds(counts: Sequence[int]) -> float:
             passed = [unit for (unit, _), count in zip(runs, counts, strict=True) for _ in range(count)]
-            return max(_pass(passed, overlaps=overlaps).run([time for unit in passed for time in unit], speed))
+            graph = _pass(len(passed), works, overlaps=overlaps)
+            return max(graph.run([time for unit in passed for time in unit], speed))
 
         total = of_few = seconds(few)
         for index, (_, count) in enumerate(runs):
@@ -251,20 +254,28 @@ _SIDE_BY_SIDE.add(_KERNELS, 0)
 _SIDE_BY_SIDE.add(Resource("expert"), 1)
 
 
-def _pass(units: Sequence[UnitSeconds], *, overlaps: bool) -> ItemGraph:
-    """Return the items of a pass over units: four kinds of work for each unit, as in ``UnitSeconds``."""
+@lru_cache(maxsize=512)
+def _pass(count: int, works: tuple[bool, ...], *, overlaps: bool) -> ItemGraph:
+    """Return the items of a pass over units: for each unit the four kinds of work in ``UnitSeconds``.
+
+    Args:
+        count: number of units.
+        works: the kinds of work that there are.
+        overlaps: as for ``over_units``.
+    """
     graph = ItemGraph()
     stream, replicas = (Resource(kind) if overlaps else _KERNELS for kind in ("shards", "replicas"))
-    kernels: list[int] = []
+    gathers, _, reduces, between = works
 
-    def gather(index: int) -> int:
-        return graph.add(stream, 4 * index, *kernels[-1:])
+    def gather(index: int, kernels: int) -> int:
+        return graph.add(stream, 4 * index, kernels) if gathers and index < count else 0
 
-    gathered = gather(0)
-    for index in range(len(units)):
-        ahead = gather(index + 1) if index + 1 < len(units) and overlaps else 0
-        kernels.append(graph.add(_KERNELS, 4 * index + 1, gathered))
-        reduced = graph.add(stream, 4 * index + 2, kernels[-1])
-        graph.add(replicas, 4 * index + 3, reduced)
-        gathered = ahead or (gather(index + 1) if index + 1 < len(units) else 0)
+    kernels, gathered = 0, gather(0, 0)
+    for index in range(count):
+        ahead = gather(index + 1, kernels) if overlaps else 0
+        kernels = graph.add(_KERNELS, 4 * index + 1, gathered)
+        reduced = graph.add(stream, 4 * index + 2, kernels) if reduces else 0
+        if between:
+            graph.add(replicas, 4 * index + 3, reduced)
+        gathered = ahead if overlaps else gather(index + 1, kernels)
     return graph

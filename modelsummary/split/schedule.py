@@ -297,29 +297,29 @@ def add_actions(
         The number of each action's item, its device, and the action.
     """
     orders = [order_of(schedule, device, n_devices, per_device, m) for device in range(n_devices)]
-    last = n_devices * per_device - 1
-    arrived: dict[tuple[bool, int, int], int] = {}  # is of a forward, receiving stage, micro-batch -> message
+    devices = [Resource("device", (device,)) for device in range(n_devices)]
+    n_stages, works = n_devices * per_device, len(_WORKS)
+    links = {step: [Resource("link", (stage, stage + step)) for stage in range(n_stages)] for step in (1, -1)}
+    arrived: dict[tuple[int, int, int], int] = {}  # direction, receiving stage, micro-batch -> message
     added: list[tuple[int, int, Action]] = []
     done, total = [0] * n_devices, sum(map(len, orders))
     while len(added) < total:
         before = len(added)
         for device, order in enumerate(orders):
-            for action in order[done[device] :]:
-                kind, stage, microbatch, _, _ = action
-                forward = kind == "F"
-                waits = kind != "W" and stage != (0 if forward else last)
-                message = arrived.get((forward, stage, microbatch), 0)
+            for position in range(done[device], len(order)):
+                kind, stage, microbatch, _, _ = order[position]
+                step = 1 if kind == "F" else -1
+                waits = kind != "W" and 0 <= stage - step < n_stages
+                message = arrived.get((step, stage, microbatch), 0)
                 if waits and not message:
                     break
-                work = len(_WORKS) * stage + _WORKS.index(kind)
-                number = graph.add(Resource("device", (device,)), work, *((message,) if waits else ()))
-                added.append((number, device, action))
-                done[device] += 1
-                receiver = stage + 1 if forward else stage - 1
-                if kind != "W" and 0 <= receiver <= last:
-                    work = len(_WORKS) * min(stage, receiver) + _WORKS.index("M")
-                    message = graph.add(Resource("link", (stage, receiver)), work, number)
-                    arrived[forward, receiver, microbatch] = message
+                work = works * stage + _WORKS.index(kind)
+                number = graph.add(devices[device], work, *((message,) if waits else ()))
+                added.append((number, device, order[position]))
+                done[device] = position + 1
+                if kind != "W" and 0 <= stage + step < n_stages:
+                    work = works * min(stage, stage + step) + _WORKS.index("M")
+                    arrived[step, stage + step, microbatch] = graph.add(links[step][stage], work, number)
         assert len(added) > before, "the schedule deadlocks"
     return added
 
