@@ -117,29 +117,33 @@ class ItemGraph:
 
     def begins(self, ends: Sequence[float]) -> list[float]:
         """Return the begin of each item by its number, from the ends that ``run`` returned."""
-        waits = zip(self.previous, self.waits_for, strict=True)
-        return [0.0, *(max(ends[number] for number in (previous, *waits_for)) for previous, waits_for in waits)]
+        return [0.0, *(self._begin(number, ends) for number in range(1, len(ends)))]
+
+    def _begin(self, number: int, ends: Sequence[float]) -> float:
+        return max(ends[before] for before in self._before(number))
+
+    def _before(self, number: int) -> tuple[int, ...]:
+        """Return the numbers of the items that end before an item begins."""
+        return self.previous[number - 1], *self.waits_for[number - 1]
 
     def idle(self, resource: Resource, ends: Sequence[float]) -> dict[Resource, float]:
         """Return the seconds in which a resource waits, until all items have ended, by the resource it waits for.
 
         A wait is followed back through the items that ended last before the next one could begin.
         """
-        begins, lost = self.begins(ends), dict[Resource, float]()
-        last = max(range(len(ends)), key=ends.__getitem__)
-        waits = [
-            (begins[index + 1], self.previous[index], self.waits_for[index])
-            for index, of_item in enumerate(self.resources)
-            if of_item == resource
-        ]
-        for begin, before, waits_for in (*waits, (ends[last], self.last[resource], (last,))):
-            until, numbers = begin, waits_for
+        lost: dict[Resource, float] = {}
+        before = self.last[resource]
+        awaited: tuple[int, ...] = (max(range(len(ends)), key=ends.__getitem__),)
+        while awaited:  # from the wait for the end of all items back to the first one
+            until, numbers = max(ends[number] for number in awaited), awaited
             while until > ends[before]:
-                awaited = max(numbers, key=ends.__getitem__)
-                since = max(begins[awaited], ends[before])
-                of_item = self.resources[awaited - 1]
+                latest = max(numbers, key=ends.__getitem__)
+                since = max(self._begin(latest, ends), ends[before])
+                of_item = self.resources[latest - 1]
                 lost[of_item] = lost.get(of_item, 0.0) + until - since
-                until, numbers = since, (self.previous[awaited - 1], *self.waits_for[awaited - 1])
+                until, numbers = since, self._before(latest)
+            awaited = self._before(before) if before else ()
+            before = self.previous[before - 1] if before else 0
         return lost
 
 
