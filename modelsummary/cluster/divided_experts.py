@@ -22,7 +22,7 @@ from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_plans import check_divides, no_experts
 from modelsummary.parallel.experts import StackedExperts, find_experts
-from modelsummary.parallel.layouts import Blocked
+from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.rank_model import LocalAttribute
 from modelsummary.parallel.record_calls import Calls

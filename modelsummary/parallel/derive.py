@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from modelsummary.parallel.attention_heads import attentions
-from modelsummary.parallel.layouts import Section
 from modelsummary.parallel.linear_layers import is_linear
+from modelsummary.parallel.placements import Section
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region, grow
 from modelsummary.parallel.stacked import grow_stacked, is_stack

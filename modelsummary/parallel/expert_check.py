@@ -24,7 +24,7 @@ from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, in_short
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.experts import StackedExperts
-from modelsummary.parallel.layouts import Blocked
+from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.rank_model import copied
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, values_in

@@ -13,7 +13,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_check import Divided, argument, arguments_of, runs_divided
 from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
-from modelsummary.parallel.layouts import Blocked
+from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Value, values_in

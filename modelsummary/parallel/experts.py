@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.parallel.layouts import Blocked
+from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stacked import is_stack, summed_arguments
 from modelsummary.record.events import Event, Value, attributes_in, values_in

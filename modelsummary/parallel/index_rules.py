@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import (
+from modelsummary.parallel.placements import (
     Blocked,
     FunctionCall,
-    Sharded,
+    Shard,
     apart,
     dim_of,
     parts_of,
@@ -20,12 +20,12 @@ from modelsummary.record.events import Value
 __all__ = ["begin_of", "indexed", "part_at", "selected"]
 
 
-def indexed(call: FunctionCall) -> Sharded | None:
+def indexed(call: FunctionCall) -> Shard | None:
     """Follow ``x[...]``, which must take the sharded dimension whole, or pieces of it; None if these are whole."""
-    operand, layout = sharded_operand(call)
+    operand, placement = sharded_operand(call)
     index = call.args[1]
     parts = [index] if _is_lookup(index) or not isinstance(index, tuple) else list(index)
-    tensors = {other.leaf: len(other.shape) for other in call.operands[1:] if other.layout is None and other.is_index}
+    tensors = {other.leaf: len(other.shape) for other in call.operands[1:] if other.shard is None and other.is_index}
     lookups = [part for part in parts if _is_lookup(part)]
     kinds = (slice,) if lookups else (slice, int)  # an integer beside a tensor may move its dimension to the front
     plain = [part for part in parts if part is not None and part is not Ellipsis and not _is_lookup(part)]
@@ -41,11 +41,11 @@ def indexed(call: FunctionCall) -> Sharded | None:
         if part is None:
             result += 1
             continue
-        if dim == layout.dim:
+        if dim == placement.dim:
             size = operand.shape[dim]
-            if isinstance(part, slice) and _takes_all(part, size, layout, call.sizes):
-                return layout._replace(dim=result)
-            if type(part) is int and not layout.pieces:
+            if isinstance(part, slice) and _takes_all(part, size, placement, call.sizes):
+                return placement._replace(dim=result)
+            if type(part) is int and not placement.pieces:
                 raise apart(call, (1,) * size, _part(call))
             bounds = _bounds(part, size)
             if bounds is None:
@@ -125,14 +125,14 @@ def _is_lookup(index: Any) -> bool:
     return is_list or isinstance(index, (Value, Attribute))
 
 
-def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool:
+def _takes_all(part: slice, size: int, placement: Shard, sizes: set[int]) -> bool:
     """Return True if a slice takes a dimension whole, or the same elements of each group, such as every second one."""
     start, stop, step = part.indices(size)
     if (start, stop, step) == (0, size, 1):
         return True
-    if layout.pieces:
+    if placement.pieces:
         return False
-    extent = size // layout.outer
+    extent = size // placement.outer
     if step < 2 or start >= step or stop != size or extent % step:
         return False
     sizes.add(extent // step)
@@ -142,15 +142,15 @@ def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool
 def selected(position: int) -> Any:
     """Return the rule of functions that take elements along a dimension, given by the argument at a position."""
 
-    def rule(call: FunctionCall) -> Sharded:
-        operand, layout = sharded_operand(call)
+    def rule(call: FunctionCall) -> Shard:
+        operand, placement = sharded_operand(call)
         dim = dim_of(call.argument(position, "dim"), len(operand.shape))
-        if dim == layout.dim:
+        if dim == placement.dim:
             raise Blocked(_part(call))
         for index in call.operands[1:]:
-            if index.layout is not None:
+            if index.shard is not None:
                 raise Blocked(f"{call.at} takes sharded indices; whole indices work")
-        gone = len(call.result_shape) < len(operand.shape) and dim < layout.dim
-        return layout._replace(dim=layout.dim - gone)
+        gone = len(call.result_shape) < len(operand.shape) and dim < placement.dim
+        return placement._replace(dim=placement.dim - gone)
 
     return rule

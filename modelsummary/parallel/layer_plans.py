@@ -136,11 +136,11 @@ def with_reduced_gradients(
 def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
     calls, stream = derivation.calls, derivation.stream
     begin = next(begin for event, (begin, _) in calls.entered.items() if event.fqn == prepared.fqn)
-    layout = None if stream is None else stream.layout_at(prepared.values[0], begin)
-    before = _WHOLE if layout is None else _CHUNK.format(layout.dim)
+    placement = None if stream is None else stream.placement_at(prepared.values[0], begin)
+    before = _WHOLE if placement is None else _CHUNK.format(placement.dim)
     options = _prepare_options("input", prepared.position, prepared.n_positional, before, _WHOLE)
     differentiable = [value for value in prepared.values if value.requires_grad]
-    if layout is None:
+    if placement is None:
         collectives = _collectives("all_reduce", "backward", differentiable)
     else:
         collectives = _collectives("all_gather", "forward", prepared.values)
@@ -249,11 +249,11 @@ def _exchanges(derivation: Derivation, layer: Layer, times: int, n_ranks: int) -
 def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     """Return the plan of a module that runs on local shards of its own parameters."""
     calls, region = derivation.calls, derivation.locals[fqn]
-    layouts = region.owners[fqn]
+    chunks = region.owners[fqn]
     once = tuple(name.rpartition(".")[2] for name in region.once)
     placements = {
-        name: _CHUNK.format(layout.dim) if layout.outer == 1 else _STRIDED.format(layout.dim, layout.outer)
-        for name, layout in layouts.items()
+        name: _CHUNK.format(placement.dim) if placement.outer == 1 else _STRIDED.format(placement.dim, placement.outer)
+        for name, placement in chunks.items()
     }
     options: dict[str, Any] = {"shards": placements}
     collectives: tuple[Collective, ...] = ()
@@ -266,7 +266,7 @@ def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
         collectives = _collectives("all_reduce", "forward", values_in(event.result))
         collectives += _collectives("all_reduce", "backward", [value for value in summed if value.requires_grad])
     shards: dict[str, int | None] = {
-        name: layouts[name].dim if name in layouts else None
+        name: chunks[name].dim if name in chunks else None
         for name, parameter in calls.modules[fqn]._parameters.items()
         if parameter is not None
     }
@@ -278,7 +278,7 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     calls, stream = derivation.calls, derivation.stream or Stream({})
     module = calls.modules[fqn]
     parameter_shards = attention_shards(module)
-    layouts = stream.attended.get(fqn, (None, None, None))
+    placements = stream.attended.get(fqn, (None, None, None))
     collectives: list[Collective] = []
     for position in calls.places[fqn]:
         event = calls.events[position]
@@ -290,17 +290,19 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
         else:
             collectives += _collectives("all_reduce", "forward", [result])
         collectives += _collectives("all_reduce" if is_averaged else "all_gather", "forward", weights)
-        for tensor, layout in dict(zip(attention_inputs(event), layouts, strict=True)).items():
+        for tensor, placement in dict(zip(attention_inputs(event), placements, strict=True)).items():
             nbytes = tensor.nbytes if isinstance(tensor, Value) else calls.parameters[tensor.fqn].nbytes
-            if layout is not None:
+            if placement is not None:
                 collectives.append(Collective("all_gather", "forward", 1, nbytes))
             if calls.needs_grad(tensor):
-                operation = "all_reduce" if layout is None else "reduce_scatter"
+                operation = "all_reduce" if placement is None else "reduce_scatter"
                 collectives.append(Collective(operation, "backward", 1, nbytes))
     shards = {name: dim for name, (dim, _) in parameter_shards.items()}
     options: dict[str, Any] = {"shards": {name: placement for name, (_, placement) in parameter_shards.items()}}
-    if any(layouts):
-        options["input_layouts"] = tuple(_WHOLE if layout is None else _CHUNK.format(layout.dim) for layout in layouts)
+    if any(placements):
+        options["input_layouts"] = tuple(
+            _WHOLE if placement is None else _CHUNK.format(placement.dim) for placement in placements
+        )
     if fqn in stream.scattered:
         options["output_layouts"] = _CHUNK.format(1)
     return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, 0, merged(collectives))
@@ -328,11 +330,11 @@ def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
 
 def _redistribution_plan(derivation: Derivation, redistribution: Redistribution) -> LayerPlan:
     """Return the plan of a module at whose boundary a tensor is gathered or cut."""
-    fqn, is_input, position, layout, gathers = redistribution
+    fqn, is_input, position, placement, gathers = redistribution
     events = [event for event in derivation.calls.record.root.walk() if event.is_module and event.fqn == fqn]
     values = [redistribution.tensor(event) for event in events]
     count = 0 if isinstance(position, str) else len(events[0].args if is_input else results_of(events[0]))
-    chunk = _CHUNK.format(layout.dim)
+    chunk = _CHUNK.format(placement.dim)
     before, after = (chunk, _WHOLE) if gathers else (_WHOLE, chunk)
     kind, style = ("input", "PrepareModuleInput") if is_input else ("output", "PrepareModuleOutput")
     options = _prepare_options(kind, position, count, before, after, is_local=True)
@@ -346,21 +348,21 @@ def _redistribution_plan(derivation: Derivation, redistribution: Redistribution)
 def _prepare_options(
     kind: str, position: int | str, count: int, before: str, after: str, *, is_local: bool = False
 ) -> dict[str, Any]:
-    """Return the options of ``PrepareModuleInput`` or ``PrepareModuleOutput`` that change the layout of one tensor.
+    """Return the options of ``PrepareModuleInput`` or ``PrepareModuleOutput`` that change the placement of one tensor.
 
     Args:
         kind: ``"input"`` or ``"output"``.
         position: of the tensor among ``count`` positional arguments or results; a name for a keyword argument.
     """
-    layouts = {"": before, "desired_": after}
+    placements = {"": before, "desired_": after}
     if isinstance(position, str):
         options: dict[str, Any] = {
-            f"{name}{kind}_kwarg_layouts": {position: layout} for name, layout in layouts.items()
+            f"{name}{kind}_kwarg_layouts": {position: placement} for name, placement in placements.items()
         }
     else:
         options = {
-            f"{name}{kind}_layouts": tuple(layout if index == position else None for index in range(count))
-            for name, layout in layouts.items()
+            f"{name}{kind}_layouts": tuple(placement if index == position else None for index in range(count))
+            for name, placement in placements.items()
         }
     return {**options, "use_local_output": is_local}
 

@@ -1,4 +1,4 @@
-"""Run the model as one rank has it, on shapes: every value must have the shape that its layout says.
+"""Run the model as one rank has it, on shapes: every value must have the shape that its placement says.
 
 A forward that writes the number of heads, or a width, into a view gets the wrong shape from a local tensor. Where the
 number is an attribute of the module, that attribute is divided; where nothing helps, the region is refused.
@@ -23,7 +23,7 @@ from modelsummary.capture.templates import leaves_of
 from modelsummary.parallel.attention_heads import INPUTS
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.index_rules import begin_of
-from modelsummary.parallel.layouts import Sharded, in_pieces, local_position, local_shape
+from modelsummary.parallel.placements import Shard, in_pieces, local_position, local_shape
 from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
@@ -150,17 +150,17 @@ def _failure(
         record = _record(twin, live)
     except Exception as error:  # a shape does not fit
         return _does_not_run(*_cause(error, twin))
-    layouts: dict[Value, Sharded] = {}
+    placements: dict[Value, Shard] = {}
     for region in regions:
-        layouts.update(region.layouts)
+        placements.update(region.placements)
     other = Calls(twin, record, derivation.calls.linears).events
-    return _difference(derivation.calls.events, other, [layouts] * len(other), n_ranks)[0]
+    return _difference(derivation.calls.events, other, [placements] * len(other), n_ranks)[0]
 
 
 def _difference(
     whole: Sequence[Event],
     local: Sequence[Event],
-    layouts: Sequence[Mapping[Value, Sharded | None]],
+    placements: Sequence[Mapping[Value, Shard | None]],
     n_ranks: int,
 ) -> tuple[str, int]:
     """Return the first difference of the calls on local shapes, and its position.
@@ -168,9 +168,9 @@ def _difference(
     The difference is empty if only the sharded extents differ.
 
     Args:
-        layouts: for each call, the layouts of its values.
+        placements: for each call, the placements of its values.
     """
-    for position, (one, two, expected) in enumerate(zip(whole, local, layouts, strict=False)):
+    for position, (one, two, expected) in enumerate(zip(whole, local, placements, strict=False)):
         why = _difference_of(one, two, expected, n_ranks)
         if why:
             return why, position
@@ -179,7 +179,7 @@ def _difference(
     return "", -1
 
 
-def _difference_of(one: Event, two: Event, expected: Mapping[Value, Sharded | None], n_ranks: int) -> str:
+def _difference_of(one: Event, two: Event, expected: Mapping[Value, Shard | None], n_ranks: int) -> str:
     """Return how a call differs on the shapes of one rank; empty if only the sharded extents differ."""
     at = two.fqn if two.is_module else f"{two.name}() in {two.fqn or 'the model'}"
     if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
@@ -193,10 +193,10 @@ def _difference_of(one: Event, two: Event, expected: Mapping[Value, Sharded | No
         )
     if one.is_decision and one.result != two.result:
         return f"{at} decides otherwise on the shapes of one rank; a decision by sizes that are not sharded works"
-    layout = expected.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
-    if layout is not None:  # a slice of the same size may begin elsewhere
-        begins = [begin_of(event.args[1], event.args[0].shape, layout.dim) for event in (one, two)]
-        if begins[0] and local_position(begins[0], layout, n_ranks) != begins[1]:
+    placement = expected.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
+    if placement is not None:  # a slice of the same size may begin elsewhere
+        begins = [begin_of(event.args[1], event.args[0].shape, placement.dim) for event in (one, two)]
+        if begins[0] and local_position(begins[0], placement, n_ranks) != begins[1]:
             return f"{at} takes another part on the shapes of one rank; a part of each piece works"
     for value, part in zip(values_in(one.result), values_in(two.result), strict=False):
         shape = local_shape(value.shape, expected.get(value), n_ranks)
@@ -224,13 +224,13 @@ def stream_failure(
         where, said = _cause(error, twin)
         why = f"the forward of {where} fails ({said})"
         return f"{why}; blocks that read the number of tokens in modules of their own (attention, MLP) work", -1
-    layouts: dict[Value, Sharded | None] = {}
+    placements: dict[Value, Shard | None] = {}
     for region in derivation.regions:
-        layouts.update(region.layouts)
+        placements.update(region.placements)
     expected = [
         dict(zip(values_in(event.result), stream.results[position], strict=True))
         if position in stream.results
-        else layouts
+        else placements
         for position, event in enumerate(calls.events)
     ]
     return _difference(calls.events, other, expected, n_ranks)
@@ -257,26 +257,26 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
         twin.get_submodule(fqn).register_forward_hook(hook)
 
-    for fqn, layouts in stream.attended.items():
-        by_key: list[tuple[int | str, Sharded | None]] = [*enumerate(layouts), *zip(INPUTS, layouts, strict=True)]
-        on_entry(fqn, {key: layout.dim for key, layout in by_key if layout is not None}, gathers=True)
+    for fqn, placements in stream.attended.items():
+        by_key: list[tuple[int | str, Shard | None]] = [*enumerate(placements), *zip(INPUTS, placements, strict=True)]
+        on_entry(fqn, {key: placement.dim for key, placement in by_key if placement is not None}, gathers=True)
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
     within = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
     begins = {event.fqn: begin for event, (begin, _) in reversed(derivation.calls.entered.items())}
     for prepared_input in prepared:
-        layout = stream.layout_at(prepared_input.values[0], begins[prepared_input.fqn])
-        if layout is not None:
-            on_entry(prepared_input.fqn, {prepared_input.position: layout.dim}, gathers=True)
+        placement = stream.placement_at(prepared_input.values[0], begins[prepared_input.fqn])
+        if placement is not None:
+            on_entry(prepared_input.fqn, {prepared_input.position: placement.dim}, gathers=True)
     for fqn, dim in stream.gathered.items():
         if fqn not in within:
             on_entry(fqn, {0: dim}, gathers=True)
     for fqn, dim in stream.scattered.items():
         on_exit(fqn, 0, dim, gathers=False)
-    for fqn, is_input, at, layout, gathers in stream.redistributions:
+    for fqn, is_input, at, placement, gathers in stream.redistributions:
         if is_input:
-            on_entry(fqn, {at: layout.dim}, gathers=gathers)
+            on_entry(fqn, {at: placement.dim}, gathers=gathers)
         else:
-            on_exit(fqn, int(at), layout.dim, gathers=gathers)
+            on_exit(fqn, int(at), placement.dim, gathers=gathers)
 
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:
@@ -296,7 +296,7 @@ def _local_model(
     Raises:
         InputError: the model cannot be copied.
     """
-    cut: dict[int, Sharded] = {}  # id of a parameter -> what a rank computes with
+    cut: dict[int, Shard] = {}  # id of a parameter -> what a rank computes with
     for region in regions:
         for fqn in region.columns:
             module = calls.modules[fqn]
@@ -304,12 +304,12 @@ def _local_model(
             for name, parameter in module.named_parameters(recurse=False):
                 is_bias = layer is not None and name == layer.bias
                 dim = 1 if layer is None else 0 if is_bias else layer.dim
-                cut[id(parameter)] = in_pieces(dim, region.pieces.get(fqn, ())) or Sharded(dim)
+                cut[id(parameter)] = in_pieces(dim, region.pieces.get(fqn, ())) or Shard(dim)
         for fqn in region.rows:
             layer = calls.linears[fqn]
-            cut[id(calls.modules[fqn].get_parameter(layer.weight))] = Sharded(1 - layer.dim)
-        for fqn, layout in region.parameters.items():
-            cut[id(calls.parameters[fqn])] = layout
+            cut[id(calls.modules[fqn].get_parameter(layer.weight))] = Shard(1 - layer.dim)
+        for fqn, placement in region.parameters.items():
+            cut[id(calls.parameters[fqn])] = placement
     split = {fqn for region in regions for fqn in region.fqns}
     changed = [attribute for attribute in attributes if attribute.fqn in split or attribute.fqn not in calls.linears]
 

@@ -11,7 +11,7 @@ import torch
 
 from modelsummary.capture.templates import Attribute, map_template
 from modelsummary.capture.values import tensors_of
-from modelsummary.parallel.layouts import local_shape
+from modelsummary.parallel.placements import local_shape
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.record.events import Event, Value, values_in
@@ -32,13 +32,13 @@ def runs_on_shards(calls: Calls, region: Region, n_ranks: int) -> bool:
 
 
 def _is_local(calls: Calls, event: Event, region: Region, n_ranks: int) -> bool:
-    layouts = region.layouts
+    placements = region.placements
     if event.function is None:
         return False
 
     def on_meta(leaf: Any) -> Any:
         if isinstance(leaf, Value):
-            shape = local_shape(leaf.shape, layouts.get(leaf), n_ranks)
+            shape = local_shape(leaf.shape, placements.get(leaf), n_ranks)
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
         if isinstance(leaf, Attribute):
             tensor = calls.tensor_of(leaf)
@@ -50,5 +50,5 @@ def _is_local(calls: Calls, event: Event, region: Region, n_ranks: int) -> bool:
         result = event.function(*map_template(on_meta, event.args), **map_template(on_meta, event.kwargs))
     except Exception:  # a shape does not fit
         return False
-    expected = [local_shape(value.shape, layouts.get(value), n_ranks) for value in values_in(event.result)]
+    expected = [local_shape(value.shape, placements.get(value), n_ranks) for value in values_in(event.result)]
     return [tuple(tensor.shape) for tensor in tensors_of(result)] == expected

@@ -12,7 +12,7 @@ from typing import Any
 
 from modelsummary.errors import InputError
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.layouts import Blocked, Sharded
+from modelsummary.parallel.placements import Blocked, Shard
 from modelsummary.parallel.propagation import Propagation
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, values_in
@@ -65,7 +65,7 @@ class _Logits(Propagation):
         values = values_in(event.result)
         if event.is_module and event.fqn in self._heads:
             self._dtensors.update(values)
-            self.placements |= {value: Sharded(len(value.shape) - 1) for value in values}
+            self.placements |= {value: Shard(len(value.shape) - 1) for value in values}
             return True
         if self._dtensors.isdisjoint(values_in((event.args, event.kwargs))):
             return True
@@ -81,7 +81,7 @@ class _Logits(Propagation):
         return False
 
     def _add_loss(self, logits: Any, label_smoothing: Any) -> None:
-        if self.placement(logits) != Sharded(min(1, len(logits.shape) - 1)):
+        if self.placement(logits) != Shard(min(1, len(logits.shape) - 1)):
             raise Blocked(
                 f"cross_entropy() takes logits of shape {logits.shape} whose second dimension is not the vocabulary; "
                 "flatten the tokens first"

@@ -22,10 +22,10 @@ from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, unit_bytes, used_parameters
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
-from modelsummary.parallel.layouts import Blocked
 from modelsummary.parallel.linear_layers import local_sizes
 from modelsummary.parallel.local_check import alike, check_locally, stream_failure
 from modelsummary.parallel.loss import shard_logits
+from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.recomputation import with_recomputation
@@ -321,8 +321,8 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
     strided = {
         name: fqn
         for fqn, region in derivation.locals.items()
-        for name, layout in region.parameters.items()
-        if layout.outer > 1 and (layout.dim == 0 or expert > 1)
+        for name, placement in region.parameters.items()
+        if placement.outer > 1 and (placement.dim == 0 or expert > 1)
     }
     for name, fqn in strided.items():
         derivation.drop(fqn, f"FSDP cannot gather {name}, of which each rank has several pieces; shard=1 works")
@@ -352,7 +352,7 @@ def _keep_crossing_whole(derivation: Derivation, boundaries: Sequence[str]) -> N
             (position for position, event in enumerate(calls.events) if f"{event.fqn}.".startswith(f"{begin}.")), -1
         )
         for region in list(derivation.regions):
-            makers = (calls.maker[value] for value in region.layouts if calls.last_use.get(value, -1) >= cut >= 0)
+            makers = (calls.maker[value] for value in region.placements if calls.last_use.get(value, -1) >= cut >= 0)
             sent = next((event for event in makers if calls.position[event] < cut), None)
             if sent is not None:
                 what = f"the result of {sent.name} in {sent.fqn or 'the model'}"

@@ -71,7 +71,7 @@ def prepared_inputs(
             if not isinstance(value, Value) or len(taken) > 1:
                 continue
             columns = _columns_alone(calls, layers, event, value)
-            is_chunk = stream is not None and stream.layout_at(value, calls.entered[event][0]) is not None
+            is_chunk = stream is not None and stream.placement_at(value, calls.entered[event][0]) is not None
             if len(columns) >= (1 if is_chunk else least):
                 prepared_input = PreparedInput(event.fqn, position, len(event.args), (value,), tuple(columns))
                 by_argument.setdefault((event.fqn, position), []).append(prepared_input)

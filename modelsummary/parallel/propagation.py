@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from modelsummary.capture.templates import Attribute, leaves_of
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Placement, Sharded
+from modelsummary.parallel.placements import Blocked, FunctionCall, Placement, Shard
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.parallel.rules import layer_function, layouts_after
+from modelsummary.parallel.rules import layer_function, placements_after
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["Propagation", "first_complete", "sole_input"]
@@ -68,11 +68,11 @@ class Propagation:
         """Handle a call at which the placements begin, end or change; return False for any other."""
         return False
 
-    def takes_norm(self, event: Event, placement: Sharded) -> bool:  # noqa: ARG002
+    def takes_norm(self, event: Event, placement: Shard) -> bool:  # noqa: ARG002
         """Return True if a module of functions on its own parameters may take a value of a placement as a whole."""
         return False
 
-    def add_norm(self, event: Event, placement: Sharded) -> None:
+    def add_norm(self, event: Event, placement: Shard) -> None:
         """Note a norm that takes a value of a placement. Raises ``Blocked``."""
 
     def finish(self, event: Event) -> None:
@@ -116,7 +116,7 @@ class Propagation:
         """Follow a module whose parameters meet what is sharded; return False if it has to be looked into."""
         inputs = values_in((event.args, event.kwargs))
         placement = self.placement(inputs[0]) if len(inputs) == 1 and is_first(event, inputs[0]) else None
-        if not isinstance(placement, Sharded) or not self.takes_norm(event, placement):
+        if not isinstance(placement, Shard) or not self.takes_norm(event, placement):
             return False
         reduced: set[Any] = set()  # parameters of the module, and what it makes of them alone
         for self.position in range(begin, end):
@@ -175,7 +175,7 @@ class Propagation:
         call = self.call_of(event, reduced)
         if call.name.startswith("new_"):
             return  # it takes the dtype and the device
-        placements = layouts_after(call)
+        placements = placements_after(call)
         results = values_in(event.result)
         self.give(call, placements if isinstance(placements, list) else [placements] * len(results))
 
@@ -194,7 +194,7 @@ class Propagation:
         """Note a layer with parameters of its own: a norm."""
         if any(True for _ in self.calls.modules[call.event.fqn].parameters()):
             placement = self.placement(sole_input(call.event))
-            if not isinstance(placement, Sharded) or not self.takes_norm(call.event, placement):
+            if not isinstance(placement, Shard) or not self.takes_norm(call.event, placement):
                 raise Blocked(f"{call.at} takes pieces of a dimension; one chunk of it on each rank works")
             self.add_norm(call.event, placement)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, ObjectState
-from modelsummary.parallel.layouts import Blocked, Operand, Partial, Placement, Sharded
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
+from modelsummary.parallel.placements import Blocked, Operand, Partial, Placement, Shard
 from modelsummary.parallel.rules import ELEMENTWISE, ELEMENTWISE_LAYERS, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.tensors import Foreign
@@ -180,7 +180,7 @@ class Calls:
         return Operand(
             leaf,
             shape,
-            placement if isinstance(placement, Sharded) else None,
+            placement if isinstance(placement, Shard) else None,
             self.needs_grad(leaf),
             is_index,
             is_zeros=self.is_zeros(leaf),
@@ -248,13 +248,13 @@ class Calls:
         function = maker.function if maker is not None else None
         return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
 
-    def constant(self, leaf: Any, layout: Sharded) -> dict[Value, Sharded]:
-        """Return the tensors of equal elements that a tensor is made of, with the layout that gives it this one.
+    def constant(self, leaf: Any, placement: Shard) -> dict[Value, Shard]:
+        """Return the tensors of equal elements that a tensor is made of, with the placement that gives it this one.
 
         Their sizes follow from numbers that the model divides, too; empty if it is made of something else.
         """
-        constants: dict[Value, Sharded] = {}
-        pending = [(leaf, layout.dim)] if isinstance(leaf, Value) else []
+        constants: dict[Value, Shard] = {}
+        pending = [(leaf, placement.dim)] if isinstance(leaf, Value) else []
         seen = set(pending)
         while pending:
             tensor, dim = pending.pop()
@@ -262,7 +262,7 @@ class Calls:
             if event is None or event.function is None or tensor.requires_grad:
                 return {}
             if event.function.short_name in FACTORIES:
-                constants[tensor] = layout._replace(dim=dim)
+                constants[tensor] = placement._replace(dim=dim)
             elif event.function.short_name in ELEMENTWISE or _is_slice(event, tensor):
                 for before in values_in((event.args, event.kwargs)):
                     dim_before = dim - len(tensor.shape) + len(before.shape)

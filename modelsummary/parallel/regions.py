@@ -16,12 +16,12 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import (
+from modelsummary.parallel.placements import (
     Blocked,
     FunctionCall,
     Placement,
     Section,
-    Sharded,
+    Shard,
     WrongPlacement,
     in_pieces,
 )
@@ -39,7 +39,7 @@ class Region:
 
     Attributes:
         columns: FQNs of layers that are split by columns (of an ``Embedding``: by the width).
-        parameters: FQN of a parameter that functions take -> its layout.
+        parameters: FQN of a parameter that functions take -> its placement.
         once: FQNs of parameters that only the first rank adds.
         module: FQN of the module whose result is summed over the ranks; empty if the region ends in ``rows``.
         summed: arguments of that module whose gradients are summed.
@@ -47,7 +47,7 @@ class Region:
         norms: FQN of a module with replicated parameters -> dimension of its input that is sharded.
         sizes: extents that have to divide by the number of ranks.
         groups: heads of keys and values, and of queries, where the two differ.
-        layouts: of every sharded value.
+        placements: of every sharded value.
         functions: the functions that take sharded values.
         parts: FQN of a ``Linear`` or a norm -> start and end of each part of its result that all heads share.
         pieces: FQN of a column-parallel layer -> pieces that its columns are; one if it is missing.
@@ -55,7 +55,7 @@ class Region:
     """
 
     columns: list[str]
-    parameters: dict[str, Sharded] = field(default_factory=dict)
+    parameters: dict[str, Shard] = field(default_factory=dict)
     once: dict[str, None] = field(default_factory=dict)
     module: str = ""
     summed: tuple[int | str, ...] = ()
@@ -63,7 +63,7 @@ class Region:
     norms: dict[str, int] = field(default_factory=dict)
     sizes: set[int] = field(default_factory=set)
     groups: tuple[int, int] = (sys.maxsize, 0)
-    layouts: dict[Value, Sharded] = field(default_factory=dict)
+    placements: dict[Value, Shard] = field(default_factory=dict)
     functions: list[Event] = field(default_factory=list)
     parts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     pieces: dict[str, list[Section]] = field(default_factory=dict)
@@ -75,12 +75,12 @@ class Region:
         return [*self.columns, *self.rows]
 
     @property
-    def owners(self) -> dict[str, dict[str, Sharded]]:
-        """FQN of each module whose own functions take sharded parameters -> their names and layouts."""
-        owners: dict[str, dict[str, Sharded]] = {}
-        for fqn, layout in self.parameters.items():
+    def owners(self) -> dict[str, dict[str, Shard]]:
+        """FQN of each module whose own functions take sharded parameters -> their names and placements."""
+        owners: dict[str, dict[str, Shard]] = {}
+        for fqn, placement in self.parameters.items():
             owner, _, name = fqn.rpartition(".")
-            owners.setdefault(owner, {})[name] = layout
+            owners.setdefault(owner, {})[name] = placement
         return owners
 
 
@@ -91,14 +91,14 @@ class _Start:
     Attributes:
         columns: FQNs of the layers at whose results it begins.
         constants: tensors of equal elements that are made smaller.
-        parameters: FQN of a parameter that functions take -> its layout.
+        parameters: FQN of a parameter that functions take -> its placement.
         shared: tensors that all heads share.
         pieces: FQN of a layer -> pieces that its columns are.
     """
 
     columns: tuple[str, ...]
-    constants: Mapping[Value, Sharded] = field(default_factory=dict)
-    parameters: Mapping[str, Sharded] = field(default_factory=dict)
+    constants: Mapping[Value, Shard] = field(default_factory=dict)
+    parameters: Mapping[str, Shard] = field(default_factory=dict)
     shared: tuple[Shared, ...] = ()
     pieces: Mapping[str, list[Section]] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ class _Columns(Propagation):
     """Shards of the results of column-parallel layers, up to row-parallel layers."""
 
     def __init__(self, calls: Calls, start: _Start, taken: Mapping[str, Any], *, shares: bool) -> None:
-        chunks = {Attribute(fqn): layout for fqn, layout in start.parameters.items()}
+        chunks = {Attribute(fqn): placement for fqn, placement in start.parameters.items()}
         super().__init__(calls, {**chunks, **start.constants})
         self._start, self._taken, self._shares = start, taken, shares
         self.functions = [calls.maker[value] for value in start.constants]
@@ -166,10 +166,10 @@ class _Columns(Propagation):
         try:
             self.follow(min(positions), len(calls.events), until)
         finally:
-            region.layouts = {
-                leaf: layout
-                for leaf, layout in self.placements.items()
-                if isinstance(leaf, Value) and isinstance(layout, Sharded)
+            region.placements = {
+                leaf: placement
+                for leaf, placement in self.placements.items()
+                if isinstance(leaf, Value) and isinstance(placement, Shard)
             }
         self.check_results(calls.returned)
         self._check_calls()
@@ -210,30 +210,30 @@ class _Columns(Propagation):
         (result,) = values_in(event.result)
         width, dim = result.shape[-1], len(result.shape) - 1
         pieces = self.region.pieces.get(event.fqn, [Section(width)])
-        layout = in_pieces(dim, pieces)
-        assert layout is not None
+        placement = in_pieces(dim, pieces)
+        assert placement is not None
         self.sizes |= {size for size, is_whole in pieces if not is_whole}
-        if layout.pieces:
+        if placement.pieces:
             self.sizes.add(width)  # the rows of the weight are chunks, from which each rank gets those it needs
         self._pieces[result] = math.gcd(*(piece.size for piece in pieces))
         self._columns[result] = (event.fqn, 0, width)
-        self.place(result, layout)
+        self.place(result, placement)
 
     def _end(self, event: Event) -> None:
         self.calls.check_hooks(event)
         value = sole_input(event)
-        if self.placement(value) != Sharded(len(value.shape) - 1):
+        if self.placement(value) != Shard(len(value.shape) - 1):
             raise Blocked(f"{event.fqn} takes a tensor that is sharded along tokens or heads; features can be split")
         if event.fqn in self._taken or len(value.shape) < 2:
             raise Blocked(f"{event.fqn} also takes the result of layers that are split apart; one source works")
         self.region.rows[event.fqn] = None
         self._n_sharded[event.fqn] += 1
 
-    def takes_norm(self, event: Event, placement: Sharded) -> bool:  # noqa: ARG002
+    def takes_norm(self, event: Event, placement: Shard) -> bool:  # noqa: ARG002
         """Return True for one chunk of a dimension, which torch's style for norms takes."""
         return placement.is_plain
 
-    def add_norm(self, event: Event, placement: Sharded) -> None:
+    def add_norm(self, event: Event, placement: Shard) -> None:
         """Note a norm with parameters. Raises ``Blocked``."""
         self._n_sharded[event.fqn] += 1
         if self.region.norms.setdefault(event.fqn, placement.dim) != placement.dim or event.fqn in self._taken:
@@ -270,9 +270,9 @@ class _Columns(Propagation):
         if len({self._columns[value] for value in taken}) != 1:
             return
         fqn, start, stop = self._columns[taken[0]]
-        shape, layout = taken[0].shape, self.placements[taken[0]]
-        assert isinstance(layout, Sharded)
-        dim = layout.dim
+        shape, placement = taken[0].shape, self.placements[taken[0]]
+        assert isinstance(placement, Shard)
+        dim = placement.dim
         is_split = len(results) > 1 and sum(result.shape[dim] for result in results) == shape[dim]
         unit = (stop - start) // shape[dim]
         for result in results:
@@ -300,14 +300,14 @@ class _Columns(Propagation):
 
     def _wider(self, wrong: WrongPlacement) -> _Start | None:
         start, calls, value, placement = self._start, self.calls, wrong.value, wrong.placement
-        if isinstance(placement, Sharded) and placement.pieces:
+        if isinstance(placement, Shard) and placement.pieces:
             cut = self._cut_at(value, [piece.size for piece in placement.pieces])
             return replace(start, pieces={**start.pieces, **cut}) if cut else None
         if self._shares and isinstance(value, Value):
             other = find_shared(calls, value, self._whole_parts)
             if other is not None and other.values - self._reduced:
                 return replace(start, shared=(*start.shared, other), constants={**start.constants, **other.expanded})
-        if not isinstance(placement, Sharded):
+        if not isinstance(placement, Shard):
             return None
         more = [fqn for fqn in calls.sources(value) if fqn not in start.columns]
         if any(fqn in self._taken for fqn in more):
@@ -320,7 +320,7 @@ class _Columns(Propagation):
                 start,
                 columns=(*start.columns, *more),
                 shared=tuple(tensor for tensor in start.shared if tensor not in split),
-                constants={copy: layout for copy, layout in start.constants.items() if copy not in copied},
+                constants={copy: placement for copy, placement in start.constants.items() if copy not in copied},
             )
         constants = calls.constant(value, placement)
         if constants.keys() - start.constants.keys():
@@ -351,8 +351,8 @@ class _Columns(Propagation):
         return cut if any(sections != self.region.pieces.get(fqn) for fqn, sections in cut.items()) else {}
 
 
-def _parameter(calls: Calls, value: Any, placement: Sharded) -> dict[str, Sharded]:
-    """Return the layout of the parameter that a tensor is made of; empty unless one module's functions take it."""
+def _parameter(calls: Calls, value: Any, placement: Shard) -> dict[str, Shard]:
+    """Return the placement of the parameter that a tensor is made of; empty unless one module's functions take it."""
     fqn = calls.parameter_behind(value)
     owner = "" if fqn is None else fqn.rpartition(".")[0]
     if fqn is None or calls.users.get(owner) != {owner} or calls.holders[owner] != {owner}:
@@ -362,4 +362,4 @@ def _parameter(calls: Calls, value: Any, placement: Sharded) -> dict[str, Sharde
     shape = calls.shape_of(value)
     sizes = calls.parameters[fqn].shape
     dims = [dim for dim, size in enumerate(sizes) if shape is not None and size == shape[placement.dim]]
-    return {fqn: Sharded(dims[0])} if len(dims) == 1 else {}
+    return {fqn: Shard(dims[0])} if len(dims) == 1 else {}

@@ -17,13 +17,13 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.index_rules import indexed, selected
-from modelsummary.parallel.layouts import (
+from modelsummary.parallel.placements import (
     Blocked,
     FunctionCall,
     Operand,
     Partial,
     Placement,
-    Sharded,
+    Shard,
     WrongPlacement,
     apart,
     dim_of,
@@ -34,7 +34,15 @@ from modelsummary.parallel.layouts import (
 )
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["ELEMENTWISE", "ELEMENTWISE_LAYERS", "FACTORIES", "PRODUCTS", "layer_function", "layouts_after", "terms_of"]
+__all__ = [
+    "ELEMENTWISE",
+    "ELEMENTWISE_LAYERS",
+    "FACTORIES",
+    "PRODUCTS",
+    "layer_function",
+    "placements_after",
+    "terms_of",
+]
 
 ELEMENTWISE_LAYERS = (
     nn.Dropout, nn.Dropout1d, nn.Identity, nn.GELU, nn.ReLU, nn.ReLU6, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.ELU,
@@ -55,8 +63,8 @@ def layer_function(module: nn.Module) -> tuple[str, Mapping[str, Any]] | None:
     return None
 
 
-def layouts_after(call: FunctionCall) -> Placement | list[Sharded | None] | None:
-    """Return the layout of the results of a call that takes sharded operands; of each, if they differ.
+def placements_after(call: FunctionCall) -> Placement | list[Shard | None] | None:
+    """Return the placement of the results of a call that takes sharded operands; of each, if they differ.
 
     Raises:
         Blocked: the call cannot take them.
@@ -69,10 +77,10 @@ def layouts_after(call: FunctionCall) -> Placement | list[Sharded | None] | None
         raise Blocked(f"{call.at} ({call.name}) takes no {call.tensor}; elementwise layers do")
     if rule is None:
         raise Blocked(f"{call.at} has no rule for sharded tensors; elementwise functions, views and products have one")
-    if any(operand.shape == () and operand.layout is not None for operand in call.operands):
+    if any(operand.shape == () and operand.shard is not None for operand in call.operands):
         raise Blocked(f"{call.at} takes a number that differs between ranks; a number of a whole tensor works")
     if call.name not in _TAKES_PIECES and any(
-        operand.layout is not None and operand.layout.pieces for operand in call.operands
+        operand.shard is not None and operand.shard.pieces for operand in call.operands
     ):
         raise Blocked(f"{call.at} takes a tensor of unequal pieces; elementwise functions, views and splits work")
     return rule(call)
@@ -81,68 +89,68 @@ def layouts_after(call: FunctionCall) -> Placement | list[Sharded | None] | None
 # -------------------------------------------------------------------------------------------------- rules
 
 
-def _elementwise(call: FunctionCall) -> Sharded:
+def _elementwise(call: FunctionCall) -> Shard:
     shape = call.result_shape
-    layouts: set[Sharded] = set()
+    placements: set[Shard] = set()
     for operand in call.operands:
-        if operand.layout is not None:
-            layouts.add(operand.layout._replace(dim=operand.layout.dim + len(shape) - len(operand.shape)))
-    if len(layouts) != 1:
+        if operand.shard is not None:
+            placements.add(operand.shard._replace(dim=operand.shard.dim + len(shape) - len(operand.shape)))
+    if len(placements) != 1:
         raise Blocked(call.differ)
-    (layout,) = layouts
+    (placement,) = placements
     for operand in call.operands:
-        if operand.layout is None:
-            dim = layout.dim - (len(shape) - len(operand.shape))
-            if layout.pieces and dim >= 0 and operand.shape[dim] != 1:
+        if operand.shard is None:
+            dim = placement.dim - (len(shape) - len(operand.shape))
+            if placement.pieces and dim >= 0 and operand.shape[dim] != 1:
                 raise Blocked(call.differ)
-            call.meets(operand, dim, shape[layout.dim], layout.outer)
-    return layout
+            call.meets(operand, dim, shape[placement.dim], placement.outer)
+    return placement
 
 
-def _like(call: FunctionCall) -> Sharded:
-    """Return the layout of a constant that has the shape of the first operand."""
+def _like(call: FunctionCall) -> Shard:
+    """Return the placement of a constant that has the shape of the first operand."""
     return sharded_operand(call)[1]
 
 
 def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bool = False) -> Any:
     """Return a rule for functions that work along dimensions, none of which may be sharded."""
 
-    def rule(call: FunctionCall) -> Sharded:
+    def rule(call: FunctionCall) -> Shard:
         if isinstance(call.argument(position, name), (Value, Attribute)):  # max(x, y)
             return _elementwise(call)
-        operand, layout = sharded_operand(call)
+        operand, placement = sharded_operand(call)
         dim = call.argument(position, name, default)
         dims = dims_of(None if type(dim) is bool else dim, len(operand.shape))  # std(True) takes no dimension
-        if layout.dim in dims:
+        if placement.dim in dims:
             raise Blocked(call.along)
         if not reduces or len(call.result_shape) == len(operand.shape):
-            return layout
-        return layout._replace(dim=layout.dim - sum(reduced_dim < layout.dim for reduced_dim in dims))
+            return placement
+        return placement._replace(dim=placement.dim - sum(reduced_dim < placement.dim for reduced_dim in dims))
 
     return rule
 
 
-def _norm(call: FunctionCall) -> Sharded:
+def _norm(call: FunctionCall) -> Shard:
     """Follow ``layer_norm`` and ``rms_norm``, which work along the last dimensions."""
-    operand, layout = sharded_operand(call)
-    if layout.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
+    operand, placement = sharded_operand(call)
+    if placement.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
         raise Blocked(call.along)
     for parameter in call.operands[1:]:
         call.meets(parameter, -1, 0)
-    return layout
+    return placement
 
 
-def _view(call: FunctionCall) -> Sharded:
-    operand, layout = sharded_operand(call)
+def _view(call: FunctionCall) -> Shard:
+    operand, placement = sharded_operand(call)
     if math.prod(operand.shape) != math.prod(call.result_shape):
         raise Blocked(f"{call.at} reads a tensor as another dtype; views of the same dtype work")
-    return reshaped(operand.shape, call.result_shape, layout, call.sizes)
+    return reshaped(operand.shape, call.result_shape, placement, call.sizes)
 
 
 def _permuted(order: Callable[[FunctionCall, int], Sequence[int]]) -> Any:
-    def rule(call: FunctionCall) -> Sharded:
-        operand, layout = sharded_operand(call)
-        return layout._replace(dim=list(order(call, len(operand.shape))).index(layout.dim))
+    def rule(call: FunctionCall) -> Shard:
+        operand, placement = sharded_operand(call)
+        return placement._replace(dim=list(order(call, len(operand.shape))).index(placement.dim))
 
     return rule
 
@@ -163,107 +171,107 @@ def _last_two(_call: FunctionCall, ndim: int) -> Sequence[int]:
     return [*range(ndim - 2), ndim - 1, ndim - 2]
 
 
-def _squeezed(call: FunctionCall) -> Sharded:
+def _squeezed(call: FunctionCall) -> Shard:
     """Follow a function that adds or removes a dimension of size one; the others keep their order."""
-    operand, layout = sharded_operand(call)
+    operand, placement = sharded_operand(call)
     after = call.result_shape
     if call.name == "unsqueeze":
-        return layout._replace(dim=layout.dim + (dim_of(call.argument(1, "dim"), len(after)) <= layout.dim))
+        return placement._replace(dim=placement.dim + (dim_of(call.argument(1, "dim"), len(after)) <= placement.dim))
     dims = call.argument(1, "dim")
     gone = dims_of(dims, len(operand.shape)) & {dim for dim, size in enumerate(operand.shape) if size == 1}
-    return layout._replace(dim=layout.dim - sum(dim < layout.dim for dim in gone))
+    return placement._replace(dim=placement.dim - sum(dim < placement.dim for dim in gone))
 
 
-def _expanded(call: FunctionCall) -> Sharded:
-    operand, layout = sharded_operand(call)
-    return layout._replace(dim=layout.dim + len(call.result_shape) - len(operand.shape))
+def _expanded(call: FunctionCall) -> Shard:
+    operand, placement = sharded_operand(call)
+    return placement._replace(dim=placement.dim + len(call.result_shape) - len(operand.shape))
 
 
-def _repeated(call: FunctionCall) -> Sharded:
-    operand, layout = sharded_operand(call)
+def _repeated(call: FunctionCall) -> Shard:
+    operand, placement = sharded_operand(call)
     after = call.result_shape
-    dim = layout.dim + len(after) - len(operand.shape)
-    if after[dim] != operand.shape[layout.dim]:
+    dim = placement.dim + len(after) - len(operand.shape)
+    if after[dim] != operand.shape[placement.dim]:
         raise Blocked(f"{call.at} repeats {call.dimension}; other dimensions can be repeated")
-    return layout._replace(dim=dim)
+    return placement._replace(dim=dim)
 
 
-def _repeat_interleaved(call: FunctionCall) -> Sharded:
-    operand, layout = sharded_operand(call)
+def _repeat_interleaved(call: FunctionCall) -> Shard:
+    operand, placement = sharded_operand(call)
     dim = call.argument(2, "dim")
     if dim is None or type(call.argument(1, "repeats")) is not int:
         raise Blocked(f"{call.at} repeats each element a different number of times; one number and dim= work")
     dim_of(dim, len(operand.shape))
-    return layout
+    return placement
 
 
-def _parted(call: FunctionCall) -> Sharded | list[Sharded | None] | None:
+def _parted(call: FunctionCall) -> Shard | list[Shard | None] | None:
     """Follow ``chunk`` and ``split`` along another dimension, or of a dimension of several pieces into whole pieces."""
-    operand, layout = sharded_operand(call)
-    if dim_of(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
-        return layout
-    parts = [value.shape[layout.dim] for value in values_in(call.event.result)]
+    operand, placement = sharded_operand(call)
+    if dim_of(call.argument(2, "dim", 0), len(operand.shape)) != placement.dim:
+        return placement
+    parts = [value.shape[placement.dim] for value in values_in(call.event.result)]
     if len(parts) == 1:
-        return layout
-    layouts = parts_of(call, [0, *accumulate(parts)])
-    return layouts if None in layouts or len(set(layouts)) > 1 else layouts[0]
+        return placement
+    placements = parts_of(call, [0, *accumulate(parts)])
+    return placements if None in placements or len(set(placements)) > 1 else placements[0]
 
 
-def _gated(call: FunctionCall) -> Sharded:
+def _gated(call: FunctionCall) -> Shard:
     """Follow ``glu``, which takes the two halves of a dimension."""
-    operand, layout = sharded_operand(call)
-    if dim_of(call.argument(1, "dim", -1), len(operand.shape)) != layout.dim:
-        return layout
-    if layout.outer != 2:
+    operand, placement = sharded_operand(call)
+    if dim_of(call.argument(1, "dim", -1), len(operand.shape)) != placement.dim:
+        return placement
+    if placement.outer != 2:
         raise apart(call, (1, 1))
-    return layout._replace(outer=1)
+    return placement._replace(outer=1)
 
 
-def _unbound(call: FunctionCall) -> Sharded:
+def _unbound(call: FunctionCall) -> Shard:
     """Follow ``unbind`` along another dimension."""
-    operand, layout = sharded_operand(call)
+    operand, placement = sharded_operand(call)
     dim = dim_of(call.argument(1, "dim", 0), len(operand.shape))
-    if dim == layout.dim:
+    if dim == placement.dim:
         raise apart(call, (1,) * operand.shape[dim])
-    return layout._replace(dim=layout.dim - (dim < layout.dim))
+    return placement._replace(dim=placement.dim - (dim < placement.dim))
 
 
-def _flipped(call: FunctionCall) -> Sharded:
-    operand, layout = sharded_operand(call)
+def _flipped(call: FunctionCall) -> Shard:
+    operand, placement = sharded_operand(call)
     dims = call.argument(2 if call.name == "roll" else 1, "dims")
     if call.name == "flip" and type(dims) is int:
         dims = call.args[1:]
-    if layout.dim in dims_of(dims, len(operand.shape)):
+    if placement.dim in dims_of(dims, len(operand.shape)):
         raise Blocked(call.along)
-    return layout
+    return placement
 
 
-def _padded(call: FunctionCall) -> Sharded:
-    operand, layout = sharded_operand(call)
+def _padded(call: FunctionCall) -> Shard:
+    operand, placement = sharded_operand(call)
     pad = call.argument(1, "pad")
-    if layout.dim >= len(operand.shape) - len(pad) // 2:
+    if placement.dim >= len(operand.shape) - len(pad) // 2:
         raise Blocked(f"{call.at} pads {call.dimension}; other dimensions can be padded")
-    return layout
+    return placement
 
 
-def _concatenated(call: FunctionCall) -> Sharded:
-    layouts = {operand.layout for operand in call.operands if operand.layout is not None}
-    if len(layouts) != 1:
+def _concatenated(call: FunctionCall) -> Shard:
+    placements = {operand.shard for operand in call.operands if operand.shard is not None}
+    if len(placements) != 1:
         raise Blocked(call.differ)
-    (layout,) = layouts
-    shape = next(operand.shape for operand in call.operands if operand.layout is not None)
+    (placement,) = placements
+    shape = next(operand.shape for operand in call.operands if operand.shard is not None)
     stacks = call.name == "stack"
     dim = dim_of(call.argument(1, "dim", 0), len(shape) + stacks)
-    if dim == layout.dim and not stacks:
+    if dim == placement.dim and not stacks:
         raise Blocked(f"{call.at} joins along {call.dimension}; along another dimension it can be split")
     for operand in call.operands:
-        if operand.layout is None and operand.shape != (0,):  # torch skips these, which have no dimension to be sharded
+        if operand.shard is None and operand.shape != (0,):  # torch skips these, which have no dimension to be sharded
             if not isinstance(operand.leaf, Value):
                 raise Blocked(
                     f"{call.at} takes a constant of the whole size beside a sharded tensor; computed tensors work"
                 )
-            raise call.wrong(operand, layout)
-    return layout._replace(dim=layout.dim + (stacks and dim <= layout.dim))
+            raise call.wrong(operand, placement)
+    return placement._replace(dim=placement.dim + (stacks and dim <= placement.dim))
 
 
 def terms_of(call: FunctionCall) -> tuple[list[tuple[Operand, str]], str]:
@@ -292,26 +300,26 @@ def terms_of(call: FunctionCall) -> tuple[list[tuple[Operand, str]], str]:
 def _product(call: FunctionCall) -> Placement:
     """Follow a product, whose results sum up to the whole if it sums over the sharded dimension."""
     terms, result = terms_of(call)
-    labels = {(term[operand.layout.dim], operand.layout.outer) for operand, term in terms if operand.layout is not None}
+    labels = {(term[operand.shard.dim], operand.shard.outer) for operand, term in terms if operand.shard is not None}
     if len(labels) != 1:
         raise Blocked(call.differ)
     ((label, outer),) = labels
     if call.name in _GROUPED and label not in "kn":
         raise Blocked(call.along)
     if label in result:
-        layout = Sharded(result.index(label), outer)
+        placement = Shard(result.index(label), outer)
         if any(operand.is_partial for operand, _ in terms):
             raise Blocked(f"{call.at} adds a sum over the ranks to a sharded tensor; one kind works")
         for operand, term in terms:
-            if operand.layout is None:
-                call.meets(operand, term.find(label), call.result_shape[layout.dim], outer)
-        return layout
+            if operand.shard is None:
+                call.meets(operand, term.find(label), call.result_shape[placement.dim], outer)
+        return placement
     if not call.sums:
         raise Blocked(f"{call.at} sums over {call.dimension}; linear layers that take it alone can")
     n_factors = len(terms) if call.name == "einsum" else 2
     for position, (operand, term) in enumerate(terms):
         if operand.is_whole and label in term:
-            raise call.wrong(operand, Sharded(term.index(label), outer))
+            raise call.wrong(operand, Shard(term.index(label), outer))
         if operand.is_whole and position >= n_factors:
             raise call.wrong(operand, Partial())
     return Partial()
@@ -329,7 +337,7 @@ def _linear(call: FunctionCall) -> Partial | None:
     """Follow a function of a sum over the ranks; it must be linear in it."""
     n_partial = sum(operand.is_partial for operand in call.operands)
     name = call.name
-    if any(operand.layout is not None for operand in call.operands):
+    if any(operand.shard is not None for operand in call.operands):
         raise Blocked(f"{call.at} takes a sharded tensor and a sum over the ranks; one kind works")
     if name in FACTORIES:  # zeros of the same shape
         return None
@@ -352,43 +360,43 @@ def _linear(call: FunctionCall) -> Partial | None:
     return Partial()
 
 
-def _attention(call: FunctionCall) -> Sharded:
+def _attention(call: FunctionCall) -> Shard:
     """Follow ``scaled_dot_product_attention``, sharded by the heads or by the batch."""
     parts = [call.operand(position, name) for position, name in enumerate(("query", "key", "value"))]
     mask = call.operand(3, "attn_mask") if call.argument(3, "attn_mask") is not None else None
     ndim = len(parts[0].shape)
-    layouts = {
-        operand.layout._replace(dim=operand.layout.dim + ndim - len(operand.shape))
+    placements = {
+        operand.shard._replace(dim=operand.shard.dim + ndim - len(operand.shape))
         for operand in (*parts, mask)
-        if operand is not None and operand.layout is not None
+        if operand is not None and operand.shard is not None
     }
-    if len(layouts) != 1:
+    if len(placements) != 1:
         raise Blocked(call.differ)
-    (layout,) = layouts
-    if layout.dim >= ndim - 2:
+    (placement,) = placements
+    if placement.dim >= ndim - 2:
         raise Blocked(call.along)
     for operand in parts:
-        if operand.layout is None:
-            if operand.shape[layout.dim] == 1 and operand.leaf in call.reduced:
+        if operand.shard is None:
+            if operand.shape[placement.dim] == 1 and operand.leaf in call.reduced:
                 continue
-            if operand.shape[layout.dim] == 1 or not isinstance(operand.leaf, Value):
+            if operand.shape[placement.dim] == 1 or not isinstance(operand.leaf, Value):
                 raise WrongPlacement(
                     f"{call.at} takes a whole key or value that all heads share; one that a linear layer makes works",
                     operand.leaf,
                     None,
                 )
-            raise call.wrong(operand, layout)
-        call.sizes.add(operand.shape[layout.dim] // layout.outer)
-    if mask is not None and mask.layout is None:
-        call.meets(mask, layout.dim - ndim + len(mask.shape), parts[0].shape[layout.dim], layout.outer)
-    return layout
+            raise call.wrong(operand, placement)
+        call.sizes.add(operand.shape[placement.dim] // placement.outer)
+    if mask is not None and mask.shard is None:
+        call.meets(mask, placement.dim - ndim + len(mask.shape), parts[0].shape[placement.dim], placement.outer)
+    return placement
 
 
-def _as_complex(call: FunctionCall) -> Sharded:
-    operand, layout = sharded_operand(call)
-    if layout.dim == len(operand.shape) - 1:
+def _as_complex(call: FunctionCall) -> Shard:
+    operand, placement = sharded_operand(call)
+    if placement.dim == len(operand.shape) - 1:
         raise Blocked(call.along)
-    return layout
+    return placement
 
 
 # Functions that are linear in their first operand, the others being no sums.
@@ -417,7 +425,7 @@ view reshape flatten unflatten transpose swapaxes swapdims permute squeeze unsqu
 split_with_sizes
 """.split()
 )
-_RULES: dict[str, Callable[[FunctionCall], Placement | list[Sharded | None] | None]] = {
+_RULES: dict[str, Callable[[FunctionCall], Placement | list[Shard | None] | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
     **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp".split(), _along(1)),

@@ -14,7 +14,7 @@ from torch import nn
 
 from modelsummary.parallel.attention_heads import attention_inputs
 from modelsummary.parallel.derive import Derivation, Layer
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Placement, Sharded, WrongPlacement
+from modelsummary.parallel.placements import Blocked, FunctionCall, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete, sole_input
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
@@ -93,7 +93,7 @@ def _is_tokenwise(region: Region) -> bool:
     return not region.norms and all(
         event.name in ELEMENTWISE
         and all(
-            value in region.layouts or len(value.shape) < 2 or value.shape[0] == 1
+            value in region.placements or len(value.shape) < 2 or value.shape[0] == 1
             for value in values_in((event.args, event.kwargs))
         )
         for event in region.functions
@@ -150,7 +150,7 @@ class _Chunks(Propagation):
         super().__init__(setting.derivation.calls, {})
         self._setting, self._layers, self._spans = setting, setting.derivation.layers, setting.spans
         self._regions = {fqn: region for region in setting.derivation.regions for fqn in region.columns}
-        self._merged: dict[str, Sharded] = {}  # FQN of a row-parallel layer of two dimensions -> layout of its tokens
+        self._merged: dict[str, Shard] = {}  # FQN of a row-parallel layer of two dimensions -> placement of its tokens
         self._origins: dict[Value, frozenset[str]] = {}
         self._wrong: list[Any] = []
         self.stream = Stream(stream.scattered, stream.redistributions)
@@ -170,9 +170,9 @@ class _Chunks(Propagation):
         if self._wrong:
             raise Blocked("layers take chunks in some of their calls and whole tensors in others; one of the two works")
 
-    def placement(self, leaf: Any) -> Sharded | None:
+    def placement(self, leaf: Any) -> Shard | None:
         """Return the placement of a tensor at the call at hand."""
-        return self.stream.layout_at(leaf, self.position) if isinstance(leaf, Value) else None
+        return self.stream.placement_at(leaf, self.position) if isinstance(leaf, Value) else None
 
     def begins_or_ends(self, event: Event) -> bool:
         """Begin at layers whose results are scattered, and end at layers that gather what they take."""
@@ -193,11 +193,11 @@ class _Chunks(Propagation):
             return False
         return True
 
-    def takes_norm(self, event: Event, placement: Sharded) -> bool:  # noqa: ARG002
+    def takes_norm(self, event: Event, placement: Shard) -> bool:  # noqa: ARG002
         """Return True for a norm that is not sharded itself."""
         return event.fqn not in self._layers
 
-    def add_norm(self, event: Event, placement: Sharded) -> None:
+    def add_norm(self, event: Event, placement: Shard) -> None:
         """Note a norm with parameters. Raises ``Blocked``."""
         if self.stream.norms.setdefault(event.fqn, placement.dim) != placement.dim:
             raise Blocked(
@@ -216,77 +216,77 @@ class _Chunks(Propagation):
     def place(self, value: Value, placement: Placement) -> None:
         """Let a value that the call at hand makes have a placement."""
         assert self.event is not None
-        assert isinstance(placement, Sharded)
+        assert isinstance(placement, Shard)
         if value not in values_in((self.event.args, self.event.kwargs)):  # ``to`` for the same dtype returns its input
-            self.stream.layouts[value] = placement
+            self.stream.placements[value] = placement
             self._origins[value] = self._origins_of(self.sharded(self.event))
 
     def finish(self, event: Event) -> None:
-        """Note the layouts of what a call returns, behind the redistributions of its module."""
+        """Note the placements of what a call returns, behind the redistributions of its module."""
         changed = {
             redistribution.tensor(event): redistribution.after
             for redistribution in self.stream.redistributions
             if event.is_module and redistribution.fqn == event.fqn and not redistribution.is_input
         }
         values = values_in(event.result)
-        layouts = [self.placement(value) for value in values]
-        if changed or any(layout is not None for layout in layouts):
+        placements = [self.placement(value) for value in values]
+        if changed or any(placement is not None for placement in placements):
             self.stream.results[self.position] = [
-                changed.get(value, layout) for value, layout in zip(values, layouts, strict=True)
+                changed.get(value, placement) for value, placement in zip(values, placements, strict=True)
             ]
 
     def _origins_of(self, values: Iterable[Value]) -> frozenset[str]:
         return frozenset().union(*(self._origins.get(value, frozenset()) for value in values))
 
-    def _scatter(self, value: Value, placement: Sharded, fqn: str) -> None:
-        self.stream.layouts[value], self._origins[value] = placement, frozenset({fqn})
+    def _scatter(self, value: Value, placement: Shard, fqn: str) -> None:
+        self.stream.placements[value], self._origins[value] = placement, frozenset({fqn})
 
     def _start(self, event: Event) -> None:
         """Scatter the result of a row-parallel layer or an embedding."""
         if self.sharded(event):
             raise Blocked(f"{event.fqn} is split by rows and takes a chunk of the sequence; shards of features work")
-        layout = Sharded(1) if self.stream.scattered[event.fqn] == 1 else self._merged.get(event.fqn)
-        if layout is None:
+        placement = Shard(1) if self.stream.scattered[event.fqn] == 1 else self._merged.get(event.fqn)
+        if placement is None:
             raise Blocked(f"{event.fqn} returns tokens whose batch is merged and of which no chunk came; chunks work")
         for value in values_in(event.result):
-            self._scatter(value, layout, event.fqn)
+            self._scatter(value, placement, event.fqn)
 
     def _attention(self, event: Event) -> None:
         """Gather the inputs of an ``nn.MultiheadAttention``, and scatter its result."""
         inputs = attention_inputs(event)
-        layouts = tuple(self.placement(tensor) for tensor in inputs)
+        placements = tuple(self.placement(tensor) for tensor in inputs)
         chunks = self.sharded(event)
-        is_chunked = all(value in inputs and layout == Sharded(1) for value, layout in chunks.items())
-        if not is_chunked or self.stream.attended.setdefault(event.fqn, layouts) != layouts:
+        is_chunked = all(value in inputs and placement == Shard(1) for value, placement in chunks.items())
+        if not is_chunked or self.stream.attended.setdefault(event.fqn, placements) != placements:
             raise Blocked(
                 f"{event.fqn} takes other chunks in each call, or chunks of a mask; chunks of query, key and value work"
             )
         if event.fqn in self.stream.scattered:
-            self._scatter(values_in(event.result)[0], Sharded(1), event.fqn)
+            self._scatter(values_in(event.result)[0], Shard(1), event.fqn)
 
     def _gather(self, event: Event, layer: Layer) -> None:
         """Let a column-parallel layer gather the chunk that it takes."""
         self.calls.check_hooks(event)
         value = sole_input(event)
-        layout = self.placement(value)
-        assert layout is not None
-        if layer.role not in ("column", "head") or not self._can_gather(event, value, layout):
+        placement = self.placement(value)
+        assert placement is not None
+        if layer.role not in ("column", "head") or not self._can_gather(event, value, placement):
             raise Blocked(f"{event.fqn} takes no chunk of the sequence; elementwise layers and norms do")
-        self.stream.gathered[event.fqn] = layout.dim
+        self.stream.gathered[event.fqn] = placement.dim
 
-    def _can_gather(self, event: Event, value: Value, layout: Sharded) -> bool:
+    def _can_gather(self, event: Event, value: Value, placement: Shard) -> bool:
         """Return True if a column-parallel layer may take the chunks of all ranks, one after the other.
 
         With batch and sequence merged, the tokens then change their order; the layers that follow have to scatter them.
         """
-        if self.stream.gathered.get(event.fqn, layout.dim) != layout.dim:
+        if self.stream.gathered.get(event.fqn, placement.dim) != placement.dim:
             return False
         region = self._regions.get(event.fqn)
-        if layout.dim or len(value.shape) != 2:
-            return layout == Sharded(1) and len(value.shape) == 3
+        if placement.dim or len(value.shape) != 2:
+            return placement == Shard(1) and len(value.shape) == 3
         if region is None or any(self.stream.scattered.get(row) != 0 for row in region.rows):
             return False
-        return all(self._merged.setdefault(row, layout) == layout for row in region.rows)
+        return all(self._merged.setdefault(row, placement) == placement for row in region.rows)
 
     # ------------------------------------------------------------------------------------ redistributions
 
@@ -341,14 +341,14 @@ class _Chunks(Propagation):
         if redistribution is not None:
             return self._with(redistribution) or self._give_up()
         pending = list(self._values_at_hand().items())
-        for value, layout in pending:  # and the chunks that functions make them of
+        for value, placement in pending:  # and the chunks that functions make them of
             maker = self.calls.maker.get(value)
             if maker is not None and maker.is_module and maker.fqn in self.stream.scattered:
                 return self._without(frozenset({maker.fqn}))
             before = values_in((maker.args, maker.kwargs)) if maker is not None and not maker.is_module else ()
             pending += [(source, chunk) for source in before if (chunk := self.placement(source)) is not None]
-            for module, position in self._returners(value) if layout.outer == 1 else ():
-                stream = self._with(Redistribution(module.fqn, False, position, layout, True))
+            for module, position in self._returners(value) if placement.outer == 1 else ():
+                stream = self._with(Redistribution(module.fqn, False, position, placement, True))
                 if stream is not None:
                     return stream
         return self._give_up()
@@ -362,13 +362,13 @@ class _Chunks(Propagation):
         for module, begin, end in self._around():
             arguments = [*enumerate(module.args), *module.kwargs.items()]
             for position, value in arguments:
-                layout = self.stream.layout_at(value, begin) if isinstance(value, Value) else None
-                if layout is None or layout.outer != 1 or sum(argument is value for _, argument in arguments) > 1:
+                placement = self.stream.placement_at(value, begin) if isinstance(value, Value) else None
+                if placement is None or placement.outer != 1 or sum(argument is value for _, argument in arguments) > 1:
                     continue
                 takers = [self.calls.position[event] for event in self.calls.takers.get(value, ())]
                 events = [self.calls.events[index] for index in takers if begin <= index < end]
                 if redistribution is None or all(self._is_layer(event) for event in events):
-                    redistribution = Redistribution(module.fqn, True, position, layout, True)
+                    redistribution = Redistribution(module.fqn, True, position, placement, True)
         return redistribution
 
     def _is_layer(self, event: Event) -> bool:
@@ -376,12 +376,12 @@ class _Chunks(Propagation):
         passes = (*ELEMENTWISE_LAYERS, nn.LayerNorm, nn.RMSNorm)
         return event.is_module and not isinstance(self.calls.modules[event.fqn], passes)
 
-    def _values_at_hand(self) -> dict[Value, Sharded]:
+    def _values_at_hand(self) -> dict[Value, Shard]:
         assert self.event is not None
         is_end = self.event.parent is None  # the model returns
         values = values_in(self.event.result if is_end else (self.event.args, self.event.kwargs))
-        layouts = ((value, self.stream.layout_at(value, self.position)) for value in values)
-        return {value: layout for value, layout in layouts if layout is not None}
+        placements = ((value, self.stream.placement_at(value, self.position)) for value in values)
+        return {value: placement for value, placement in placements if placement is not None}
 
     def _give_up(self) -> Stream | None:
         """Return the stream without the layers from which the tensors at hand come."""
@@ -390,30 +390,30 @@ class _Chunks(Propagation):
 
     def _cut(self, wrong: WrongPlacement) -> Stream | None:
         """Return the stream with a chunk of a whole tensor at the event at hand; None if no module can cut it."""
-        value, layout = wrong.value, wrong.placement
-        if not isinstance(value, Value) or not isinstance(layout, Sharded):
+        value, placement = wrong.value, wrong.placement
+        if not isinstance(value, Value) or not isinstance(placement, Shard):
             return self._gathered()
-        if layout.outer != 1 or value.shape[layout.dim] % self._setting.n_ranks:
+        if placement.outer != 1 or value.shape[placement.dim] % self._setting.n_ranks:
             return self._give_up()
         ways = [self._cut_at_exit, self._cut_at_entry]
         for way in reversed(ways) if self._setting.cuts_inputs else ways:
-            stream = way(value, layout)
+            stream = way(value, placement)
             if stream is not None:
                 return stream
         return self._give_up()
 
-    def _cut_at_exit(self, value: Value, layout: Sharded) -> Stream | None:
+    def _cut_at_exit(self, value: Value, placement: Shard) -> Stream | None:
         for module, position in self._returners(value):
-            stream = self._with(Redistribution(module.fqn, False, position, layout, False))
+            stream = self._with(Redistribution(module.fqn, False, position, placement, False))
             if stream is not None:
                 return stream
         return None
 
-    def _cut_at_entry(self, value: Value, layout: Sharded) -> Stream | None:
+    def _cut_at_entry(self, value: Value, placement: Shard) -> Stream | None:
         for module, _, _ in reversed(list(self._around())):
             for position, argument in (*enumerate(module.args), *module.kwargs.items()):
                 if argument is value:
-                    return self._with(Redistribution(module.fqn, True, position, layout, False))
+                    return self._with(Redistribution(module.fqn, True, position, placement, False))
         return None
 
     def _returners(self, value: Value) -> Iterator[tuple[Event, int]]:
@@ -427,18 +427,18 @@ class _Chunks(Propagation):
             yield event, position
 
     def _inconsistent(self) -> list[Any]:
-        """Return the layers and boundaries that do not see the same layouts in all calls of their module."""
+        """Return the layers and boundaries that do not see the same placements in all calls of their module."""
         stream = self.stream
         wrong: list[Any] = [
             fqn
             for fqn in (*stream.gathered, *stream.norms)
-            if any(stream.layout_at(event.args[0], begin) is None for event, begin, _ in self._spans[fqn])
+            if any(stream.placement_at(event.args[0], begin) is None for event, begin, _ in self._spans[fqn])
         ]
         for redistribution in stream.redistributions:
             for event, begin, end in self._spans[redistribution.fqn]:
                 value = redistribution.tensor(event)
                 at, _ = redistribution.where(begin, end)
-                before = stream.layout_at(value, at, outside=at) if isinstance(value, Value) else redistribution
+                before = stream.placement_at(value, at, outside=at) if isinstance(value, Value) else redistribution
                 if before != redistribution.before:
                     wrong.append(redistribution)
         return wrong

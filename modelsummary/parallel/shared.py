@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.placements import Shard
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
@@ -25,14 +25,14 @@ class Shared:
 
     Attributes:
         values: what is made of the layers' results alone, until heads take it; whole on each rank.
-        expanded: copies of it, one for each head -> their layout.
+        expanded: copies of it, one for each head -> their placement.
         parts: FQN of a ``Linear``, or of a norm behind it, -> start and end of each part of its result, along the last
             dimension, in order.
         events: the functions that make the values.
     """
 
     values: set[Value] = field(default_factory=set)
-    expanded: dict[Value, Sharded] = field(default_factory=dict)
+    expanded: dict[Value, Shard] = field(default_factory=dict)
     parts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ def find_shared(calls: Calls, value: Value, pieces: Collection[Value] = ()) -> S
         shared.events.append(event)
         dim = _expanded_dim(event, tensor)
         if dim is not None:
-            shared.expanded[tensor] = Sharded(dim)
+            shared.expanded[tensor] = Shard(dim)
         else:
             shared.values.add(tensor)
         pending += values_in((event.args, event.kwargs))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Partial, Placement, Sharded, WrongPlacement
+from modelsummary.parallel.placements import Blocked, FunctionCall, Partial, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
@@ -48,7 +48,7 @@ def grow_stacked(calls: Calls, fqn: str) -> Region:
     reason = ""
     for dim in (*range(1, first.dim()), 0):  # the first dimension of stacked experts is their number
         for outer in (outer for outer in (1, 2, 3) if first.shape[dim] % outer == 0):
-            chunks = first_complete(_Chunks(calls, event, {stacked[0]: Sharded(dim, outer)}))
+            chunks = first_complete(_Chunks(calls, event, {stacked[0]: Shard(dim, outer)}))
             others = [name for name in chunks.parameters if name.rpartition(".")[0] != fqn]
             if chunks.refused is not None:
                 reason = str(chunks.refused)
@@ -69,11 +69,11 @@ class _Chunks(Propagation):
     sums: ClassVar[bool] = True
 
     def __init__(self, calls: Calls, module: Event, parameters: Mapping[str, Placement]) -> None:
-        super().__init__(calls, {Attribute(fqn): layout for fqn, layout in parameters.items()})
+        super().__init__(calls, {Attribute(fqn): placement for fqn, placement in parameters.items()})
         self.parameters, self._module = dict(parameters), module
-        for fqn, layout in parameters.items():
-            if isinstance(layout, Sharded):
-                self.sizes.add(calls.parameters[fqn].shape[layout.dim] // layout.outer)
+        for fqn, placement in parameters.items():
+            if isinstance(placement, Shard):
+                self.sizes.add(calls.parameters[fqn].shape[placement.dim] // placement.outer)
 
     def run(self) -> None:
         """Follow the calls of the module. Raises ``Blocked``."""
@@ -94,7 +94,7 @@ class _Chunks(Propagation):
 
     def region(self) -> Region:
         """Return what is sharded together."""
-        chunks = {fqn: layout for fqn, layout in self.parameters.items() if isinstance(layout, Sharded)}
+        chunks = {fqn: placement for fqn, placement in self.parameters.items() if isinstance(placement, Shard)}
         values = {leaf: placement for leaf, placement in self.placements.items() if isinstance(leaf, Value)}
         return Region(
             [],
@@ -103,7 +103,7 @@ class _Chunks(Propagation):
             module=self._module.fqn,
             summed=self._summed,
             sizes=self.sizes,
-            layouts={value: layout for value, layout in values.items() if isinstance(layout, Sharded)},
+            placements={value: placement for value, placement in values.items() if isinstance(placement, Shard)},
             functions=self.functions,
         )
 
@@ -122,20 +122,20 @@ class _Chunks(Propagation):
         """Yield propagations in which the parameter that a whole tensor is made of is sharded, too."""
         if not isinstance(refused, WrongPlacement) or not refused.of_whole:
             return
-        leaf, layout = refused.value, refused.placement
-        fqn = self.calls.parameter_behind(self._factor(leaf, layout.dim) if isinstance(layout, Sharded) else leaf)
+        leaf, placement = refused.value, refused.placement
+        fqn = self.calls.parameter_behind(self._factor(leaf, placement.dim) if isinstance(placement, Shard) else leaf)
         if fqn is None or fqn in self.parameters:
             self.refused = Blocked(
                 f"a whole tensor meets a sharded one in {self._module.fqn}; one made of one parameter works"
             )
             return
-        if not isinstance(layout, Sharded):
+        if not isinstance(placement, Shard):
             yield _Chunks(self.calls, self._module, {**self.parameters, fqn: Partial()})
             return
         shape = self.calls.shape_of(leaf)
         for dim, size in enumerate(self.calls.parameters[fqn].shape):
-            if shape is not None and size == shape[layout.dim]:
-                yield _Chunks(self.calls, self._module, {**self.parameters, fqn: Sharded(dim, layout.outer)})
+            if shape is not None and size == shape[placement.dim]:
+                yield _Chunks(self.calls, self._module, {**self.parameters, fqn: Shard(dim, placement.outer)})
 
     def _factor(self, leaf: Any, dim: int) -> Any:
         """Return the factor of a product that a dimension of its result comes from; any other tensor as it is."""

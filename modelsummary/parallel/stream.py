@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.placements import Shard
 from modelsummary.record.events import Event, Value
 
 __all__ = ["Redistribution", "Stream", "results_of"]
@@ -20,28 +20,28 @@ class Redistribution(NamedTuple):
         fqn: of the module.
         is_input: where the tensor enters the module, else where it leaves.
         position: of the tensor among the positional arguments, or among the results; a name for a keyword argument.
-        layout: of the chunks.
+        placement: of the chunks.
         gathers: True: from chunks to the whole tensor; False: from the whole tensor to chunks.
     """
 
     fqn: str
     is_input: bool
     position: int | str
-    layout: Sharded
+    placement: Shard
     gathers: bool
 
     @property
-    def before(self) -> Sharded | None:
-        """The layout in front of it; None: whole."""
-        return self.layout if self.gathers else None
+    def before(self) -> Shard | None:
+        """The placement in front of it; None: whole."""
+        return self.placement if self.gathers else None
 
     @property
-    def after(self) -> Sharded | None:
-        """The layout behind it; None: whole."""
-        return None if self.gathers else self.layout
+    def after(self) -> Shard | None:
+        """The placement behind it; None: whole."""
+        return None if self.gathers else self.placement
 
     def where(self, begin: float, end: float) -> tuple[float, float]:
-        """Return where its layout begins and ends to hold, for a call between two positions.
+        """Return where its placement begins and ends to hold, for a call between two positions.
 
         What leaves a module is redistributed before it enters the next one.
         """
@@ -68,21 +68,21 @@ class Stream:
         redistributions: tensors that are gathered or cut where they enter or leave a module.
         norms: FQN of a norm -> dimension of its input that is sharded.
         gathered: FQN of a column-parallel layer that takes a chunk -> dimension along which it is gathered.
-        attended: FQN of an ``nn.MultiheadAttention`` -> layouts of its query, key and value; None: whole.
-        layouts: value -> its layout where it is made.
-        results: position of an event -> layouts of its results, after the redistributions of that module.
+        attended: FQN of an ``nn.MultiheadAttention`` -> placements of its query, key and value; None: whole.
+        placements: value -> its placement where it is made.
+        results: position of an event -> placements of its results, after the redistributions of that module.
     """
 
     scattered: dict[str, int]
     redistributions: dict[Redistribution, None] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, int] = field(default_factory=dict)
-    attended: dict[str, tuple[Sharded | None, ...]] = field(default_factory=dict)
-    layouts: dict[Value, Sharded] = field(default_factory=dict)
-    results: dict[int, list[Sharded | None]] = field(default_factory=dict)
+    attended: dict[str, tuple[Shard | None, ...]] = field(default_factory=dict)
+    placements: dict[Value, Shard] = field(default_factory=dict)
+    results: dict[int, list[Shard | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._scopes: dict[Value, list[tuple[float, float, Sharded | None]]] = {}
+        self._scopes: dict[Value, list[tuple[float, float, Shard | None]]] = {}
 
     def without(self, wrong: Collection[Any]) -> Stream | None:
         """Return the stream without these redistributions; None if they are not all redistributions."""
@@ -91,21 +91,21 @@ class Stream:
         kept = {redistribution: None for redistribution in self.redistributions if redistribution not in wrong}
         return Stream(self.scattered, kept)
 
-    def layout_at(self, value: Value, position: float, outside: float | None = None) -> Sharded | None:
-        """Return the layout of a value for the event at a position; None if it is whole.
+    def placement_at(self, value: Value, position: float, outside: float | None = None) -> Shard | None:
+        """Return the placement of a value for the event at a position; None if it is whole.
 
         Args:
             outside: ignore modules that are entered at this position or later.
         """
-        latest_layout, latest_begin = self.layouts.get(value), -1.0
-        for begin, end, layout in self._scopes.get(value, ()):
+        latest_placement, latest_begin = self.placements.get(value), -1.0
+        for begin, end, placement in self._scopes.get(value, ()):
             if latest_begin <= begin <= position < end and (outside is None or begin < outside):
-                latest_layout, latest_begin = layout, begin
-        return latest_layout
+                latest_placement, latest_begin = placement, begin
+        return latest_placement
 
-    def change(self, value: Value, begin: float, end: float, layout: Sharded | None) -> None:
-        """Give a value another layout for the events between two positions."""
-        self._scopes.setdefault(value, []).append((begin, end, layout))
+    def change(self, value: Value, begin: float, end: float, placement: Shard | None) -> None:
+        """Give a value another placement for the events between two positions."""
+        self._scopes.setdefault(value, []).append((begin, end, placement))
 
 
 def results_of(event: Event) -> list[Any]:

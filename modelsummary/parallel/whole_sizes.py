@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from modelsummary.parallel.index_rules import part_at
-from modelsummary.parallel.layouts import Sharded, local_position
+from modelsummary.parallel.placements import Shard, local_position
 from modelsummary.parallel.regions import Region
 from modelsummary.record.events import Event, Value, values_in
 
@@ -36,50 +36,50 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
     tensor, *others = event.args or (None,)
     if not isinstance(tensor, Value) or not others:
         return
-    if tensor not in region.layouts:
+    if tensor not in region.placements:
         yield from _copies(event, others[0], region)
         return
-    layout = region.layouts[tensor]
-    whole = tensor.shape[layout.dim]
-    at, local = layout.dim - len(tensor.shape), local_position(whole, layout, n_ranks)
+    placement = region.placements[tensor]
+    whole = tensor.shape[placement.dim]
+    at, local = placement.dim - len(tensor.shape), local_position(whole, placement, n_ranks)
     name = event.name
     if name in ("split", "split_with_sizes"):
-        ends = accumulate(value.shape[layout.dim] for value in values_in(event.result))
-        borders = [local_position(border, layout, n_ranks) for border in (0, *ends)]
+        ends = accumulate(value.shape[placement.dim] for value in values_in(event.result))
+        borders = [local_position(border, placement, n_ranks) for border in (0, *ends)]
         local_sizes = tuple(after - before for before, after in pairwise(borders))
         whole_parts = others[0] if type(others[0]) is int else tuple(others[0])
         if sum(local_sizes) == local:
             yield {"name": name, "kind": "split", "at": at, "whole": whole_parts, "local": local, "sizes": local_sizes}
-    elif name == "getitem" and (part := part_at(others[0], len(tensor.shape), layout.dim)) is not None:
+    elif name == "getitem" and (part := part_at(others[0], len(tensor.shape), placement.dim)) is not None:
         parts = others[0] if isinstance(others[0], tuple) else (others[0],)
         bounds = (parts[part].start, parts[part].stop)
         if parts[part].step is None and bounds != (None, None):
-            local_bounds = tuple(b if b is None else _local_bound(b, whole, layout, n_ranks) for b in bounds)
+            local_bounds = tuple(b if b is None else _local_bound(b, whole, placement, n_ranks) for b in bounds)
             yield {
                 "name": name, "kind": "slice", "at": at, "n_parts": len(parts), "part": part, "whole": bounds,
                 "local": local, "bounds": local_bounds,
             }  # fmt: skip
     sizes = others[0] if isinstance(others[0], (tuple, list)) else others
     result = event.result
-    if not isinstance(result, Value) or result not in region.layouts or len(sizes) != len(result.shape):
+    if not isinstance(result, Value) or result not in region.placements or len(sizes) != len(result.shape):
         return
-    after = region.layouts[result]
+    after = region.placements[result]
     if not all(type(size) is int for size in sizes):
         return
     if sizes[after.dim] == -1:
         return
-    if name == "expand" and layout.is_plain:
+    if name == "expand" and placement.is_plain:
         yield {"name": name, "kind": "expand", "at": after.dim - len(sizes), "n_sizes": len(sizes), "local": local}
-    elif name in ("view", "reshape") and not layout.pieces:
-        yield from _view(name, tensor.shape, result.shape, layout, after, region, n_ranks)
+    elif name in ("view", "reshape") and not placement.pieces:
+        yield from _view(name, tensor.shape, result.shape, placement, after, region, n_ranks)
 
 
 def _copies(event: Event, sizes: Any, region: Region) -> Iterator[Mapping[str, Any]]:
     """Yield a call that copies a tensor which all heads share, once for each head."""
     result = event.result
-    if not isinstance(result, Value) or result not in region.layouts:
+    if not isinstance(result, Value) or result not in region.placements:
         return
-    at, n_sizes = region.layouts[result].dim - len(result.shape), len(result.shape)
+    at, n_sizes = region.placements[result].dim - len(result.shape), len(result.shape)
     whole = result.shape[at]
     if event.name == "repeat_interleave" and sizes == whole:
         yield {"name": event.name, "kind": "copies", "at": at, "n_sizes": 1, "whole": whole}
@@ -87,28 +87,28 @@ def _copies(event: Event, sizes: Any, region: Region) -> Iterator[Mapping[str, A
         yield {"name": event.name, "kind": "copies", "at": at, "n_sizes": n_sizes, "whole": whole}
 
 
-def _local_bound(bound: int, whole: int, layout: Sharded, n_ranks: int) -> int:
+def _local_bound(bound: int, whole: int, placement: Shard, n_ranks: int) -> int:
     """Return a bound of a slice on one rank; one that counts from the end still does."""
-    position = local_position(bound % (whole + 1) if bound >= 0 else bound + whole, layout, n_ranks)
-    return position if bound >= 0 else position - local_position(whole, layout, n_ranks)
+    position = local_position(bound % (whole + 1) if bound >= 0 else bound + whole, placement, n_ranks)
+    return position if bound >= 0 else position - local_position(whole, placement, n_ranks)
 
 
 def _view(
     name: str,
     before: Sequence[int],
     after: Sequence[int],
-    layout: Sharded,
-    result: Sharded,
+    placement: Shard,
+    result: Shard,
     region: Region,
     n_ranks: int,
 ) -> Iterator[Mapping[str, Any]]:
     dims, sizes = _group(before, after, result.dim)
-    if not dims[0] <= layout.dim < dims[1]:
+    if not dims[0] <= placement.dim < dims[1]:
         return
     whole = after[result.dim]
     # A number of heads or features is the same in each call; another one may follow the length of the sequence.
     is_constant = dims[1] - dims[0] == 1 and whole in region.sizes
-    local = before[layout.dim] // n_ranks if is_constant else -1
+    local = before[placement.dim] // n_ranks if is_constant else -1
     yield {
         "name": name, "kind": "view", "ndim": len(before), "dims": dims, "n_sizes": len(after), "sizes": sizes,
         "at": result.dim, "whole": whole, "local": local,

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from modelsummary import Statistics
-from modelsummary.parallel.layouts import Blocked, Partial, Section, Sharded, WrongPlacement
+from modelsummary.parallel.placements import Blocked, Partial, Section, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.runs import record_of
 
 RANKS = 2
-HEADS, OUTER = Sharded(2), Sharded(2, outer=2)
-UNEQUAL = Sharded(1, pieces=(Section(8), Section(4), Section(2, is_whole=True)))
+HEADS, OUTER = Shard(2), Shard(2, outer=2)
+UNEQUAL = Shard(1, pieces=(Section(8), Section(4), Section(2, is_whole=True)))
 
 
 class Summed(Propagation):
@@ -64,27 +64,27 @@ def part(tensor, placement, rank):
 
 CASES = [
     (lambda x: F.gelu(x).mul(2), [(2, 4, 8)], [HEADS], HEADS),
-    (lambda x, y: x + y, [(2, 4, 8), (8,)], [HEADS, Sharded(0)], HEADS),
-    (lambda x: x.view(2, 4, -1, 2).transpose(1, 2), [(2, 4, 8)], [HEADS], Sharded(1)),
-    (lambda x: x.softmax(1).sum(1), [(2, 4, 8)], [HEADS], Sharded(1)),
+    (lambda x, y: x + y, [(2, 4, 8), (8,)], [HEADS, Shard(0)], HEADS),
+    (lambda x: x.view(2, 4, -1, 2).transpose(1, 2), [(2, 4, 8)], [HEADS], Shard(1)),
+    (lambda x: x.softmax(1).sum(1), [(2, 4, 8)], [HEADS], Shard(1)),
     (lambda x: x.chunk(2, -1)[0], [(2, 4, 8)], [OUTER], HEADS),
     (F.glu, [(2, 4, 8)], [OUTER], HEADS),
     (nn.GLU(), [(2, 4, 8)], [OUTER], HEADS),
     (nn.Softmax(1), [(2, 4, 8)], [HEADS], HEADS),
-    (nn.LayerNorm(8, elementwise_affine=False), [(2, 4, 8)], [Sharded(1)], Sharded(1)),
-    (nn.Dropout(), [(2, 4, 8)], [Sharded(1)], Sharded(1)),
+    (nn.LayerNorm(8, elementwise_affine=False), [(2, 4, 8)], [Shard(1)], Shard(1)),
+    (nn.Dropout(), [(2, 4, 8)], [Shard(1)], Shard(1)),
     (lambda x: x[:, -2:].exp(), [(3, 14)], [UNEQUAL], None),
-    (lambda x: x[:, :-2].exp(), [(3, 14)], [UNEQUAL], Sharded(1, pieces=(Section(8), Section(4)))),
-    (lambda q, k: q @ k.transpose(-1, -2), [(2, 4, 3, 5), (2, 4, 6, 5)], [Sharded(1), Sharded(1)], Sharded(1)),
-    (F.linear, [(2, 4, 8), (6, 8)], [None, Sharded(0)], HEADS),
-    (F.linear, [(2, 4, 8), (6, 8)], [Sharded(1), None], Sharded(1)),
-    (F.linear, [(2, 4, 8), (6, 8)], [HEADS, Sharded(1)], Partial()),
-    (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), Partial()], Partial()),
-    (torch.addmm, [(6,), (4, 8), (8, 6)], [Sharded(0), None, Sharded(1)], Sharded(1)),
-    (torch.addmm, [(6,), (4, 8), (8, 6)], [Partial(), Sharded(1), Sharded(0)], Partial()),
-    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [None, Sharded(2)], HEADS),
-    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [Sharded(1), Sharded(1)], Partial()),
-    (lambda *xs: torch.einsum("bd,b,df->bf", *xs), [(4, 8), (4,), (8, 6)], [Sharded(1), None, Sharded(0)], Partial()),
+    (lambda x: x[:, :-2].exp(), [(3, 14)], [UNEQUAL], Shard(1, pieces=(Section(8), Section(4)))),
+    (lambda q, k: q @ k.transpose(-1, -2), [(2, 4, 3, 5), (2, 4, 6, 5)], [Shard(1), Shard(1)], Shard(1)),
+    (F.linear, [(2, 4, 8), (6, 8)], [None, Shard(0)], HEADS),
+    (F.linear, [(2, 4, 8), (6, 8)], [Shard(1), None], Shard(1)),
+    (F.linear, [(2, 4, 8), (6, 8)], [HEADS, Shard(1)], Partial()),
+    (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Shard(1), Partial()], Partial()),
+    (torch.addmm, [(6,), (4, 8), (8, 6)], [Shard(0), None, Shard(1)], Shard(1)),
+    (torch.addmm, [(6,), (4, 8), (8, 6)], [Partial(), Shard(1), Shard(0)], Partial()),
+    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [None, Shard(2)], HEADS),
+    (lambda x, w: torch.einsum("bd,edf->bef", x, w), [(4, 8), (3, 8, 6)], [Shard(1), Shard(1)], Partial()),
+    (lambda *xs: torch.einsum("bd,b,df->bf", *xs), [(4, 8), (4,), (8, 6)], [Shard(1), None, Shard(0)], Partial()),
     (lambda x: (2 * x).sum(1), [(2, 4, 8)], [Partial()], Partial()),
     (lambda x, s: x.transpose(0, 1) * s, [(4, 2), (4,)], [Partial(), None], Partial()),
     (lambda x, i: torch.zeros(5, 3).index_add(0, i, x), [(2, 3), "index"], [Partial(), None], Partial()),
@@ -109,19 +109,19 @@ def test_ranks_compute_their_parts_of_the_whole(function, shapes, placements, ex
 @pytest.mark.parametrize(
     ("function", "shapes", "placements", "reason"),
     [
-        (lambda x: x.sort(1)[0], [(2, 4)], [Sharded(1)], "sort() in the model works along the sharded dimension"),
-        (nn.Softmax(1), [(2, 4)], [Sharded(1)], "function works along the sharded dimension"),
-        (nn.Conv1d(4, 4, 1), [(2, 4, 8)], [Sharded(1)], "function (Conv1d) takes no sharded tensor"),
+        (lambda x: x.sort(1)[0], [(2, 4)], [Shard(1)], "sort() in the model works along the sharded dimension"),
+        (nn.Softmax(1), [(2, 4)], [Shard(1)], "function works along the sharded dimension"),
+        (nn.Conv1d(4, 4, 1), [(2, 4, 8)], [Shard(1)], "function (Conv1d) takes no sharded tensor"),
         (torch.relu, [(2, 4)], [Partial()], "relu() in the model takes a sum over the ranks"),
         (nn.ReLU(), [(2, 4)], [Partial()], "function takes a sum over the ranks"),
         (lambda x, y: x * y, [(2, 4), (2, 4)], [Partial(), Partial()], "mul() in the model takes a sum over the ranks"),
         (
             lambda x, y: x + y,
             [(2, 4), (4,)],
-            [Partial(), Sharded(0)],
+            [Partial(), Shard(0)],
             "takes a sharded tensor and a sum over",
         ),
-        (torch.fft.fft, [(2, 4)], [Sharded(1)], "has no rule for sharded tensors"),
+        (torch.fft.fft, [(2, 4)], [Shard(1)], "has no rule for sharded tensors"),
     ],
 )
 def test_reasons(function, shapes, placements, reason):
@@ -133,10 +133,10 @@ def test_reasons(function, shapes, placements, reason):
 @pytest.mark.parametrize(
     ("function", "shapes", "placements", "position", "expected"),
     [
-        (lambda x, y: x + y, [(2, 4), (4,)], [Sharded(1), None], 1, Sharded(0)),
-        (F.linear, [(2, 4, 8), (6, 8)], [HEADS, None], 1, Sharded(1)),
-        (F.linear, [(2, 4, 8), (6, 8), (6,)], [None, Sharded(0), None], 2, Sharded(0)),
-        (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Sharded(1), None], 2, Partial()),
+        (lambda x, y: x + y, [(2, 4), (4,)], [Shard(1), None], 1, Shard(0)),
+        (F.linear, [(2, 4, 8), (6, 8)], [HEADS, None], 1, Shard(1)),
+        (F.linear, [(2, 4, 8), (6, 8), (6,)], [None, Shard(0), None], 2, Shard(0)),
+        (F.linear, [(2, 4, 8), (6, 8), (6,)], [HEADS, Shard(1), None], 2, Partial()),
         (lambda x, y: x + y, [(2, 4), (4,)], [Partial(), None], 1, Partial()),
     ],
 )
@@ -148,6 +148,6 @@ def test_a_rule_asks_for_the_placement_of_an_operand(function, shapes, placement
 
 
 def test_results_sum_up_only_where_something_reduces_them():
-    shapes, placements = [(2, 4, 8), (6, 8)], [HEADS, Sharded(1)]
+    shapes, placements = [(2, 4, 8), (6, 8)], [HEADS, Shard(1)]
     with pytest.raises(Blocked, match=r"linear\(\) in the model sums over the sharded dimension"):
         placement_after(F.linear, tuple(map(torch.randn, shapes)), placements, Propagation)

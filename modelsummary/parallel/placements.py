@@ -1,8 +1,8 @@
-"""Where the shards of a tensor are: layouts, and the calls that take sharded tensors.
+"""Where the shards of a tensor are: placements, and the calls that take sharded tensors.
 
-Ranks hold plain local tensors. A value is either replicated, or ``Sharded``: the ranks hold equal contiguous chunks of
-one dimension, or of each piece of it, in the order of their ranks. The rules (``modelsummary.parallel.rules``) give the
-layout of a function's results from the layouts of its operands.
+Ranks hold plain local tensors. A value is replicated (None), a ``Shard``: the ranks hold equal contiguous chunks of
+one dimension, or of each piece of it, in the order of their ranks, or ``Partial``: the ranks' tensors sum up to it. The
+rules (``modelsummary.parallel.rules``) give the placement of a function's results from the placements of its operands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "Partial",
     "Placement",
     "Section",
-    "Sharded",
+    "Shard",
     "WrongPlacement",
     "apart",
     "dim_of",
@@ -47,7 +47,7 @@ class Section(NamedTuple):
     is_whole: bool = False
 
 
-class Sharded(NamedTuple):
+class Shard(NamedTuple):
     """The dimension whose chunks the ranks hold.
 
     Attributes:
@@ -72,7 +72,7 @@ class Partial:
     """The ranks' tensors sum up to the value."""
 
 
-Placement = Sharded | Partial
+Placement = Shard | Partial
 
 
 class Blocked(Exception):
@@ -105,7 +105,7 @@ class Operand:
     Attributes:
         leaf: in the template of the call.
         shape: of the whole tensor.
-        layout: of its chunks; None if it is replicated, or partial.
+        shard: None if it is replicated, or partial.
         needs_grad: a gradient flows into it.
         is_index: it holds integers.
         is_zeros: a function made it of zeros.
@@ -114,7 +114,7 @@ class Operand:
 
     leaf: Any
     shape: tuple[int, ...]
-    layout: Sharded | None
+    shard: Shard | None
     needs_grad: bool
     is_index: bool = False
     is_zeros: bool = False
@@ -123,7 +123,7 @@ class Operand:
     @property
     def is_whole(self) -> bool:
         """True if it is replicated."""
-        return self.layout is None and not self.is_partial
+        return self.shard is None and not self.is_partial
 
 
 class FunctionCall:
@@ -222,7 +222,7 @@ class FunctionCall:
                 message = f"{message}; a tensor without a gradient works"
                 raise WrongPlacement(message, other.leaf, None)
         elif other.shape[dim] == total and isinstance(other.leaf, (Value, Attribute)):
-            raise self.wrong(other, Sharded(dim, outer))
+            raise self.wrong(other, Shard(dim, outer))
         else:
             raise Blocked(f"{self.at} takes a constant of the whole size beside a sharded tensor; sizes of one work")
 
@@ -241,31 +241,31 @@ def dims_of(dims: Any, ndim: int) -> set[int]:
     return {dim_of(dim, ndim) for dim in (dims if isinstance(dims, (tuple, list)) else (dims,))}
 
 
-def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Sharded]:
-    """Return the operand at a position, which must be the sharded one, and its layout."""
+def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Shard]:
+    """Return the operand at a position, which must be the sharded one, and its placement."""
     operand = call.operand(position)
-    if operand.layout is None:
+    if operand.shard is None:
         raise Blocked(
             f"{call.at} takes a whole tensor and sharded parameters; a sharded tensor in the first place works"
         )
-    return operand, operand.layout
+    return operand, operand.shard
 
 
-def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes: set[int]) -> Sharded:
-    """Return the layout after a view that keeps the order of the elements.
+def reshaped(before: Sequence[int], after: Sequence[int], placement: Shard, sizes: set[int]) -> Shard:
+    """Return the placement after a view that keeps the order of the elements.
 
-    >>> reshaped((2, 8, 64), (2, 8, 4, 16), Sharded(2), set()) == Sharded(2)  # heads
+    >>> reshaped((2, 8, 64), (2, 8, 4, 16), Shard(2), set()) == Shard(2)  # heads
     True
-    >>> reshaped((2, 4, 8, 16), (8, 8, 16), Sharded(1), set()) == Sharded(0, outer=2)  # batch and heads in one
+    >>> reshaped((2, 4, 8, 16), (8, 8, 16), Shard(1), set()) == Shard(0, outer=2)  # batch and heads in one
     True
 
     Raises:
         Blocked: afterwards the chunks do not lie along one dimension.
     """
-    if layout.pieces:
-        return _in_heads(before, after, layout, sizes)
-    lead = math.prod(before[: layout.dim]) * layout.outer
-    extent = before[layout.dim] // layout.outer
+    if placement.pieces:
+        return _in_heads(before, after, placement, sizes)
+    lead = math.prod(before[: placement.dim]) * placement.outer
+    extent = before[placement.dim] // placement.outer
     passed = 1
     for dim, size in enumerate(after):
         if size != 1 and lead % passed == 0 and passed * size > lead:
@@ -273,7 +273,7 @@ def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes
             now, remainder = divmod(size, outer)
             if remainder == 0 and (now % extent == 0 or extent % now == 0):
                 sizes.add(min(now, extent))
-                return Sharded(dim, outer)
+                return Shard(dim, outer)
             break
         passed *= size
     raise Blocked(
@@ -281,81 +281,83 @@ def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes
     )
 
 
-def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> tuple[int, ...]:
+def local_shape(shape: Sequence[int], placement: Shard | None, n_ranks: int) -> tuple[int, ...]:
     """Return the shape of what one rank holds of a tensor."""
-    if layout is None:
+    if placement is None:
         return tuple(shape)
-    return tuple(local_position(size, layout, n_ranks) if dim == layout.dim else size for dim, size in enumerate(shape))
+    return tuple(
+        local_position(size, placement, n_ranks) if dim == placement.dim else size for dim, size in enumerate(shape)
+    )
 
 
-def local_position(position: int, layout: Sharded, n_ranks: int) -> int:
+def local_position(position: int, placement: Shard, n_ranks: int) -> int:
     """Return where a rank holds what begins at a position of the sharded dimension; at its end, the rank's extent.
 
-    >>> local_position(10, Sharded(0, pieces=(Section(8), Section(4, is_whole=True))), 2)
+    >>> local_position(10, Shard(0, pieces=(Section(8), Section(4, is_whole=True))), 2)
     6
     """
-    if not layout.pieces:
+    if not placement.pieces:
         return position // n_ranks
     local = 0
-    for size, is_whole in layout.pieces:
+    for size, is_whole in placement.pieces:
         before = min(size, position)
         local += before if is_whole else before // n_ranks
         position -= before
     return local
 
 
-def in_pieces(dim: int, pieces: Sequence[Section]) -> Sharded | None:
-    """Return the layout of a dimension of these pieces; None if all are whole.
+def in_pieces(dim: int, pieces: Sequence[Section]) -> Shard | None:
+    """Return the placement of a dimension of these pieces; None if all are whole.
 
     >>> in_pieces(1, [Section(8), Section(4), Section(4)]).pieces
     (Section(size=8, is_whole=False), Section(size=4, is_whole=False), Section(size=4, is_whole=False))
     """
     if all(piece.is_whole for piece in pieces):
         return None
-    return Sharded(dim, len(pieces)) if len(set(pieces)) == 1 else Sharded(dim, pieces=tuple(pieces))
+    return Shard(dim, len(pieces)) if len(set(pieces)) == 1 else Shard(dim, pieces=tuple(pieces))
 
 
 def apart(call: FunctionCall, sizes: Sequence[int], why: str = "") -> WrongPlacement:
     """Return the refusal of a function that takes the sharded dimension apart, into pieces of these sizes."""
-    operand, layout = sharded_operand(call)
-    pieces = Sharded(layout.dim, pieces=tuple(Section(size) for size in sizes))
+    operand, placement = sharded_operand(call)
+    pieces = Shard(placement.dim, pieces=tuple(Section(size) for size in sizes))
     return WrongPlacement(why or call.along, operand.leaf, pieces)
 
 
-def parts_of(call: FunctionCall, borders: Sequence[int]) -> list[Sharded | None]:
-    """Return the layouts of the parts of the sharded dimension between borders; None if one is whole on each rank.
+def parts_of(call: FunctionCall, borders: Sequence[int]) -> list[Shard | None]:
+    """Return the placements of the parts of the sharded dimension between borders; None if one is whole on each rank.
 
     Raises:
         WrongPlacement: a piece that is cut into chunks lies on both sides of a border.
     """
-    operand, layout = sharded_operand(call)
-    return [_part_of(call, operand, layout, bounds, borders) for bounds in pairwise(borders)]
+    operand, placement = sharded_operand(call)
+    return [_part_of(call, operand, placement, bounds, borders) for bounds in pairwise(borders)]
 
 
 def _part_of(
-    call: FunctionCall, operand: Operand, layout: Sharded, bounds: tuple[int, int], borders: Sequence[int]
-) -> Sharded | None:
-    size, (start, stop) = operand.shape[layout.dim], bounds
+    call: FunctionCall, operand: Operand, placement: Shard, bounds: tuple[int, int], borders: Sequence[int]
+) -> Shard | None:
+    size, (start, stop) = operand.shape[placement.dim], bounds
     pieces = []
     begin = 0
-    for piece in layout.pieces or [Section(size // layout.outer)] * layout.outer:
+    for piece in placement.pieces or [Section(size // placement.outer)] * placement.outer:
         inside = max(0, min(begin + piece.size, stop) - max(begin, start))
         if inside and inside < piece.size and not piece.is_whole:
             raise apart(call, [after - before for before, after in pairwise(borders)])
         pieces += [piece._replace(size=inside)] if inside else []
         begin += piece.size
-    return in_pieces(layout.dim, pieces)
+    return in_pieces(placement.dim, pieces)
 
 
-def _in_heads(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes: set[int]) -> Sharded:
-    """Return the layout after a view that takes a dimension of pieces apart into heads and their features."""
-    dim = layout.dim + len(after) - len(before) - 1 if len(after) > len(before) else layout.dim
-    is_same = math.prod(before[: layout.dim]) == math.prod(after[:dim])
-    width, remainder = divmod(before[layout.dim], after[dim]) if is_same and after[dim] else (0, 1)
-    if remainder or any(size % width for size, _ in layout.pieces):
+def _in_heads(before: Sequence[int], after: Sequence[int], placement: Shard, sizes: set[int]) -> Shard:
+    """Return the placement after a view that takes a dimension of pieces apart into heads and their features."""
+    dim = placement.dim + len(after) - len(before) - 1 if len(after) > len(before) else placement.dim
+    is_same = math.prod(before[: placement.dim]) == math.prod(after[:dim])
+    width, remainder = divmod(before[placement.dim], after[dim]) if is_same and after[dim] else (0, 1)
+    if remainder or any(size % width for size, _ in placement.pieces):
         raise Blocked(f"a view of {tuple(before)} as {tuple(after)} cuts across pieces; whole heads in each piece work")
-    heads = [piece._replace(size=piece.size // width) for piece in layout.pieces]
+    heads = [piece._replace(size=piece.size // width) for piece in placement.pieces]
     if any(size == 1 and not is_whole for size, is_whole in heads):
         raise Blocked(f"a view of {tuple(before)} as {tuple(after)} has a piece of one head; more heads can be split")
     sizes.update(size for size, is_whole in heads if not is_whole)
-    return Sharded(dim, pieces=tuple(heads))
+    return Shard(dim, pieces=tuple(heads))
