@@ -23,9 +23,9 @@ from modelsummary.capture.templates import leaves_of
 from modelsummary.parallel.attention_heads import INPUTS
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.index_rules import begin_of
-from modelsummary.parallel.placements import Shard, in_pieces, local_position, local_shape
 from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.local_replay import runs_on_shards
+from modelsummary.parallel.placements import Shard, in_pieces, local_position, local_shape
 from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, model_of_rank
 from modelsummary.parallel.record_calls import RULES, Calls

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor as TorchTensor
 from torch import fx
 
-from modelsummary._torch import HigherOrderOperator, OpOverload, TorchDispatchMode
+from modelsummary._torch import HigherOrderOperator, OpOverload
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.operator_mode import Counters, Operators
 from modelsummary.errors import InputError, ModelFileError
