@@ -155,13 +155,9 @@ class _Columns(Propagation):
         region.functions, region.sizes = self.functions, self.sizes
         positions = [position for fqn in region.columns for position in calls.places[fqn]]
         positions += [calls.position[event] for event in self.functions]
-        if region.parameters:
-            taken = [
-                (position, attributes_in((event.args, event.kwargs))) for position, event in enumerate(calls.events)
-            ]
-            positions += [
-                position for position, attributes in taken if any(at.fqn in region.parameters for at in attributes)
-            ]
+        for position, event in enumerate(calls.events) if region.parameters else ():
+            if any(attribute.fqn in region.parameters for attribute in attributes_in((event.args, event.kwargs))):
+                positions.append(position)
         until = max([*positions, *(calls.last_use.get(value, 0) for value in self._start.constants)])
         try:
             self.follow(min(positions), len(calls.events), until)

@@ -151,3 +151,11 @@ def test_results_sum_up_only_where_something_reduces_them():
     shapes, placements = [(2, 4, 8), (6, 8)], [HEADS, Shard(1)]
     with pytest.raises(Blocked, match=r"linear\(\) in the model sums over the sharded dimension"):
         placement_after(F.linear, tuple(map(torch.randn, shapes)), placements, Propagation)
+
+
+def test_reasons_name_what_is_sharded():
+    class Chunks(Propagation):
+        dimension: ClassVar[str] = "the sequence"
+
+    with pytest.raises(Blocked, match=r"sort\(\) in the model works along the sequence"):
+        placement_after(lambda x: x.sort(1)[0], (torch.randn(2, 4),), [Shard(1)], Chunks)
