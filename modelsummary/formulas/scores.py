@@ -96,6 +96,9 @@ class HiddenScores:
         """Follow one operator of a forward that has run."""
         is_followed = isinstance(out, Tensor) and out.is_floating_point() and out.layout is torch.strided
         if self._is_in_attention or not is_followed:
+            for tensor in tensors_in(out):  # a new tensor may have the address of one that was freed
+                if tensor.layout is torch.strided:
+                    self._products.pop(_storage(tensor), None)
             return
         tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.layout is torch.strided]
         scores = next((tensor for tensor in tensors if _storage(tensor) in self._products), None)
