@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import modelsummary
 from modelsummary import _torch
@@ -190,6 +191,9 @@ def test_switches_tell_what_is_on():
     assert not _torch.is_any_autocast_enabled()
     with torch.autocast("cpu"):
         assert _torch.is_any_autocast_enabled()
+    assert _torch.number_of_dispatch_modes() == 0
+    with TorchDispatchMode():
+        assert _torch.number_of_dispatch_modes() == 1
     assert _torch.number_of_function_modes() == 0
     with torch.overrides.TorchFunctionMode():
         assert _torch.number_of_function_modes() == 1

@@ -45,6 +45,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "kernels_for",
     "meta_kernels",
+    "number_of_dispatch_modes",
     "number_of_function_modes",
     "pop_dispatch_mode",
     "pop_function_mode",
@@ -71,6 +72,8 @@ scoped_library: Any = torch.library._scoped_library
 kernels_for: Any = torch._C._dispatch_get_registrations_for_dispatch_key
 # Whether an operator is registered in C++.
 has_kernel: Any = torch._C._dispatch_has_kernel
+# Number of active dispatch modes, without the one that handles an operator now.
+number_of_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 # Number of active function modes.
 number_of_function_modes: Any = torch._C._len_torch_function_stack
 # Context: operators run the kernels of meta tensors, and reach no mode, no subclass and no autograd. It restores all

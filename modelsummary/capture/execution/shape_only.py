@@ -260,7 +260,8 @@ class ShapeOnly:
     ) -> tuple[Any, OpCost]:
         device = self._place(kwargs, tensors) if kwargs or self._several_devices else self.device
         identity = (device, torch.get_default_dtype(), self._settings, *key)
-        results = self._of_all_runs if rule.is_builtin else self._of_this_run
+        is_alone = not _torch.number_of_dispatch_modes()  # another mode, as of ``fused_lstm``, may change results
+        results = self._of_all_runs if rule.is_builtin and is_alone else self._of_this_run
         try:
             remembered = results.get(identity)
         except TypeError:  # an unhashable argument
