@@ -286,7 +286,7 @@ def _tied(facts: dict[int, ModuleFacts]) -> set[int]:
 
 
 def _owned(name: str, tensor: Tensor) -> Owned:
-    if type(tensor) is ShapeTensor:  # during a run on shapes
+    if type(tensor) is ShapeTensor and "quant_state" not in vars(tensor):  # on shapes, and not packed
         numel = tensor.numel()
         return Owned(name, id(tensor), list(tensor.shape), numel, numel * tensor.itemsize, tensor.requires_grad)
     if is_lazy(tensor):
