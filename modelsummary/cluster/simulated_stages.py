@@ -224,5 +224,5 @@ def _unit(
         is_gathered_again=part.has_backward and name != AFTER and not is_in_root,
         forward=seconds.forward,
         backward=backward,
-        of_weights=seconds.weights * sum(seconds.backward.values()),
+        of_weights=seconds.weights * (seconds.backward["compute"] + seconds.backward.get("host", 0.0)),
     )

@@ -35,7 +35,7 @@ class PartSeconds:
 
     Attributes:
         forward, backward: by cause.
-        weights: the fraction of the backward in which it computes gradients of weights alone.
+        weights: the fraction of its kernels in the backward that compute gradients of weights alone.
         core: seconds of the kernels that selective recomputation repeats.
     """
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -170,11 +171,13 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
         raise InputError(f"model must be an nn.Module, got {model!r:.80}")
     modules = dict(model.named_modules(remove_duplicate=False))
     named = [layer.fqn for layer in plan.layers] + [attribute.fqn for attribute in plan.attributes]
-    missing = [fqn for fqn in (*named, *(fqn for unit in plan.units for fqn in unit)) if fqn not in modules]
+    named += [*plan.checkpoint, *plan.conditional, *chain(*plan.units)]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    missing = [fqn for fqn in named if fqn not in modules]
+    missing += [name for name in (*plan.frozen, *chain(*plan.ties)) if name not in parameters]
     if missing:
         raise InputError(f"the plan of a {plan.model_class} names {missing[0]!r}, which this model does not have")
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    trained = next((name for name in plan.frozen if name in parameters and parameters[name].requires_grad), None)
+    trained = next((name for name in plan.frozen if parameters[name].requires_grad), None)
     if trained is not None:
         raise InputError(
             f"{trained} takes a gradient, and took none when the plan was made, which sums no gradients for it; make "

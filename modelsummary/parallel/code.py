@@ -41,6 +41,8 @@ _IMPORTS = {  # line -> the names that it gives to the source of these styles
     _torch.RUNNING_BACKWARD: ("running_backward",),
     _torch.TREES: ("tree_leaves", "tree_map"),
 }
+_NUMBER = "-?(0|[1-9][0-9]{0,8})"
+_PLACEMENT = re.compile(rf"Replicate\(\)|Shard\({_NUMBER}\)|_StridedShard\({_NUMBER}, split_factor={_NUMBER}\)")
 _OF_TENSOR = frozenset({"DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"})
 
 
@@ -86,7 +88,7 @@ def _module(plan: ParallelPlan, sources: Mapping[str, str], first: Sequence[str]
         first: as for ``to_code``.
     """
     lines = [
-        f'"""Parallelize {plan.model_class} over {plan.world_size} ranks."""',
+        repr(f"Parallelize {plan.model_class} over {plan.world_size} ranks."),
         "",
         *_imports(plan, sources, with_torch=bool(plan.precision or first)),
         "",
@@ -261,7 +263,7 @@ def _placements(value: Any) -> Iterator[str]:
 
 def _is_placement(text: str) -> bool:
     """Return True if an option names a placement, as ``"Shard(1)"`` does; only these are written without quotes."""
-    return re.fullmatch(r"Replicate\(\)|Shard\(-?\d+\)|_StridedShard\(-?\d+, split_factor=\d+\)", text) is not None
+    return _PLACEMENT.fullmatch(text) is not None
 
 
 def _replicating_mesh(plan: ParallelPlan) -> str:

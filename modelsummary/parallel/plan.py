@@ -85,7 +85,7 @@ class ParallelPlan(Printed):
         model_class: of the model.
         tensor, data, shard, pipeline, expert: number of ranks along each dimension of the mesh.
         layers: the modules that tensor and expert parallelism shard, in the order of their calls.
-        attributes: integers of modules that are divided for one rank.
+        attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
         unit_bytes: bytes that each unit gathers, and bytes of gradients that it reduces; the root is last.

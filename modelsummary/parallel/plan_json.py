@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import keyword
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
@@ -32,7 +34,7 @@ def plan_from_json(kind: type[_Instance], mesh_names: Sequence[str], text: str) 
         InputError: the text is not a plan, or one of its fields has a value of another type.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_float=_refused, parse_constant=_refused)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"this is not the JSON of a plan: {error!r:.200}") from error
     if not isinstance(data, dict) or "mesh" not in data:
@@ -114,8 +116,6 @@ def _is(value: Any, hint: Any) -> bool:
 
 def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     """Raise ``InputError`` for values that no plan has, and for names that could not be written as code."""
-    from modelsummary.parallel import styles
-
     for name in mesh_names:
         if getattr(plan, name) < 1:
             raise InputError(f"{name} of a plan must be an integer >= 1, got {getattr(plan, name)}")
@@ -127,21 +127,41 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     has_units = plan.shard > 1 or plan.data > 1 or plan.precision is not None
     if has_units and (len(plan.unit_calls) != len(plan.units) or len(plan.unit_bytes) != len(plan.units) + 1):
         raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")
-    style_names = {*parallel.__all__, *styles.__all__}
+    if plan.last_unit and plan.last_unit not in plan.units:
+        raise InputError(f"last_unit of a plan must be one of its units, got {plan.last_unit!r:.80}")
+    kinds = _styles()
     for layer in plan.layers:
-        if layer.style not in style_names or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
+        if layer.style not in kinds or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
             raise InputError(
                 f"layers of a plan must have a known style, role and mesh, got {layer.style!r:.40}, {layer.role!r:.40} "
                 f"and {layer.mesh!r:.40}"
             )
+        taken = inspect.signature(kinds[layer.style]).parameters
+        unknown = next((name for name in layer.options if name not in taken), None)
+        if unknown is not None:
+            raise InputError(f"options of {layer.style} must be of {', '.join(taken)}, got {unknown!r:.40}")
         for collective in layer.collectives:
             if collective.phase not in ("forward", "loss", "backward") or collective.operation not in _OPERATIONS:
                 raise InputError(
                     f"collectives of a plan must have a known phase and operation, got {collective.phase!r:.40} and "
                     f"{collective.operation!r:.40}"
                 )
-    written = [plan.model_class, *(attribute.name for attribute in plan.attributes)]
-    written += [name for layer in plan.layers for name in layer.options]
-    wrong = next((name for name in written if not name.isidentifier()), None)
+    names = (attribute.name for attribute in plan.attributes)
+    wrong = next((name for name in names if not name.isidentifier() or keyword.iskeyword(name)), None)
     if wrong is not None:
-        raise InputError(f"a plan names {wrong!r:.80} where it must have the name of a class, attribute or argument")
+        raise InputError(f"a plan names {wrong!r:.80} where it must have the name of an attribute")
+
+
+def _styles() -> dict[str, type[parallel.ParallelStyle]]:
+    """Return the styles of torch and of this package by their names."""
+    from modelsummary.parallel import styles
+
+    named = ((name, getattr(module, name)) for module in (parallel, styles) for name in module.__all__)
+    base = parallel.ParallelStyle
+    return {
+        name: kind for name, kind in named if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+    }
+
+
+def _refused(number: str) -> None:
+    raise ValueError(f"a plan has no number {number:.40}")

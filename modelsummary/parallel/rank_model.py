@@ -28,7 +28,7 @@ __all__ = ["LocalAttribute", "change_arguments", "copied", "local_shapes", "mode
 
 @dataclass(frozen=True)
 class LocalAttribute:
-    """An integer attribute of a module that is divided by the number of ranks.
+    """An attribute of a module that has another value on a rank: a number that is divided, or a switch.
 
     Attributes:
         fqn: of the module.
@@ -38,8 +38,8 @@ class LocalAttribute:
 
     fqn: str
     name: str
-    whole: int
-    local: int
+    whole: int | bool
+    local: int | bool
 
 
 def model_of_rank(

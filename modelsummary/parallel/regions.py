@@ -285,9 +285,11 @@ class _Columns(Propagation):
         start = None if wrong is None else self._wider(wrong)
         if start is None and wrong is not None and wrong.of_whole:
             at = "the model" if self.event is None else f"{self.event.name} of {self.event.fqn or 'the model'}"
-            self.refused = Blocked(
-                f"a whole tensor meets a sharded one in {at}; one that a linear layer makes can be split, too"
-            )
+            taken = next((fqn for fqn in self.calls.sources(wrong.value) if fqn in self._taken), None)
+            advice = "one that a linear layer makes can be split, too"
+            if taken is not None:
+                advice = f"{taken}, which makes it, is split with other layers, and a layer of its own works"
+            self.refused = Blocked(f"a whole tensor meets a sharded one in {at}; {advice}")
         if start is None and self._shares and (wrong is None or wrong.placement is not None):
             whole = _with_whole_pieces(self._start.pieces)  # all heads may share the smallest ones
             start = None if whole == self._start.pieces else replace(self._start, pieces=whole)

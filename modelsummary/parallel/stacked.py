@@ -42,8 +42,12 @@ def grow_stacked(calls: Calls, fqn: str) -> Region:
     }
     stacked = [name for name in used if name in calls.parameters and calls.parameters[name].dim() >= 3]
     stacked = stacked or [name for name in used if name in factors]
-    if not stacked or calls.users.get(fqn) != {fqn} or calls.n_calls[fqn] != 1 or calls.holders[fqn] != {fqn}:
-        return Region([], blocked="its parameters are used elsewhere, too")
+    if not stacked:
+        return Region([], blocked="no product takes its parameters; matrix products and einsum work")
+    if calls.n_calls[fqn] != 1:
+        return Region([], blocked=f"it is called {calls.n_calls[fqn]} times; one call works")
+    if calls.users.get(fqn) != {fqn} or calls.holders[fqn] != {fqn}:
+        return Region([], blocked="its parameters are used elsewhere, too; parameters of its own work")
     first = calls.parameters[stacked[0]]
     reason = ""
     for dim in (*range(1, first.dim()), 0):  # the first dimension of stacked experts is their number
@@ -51,7 +55,7 @@ def grow_stacked(calls: Calls, fqn: str) -> Region:
             chunks = first_complete(_Chunks(calls, event, {stacked[0]: Shard(dim, outer)}))
             others = [name for name in chunks.parameters if name.rpartition(".")[0] != fqn]
             if chunks.refused is not None:
-                reason = str(chunks.refused)
+                reason = reason or str(chunks.refused)
             elif others:
                 reason = f"{others[0]} is a parameter of another module; parameters of {fqn} itself work"
             else:

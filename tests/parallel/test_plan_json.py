@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.parallel import ParallelPlan
+from modelsummary.parallel import ParallelPlan, applying
 from tests.parallel import models
 
 ANYTHING = st.recursive(
@@ -71,13 +73,61 @@ def test_a_wrong_value_is_refused_in_one_line_or_the_plan_is_whole(data):
         ({"layers": [{}]}, r"layers\[0\] of a plan has no 'collectives'; expected collectives, fqn, "),
         ({"more": 1}, "a plan has an unknown 'more'; expected attributes, "),
         ({"mesh": {"tensor": 4}}, r"mesh of a plan must be {'shard': 2, 'tensor': 2}, as its other fields say, got"),
-        ({"model_class": 'A"""; import os'}, "a plan names 'A.*import os' where it must have the name of a class"),
+        ({"last_unit": ["nope"]}, r"last_unit of a plan must be one of its units, got \('nope',\)"),
+        ({"averaged": float("inf")}, "this is not the JSON of a plan: .*no number Infinity"),
         ({"unit_calls": [1]}, "unit_calls of a plan must have a number for each of units"),
     ],
 )
 def test_messages_name_the_field(change, message):
     with pytest.raises(InputError, match=message):
         ParallelPlan.from_json(json.dumps({**written(), **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"style": "loss_parallel"}, "layers of a plan must have a known style, role and mesh, got 'loss_parallel'"),
+        ({"style": "ParallelStyle"}, "layers of a plan must have a known style, role and mesh, got 'ParallelStyle'"),
+        ({"options": {"class": 1}}, "options of ColwiseParallel must be of input_layouts, .*, got 'class'"),
+    ],
+)
+def test_messages_name_the_layer(change, message):
+    document = copy.deepcopy(written())
+    layer = next(layer for layer in document["layers"] if layer["style"] == "ColwiseParallel")
+    layer.update(change)
+    with pytest.raises(InputError, match=message):
+        ParallelPlan.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["Shard(01)", "Shard(\u0663)", "Shard(x)", 'Shard(0)"', "_StridedShard(0)"])
+def test_only_placements_are_written_without_quotes(text):
+    document = copy.deepcopy(written())
+    layer = next(layer for layer in document["layers"] if layer["style"] == "ColwiseParallel")
+    layer["options"] = {"output_layouts": text}
+    assert f"output_layouts={text!r}" in ParallelPlan.from_json(json.dumps(document)).to_code()
+
+
+def test_a_name_of_a_class_is_text_of_the_code():
+    plan = Statistics(*models.make("decoder")).parallel_plan(tensor=2)
+    plan = replace(plan, model_class='M"""\nraise ValueError\n"""')
+    code = plan.to_code()
+    assert ParallelPlan.from_json(plan.to_json()).to_code() == code
+    exec(code, {})
+
+
+def test_switches_of_modules_come_back():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 8))
+    plan = Statistics(model, (2, 8)).parallel_plan(tensor=2)
+    assert [attribute.whole for attribute in plan.attributes] == [True]
+    assert ParallelPlan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("field", ["checkpoint", "frozen", "conditional"])
+def test_names_that_a_model_lacks_are_refused_before_anything_is_sharded(field):
+    model = models.make("gpt2")[0]
+    plan = replace(ParallelPlan.from_json(json.dumps(written())), **{field: ("nope",)})
+    with pytest.raises(InputError, match="names 'nope', which this model does not have"):
+        applying._check_model(plan, model)
 
 
 @pytest.mark.parametrize("schedule", ["nonsense", ["1f1b"], None])
