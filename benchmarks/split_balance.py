@@ -92,7 +92,8 @@ def local_search(costs: Sequence[int], count: int) -> list[int]:
 
 def compare(name: str, model: nn.Module, inputs: Any) -> list[list[Any]]:
     stats = modelsummary.Statistics(model, inputs)
-    sequence = next(stats._splitter()._sequences())
+    with stats._splitting() as splitter:
+        sequence = next(splitter._sequences())
     rows = [stats.root, *stats.summary_list]
     macs, params = (call_costs(by, sequence, model, rows).costs for by in ("macs", "params"))
     ends = [cut.position for cut in sequence.cuts if not cut.obstacle and len(cut.values) == 1]

@@ -10,7 +10,6 @@ import torch
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
-from modelsummary.capture.state.process_state import surroundings
 from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
@@ -35,25 +34,15 @@ class Splitter:
     cut as asked, or only less evenly.
 
     Args:
-        live: the model and its input; None after pickling, or if no input was given.
+        live: the model and its input; the splitter is of no use after a change of the model.
         rows: rows of the model's tree.
-
-    Raises:
-        SplitError: ``live`` is None, or a parameter is not initialised.
     """
 
-    def __init__(self, live: LiveModel | None, rows: Sequence[LayerInfo]) -> None:
-        if live is None:
-            raise SplitError(
-                "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
-            )
-        if live.uninitialized is not None:
-            raise SplitError(f"{live.uninitialized}; run the model once, then split it")
+    def __init__(self, live: LiveModel, rows: Sequence[LayerInfo]) -> None:
         self._live, self._rows = live, rows
         # Autocast has no effect on meta tensors.
         under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._execution = "real" if under_autocast else live.execution
-        self._surroundings = surroundings()
         self.n_samples = live.call.size_along(live.batch_dim or 0) or 1
         self._begin()
 
@@ -62,10 +51,6 @@ class Splitter:
         self._records = kept_records(self._live, self._execution)
         self._tried: list[CallSequence | SplitError] = []
         self._alone: CallSequence | None = None  # of the first run alone
-
-    def is_current(self) -> bool:
-        """Return True if autocast and other process-wide settings are unchanged, so that the record still holds."""
-        return self._surroundings == surroundings()
 
     def split(self, by: By, wishes: Wishes) -> Stages:
         """Return the stages that ``Statistics.split`` returns, checked against the model."""

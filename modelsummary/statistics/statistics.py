@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
@@ -89,7 +90,6 @@ class Statistics(ModelStatistics):
     """
 
     _live: LiveModel | None = None
-    _splitter: Splitter | None = None
     _scalings: dict[str, Scaling]
 
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
@@ -134,11 +134,11 @@ class Statistics(ModelStatistics):
         _, recording = recorded
         ran: dict[str, Any] = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
         super().__init__(recording.root, **ran, batch_dim=batch_dim, options=options)
-        self._splitter, self._scalings = None, {}
+        self._scalings = {}
         self._live = live_model(called, recorded, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
+        return {**self.__dict__, "_live": None, "_scalings": {}}
 
     def _live_for(self, name: str) -> LiveModel:
         """Return the live model. Raise ``NotLiveError`` if there is none: after pickling, or without an input."""
@@ -698,7 +698,8 @@ class Statistics(ModelStatistics):
         from modelsummary.split import Wishes
 
         wishes = Wishes(n_stages, max_memory, boundaries, max_crossing_bytes, single_tensor_cuts)
-        return self._current_splitter().split(by, wishes)
+        with self._splitting() as splitter:
+            return splitter.split(by, wishes)
 
     @exclusive
     def simulate(
@@ -778,8 +779,9 @@ class Statistics(ModelStatistics):
 
         live = self._tree_for("planning")
         if not isinstance(cluster, entry.Cluster) and (isinstance(cluster, int) or entry.is_deprecated(options)):
-            splitter = self._current_splitter()
-            return entry.pipeline_plans(self.root, splitter.facts, splitter.n_samples, cluster, global_batch, options)
+            with self._splitting() as splitter:
+                facts, n_samples = splitter.facts, splitter.n_samples
+                return entry.pipeline_plans(self.root, facts, n_samples, cluster, global_batch, options)
         return entry.search(live, self.root, cluster, global_batch, sequence, recipe, options, self.parallel_plan)
 
     @exclusive
@@ -841,7 +843,7 @@ class Statistics(ModelStatistics):
             expert=expert,
             sequence=sequence,
             loss_parallel=loss_parallel,
-            split=lambda n_stages, whole: self._current_splitter().split_around(n_stages, whole),
+            split=self._split_around,
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
@@ -849,14 +851,25 @@ class Statistics(ModelStatistics):
             context=context,
         )
 
-    def _current_splitter(self) -> Splitter:
-        """Return the splitter of the first use, or a new one if autocast was switched since."""
+    def _split_around(self, n_stages: int, whole: frozenset[str]) -> Stages:
+        with self._splitting() as splitter:
+            return splitter.split_around(n_stages, whole)
+
+    @contextmanager
+    def _splitting(self) -> Iterator[Splitter]:
+        """Return a context with the splitter of the model, which keeps its records while the model is unchanged."""
         from modelsummary.split.splitter import Splitter
 
-        if self._splitter is None or not self._splitter.is_current():
-            live = self._live if self._live is None else self._tree_for("a split", SplitError)
-            self._splitter = Splitter(live, list(self.root.walk()))
-        return self._splitter
+        if self._live is None:
+            raise SplitError(
+                "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
+            )
+        live = self._tree_for("a split", SplitError)
+        splitter = live.kept("splitter").get("splitter") or Splitter(live, list(self.root.walk()))
+        try:
+            yield splitter
+        finally:  # its own runs may count as changes: they restore tensors by writing
+            live.kept("splitter")["splitter"] = splitter
 
 
 def measure_memory(

@@ -540,3 +540,16 @@ def test_a_model_on_meta_can_be_split():
 
 def test_the_public_name():
     assert modelsummary.Stages.__name__ == "Stages"
+
+
+def test_a_model_that_changed_is_recorded_again():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    x = torch.rand(2, 8)
+    stats = Statistics(model, x)
+    stats.split(2)
+    model.append(nn.Linear(8, 8))
+    first, second = stats.split(2)
+    assert torch.equal(second(first(x)), model(x))
+    model[1] = nn.Tanh()
+    first, second = stats.split(2)
+    assert torch.equal(second(first(x)), model(x))
