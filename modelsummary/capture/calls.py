@@ -154,7 +154,7 @@ class Watch:
                 self._note_other_thread(module)
                 return call_module(module, *args, **kwargs)
             if module is self.root.module and not self._root_began:
-                self._root_began = True  # ``run`` ends the call, so that the user's hooks count as its work
+                self._root_began = True  # ``call`` ends the root, so that the user's hooks count as its work
                 return call_module(module, *args, **kwargs)
             if not self.under_foreign_autocast and is_foreign():
                 self.under_foreign_autocast = True

@@ -50,7 +50,7 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
     trace = traces.get("storages") or (None if storages else traces.get("operators"))
     if trace is None:
         trace = observe(live.model, live.call, plan, storages=storages)
-        live.kept(step)[trace.level] = trace
+        live.kept(step)[trace.level] = trace  # asked again: the run may have changed what ``kept`` compares
     return trace
 
 

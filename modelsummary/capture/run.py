@@ -250,8 +250,8 @@ def _run_once(
             execution.ran = ran
         if isinstance(execution, ShapeOnly):
             execution.routes_evenly = routes_evenly
-        # Arguments, and what tells later whether the model has changed, make a table of 100,000 modules
-        # a quarter slower.
+        # The trace of the table is not kept, as ``LiveModel`` keeps others: to note arguments, and what tells later
+        # whether the model has changed, makes a table of 100,000 modules a quarter slower.
         step = StepRun(model, args, kwargs, _FORWARD, device, level="costs")
         try:
             with Operators(step.observer.around(execution)):

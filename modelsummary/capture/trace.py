@@ -70,14 +70,14 @@ class Storage(NamedTuple):
     """A storage.
 
     Attributes:
-        identity: what operators call it.
+        identity: the number by which ``reads`` and ``makes`` of an ``OperatorRun`` name it.
         nbytes: size in bytes.
         kind: ``"params"``, ``"buffers"``, ``"inputs"``, ``"grads"``, ``"optimizer_state"``; ``"activations"`` for what
             is kept for the backward, ``"temporary"`` for the rest.
         born: number of the operator that made it, below 0 if it was made before the step.
         died: number of the operator before which it was freed; None if it outlived the step.
         is_saved: whether it is kept for the backward.
-        row: key of the module call that saved it first; None outside of the model.
+        row: key of the module call that saved it first, not of the one that made it; None outside of the model.
     """
 
     identity: int

@@ -74,7 +74,8 @@ class DeviceModel:
         fit: name of the fit, such as ``"A100"`` or ``"generation ampere"``.
         typical_error: mean error of steps that the fit had not seen, as a fraction.
         tf32: float32 products run on tensor cores.
-        half: fitted coefficients of half-precision products on devices of this generation; None if there are none.
+        half: fitted coefficients of half-precision matrix products on devices of this generation; None if there are
+            none. Convolutions take the coefficients of ``"tensor"``.
         sustained: operations per second that half-precision products sustain; 0.0 if ``half`` is None.
         attention: operations per second of large half-precision attention with heads of 128; 0.0 if not measured.
         attention_kernel: fused kernels that it holds for: ``"flash"`` or ``"cudnn"``.

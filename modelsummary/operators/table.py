@@ -92,8 +92,10 @@ class OperatorFacts:
             mask.
         dtypes: device kernels refuse operands of several dtypes, which meta kernels accept: ``"one"``, or ``"norm"``
             for half-precision inputs with float32 weights as well.
-        shape: the results of a call on meta, without the meta kernel; None for a call that it does not handle.
-        result: the results of a device, from the meta kernel's and the arguments, where their layout is another.
+        shape: the results of a call on meta, without the meta kernel; None for a call that it does not handle. It takes
+            the arguments as the operator does.
+        result: the results of a device, where their layout is not the meta kernel's. It takes these results, then the
+            positional arguments.
         cpu_result: the same for the CPU: meta kernels follow CUDA's.
         recomputes_scores: a backward of attention that computes the scores again, which the forward did not keep.
         writes_in_training: names of the arguments that it writes in training, which its schema does not declare.

@@ -1,6 +1,8 @@
 """Where the shards are after a function of torch or a layer: one rule for each family of functions.
 
-A layer has the rule of the function that it calls. A rule raises ``Blocked`` if it cannot tell, and
+A layer has the rule of the function that it calls, or of one like it. Another function needs a row in ``_RULES``, or a
+name in ``ELEMENTWISE`` (``modelsummary.parallel.function_names``); where they hold, also in ``_LINEAR``,
+``_TAKES_PIECES`` and ``SIZED``. A rule raises ``Blocked`` if it cannot tell, and
 ``WrongPlacement`` if an operand has to have another placement.
 """
 
@@ -410,7 +412,7 @@ gather take_along_dim chunk split split_with_sizes unbind repeat_interleave flip
 _JOINS = frozenset("cat stack concat concatenate vstack hstack".split())
 _GROUPED = frozenset(("grouped_mm", "grouped_mm_fallback"))
 PRODUCTS = _GROUPED | frozenset("linear matmul bmm mm addmm baddbmm einsum".split())
-# Classes of layers, the function that they call, and their attributes that it takes.
+# Classes of layers, a function with their rule, and their attributes that it takes.
 _LAYERS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (nn.Identity, "identity", ()),
     (ELEMENTWISE_LAYERS, "relu", ()),

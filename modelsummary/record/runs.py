@@ -34,7 +34,7 @@ from modelsummary.record.tracer import Tracer
 
 __all__ = ["forward_errors", "kept_records", "record", "record_of", "record_once"]
 
-Trace = Callable[..., Run]
+TraceRun = Callable[..., Run]
 _NO_MODE = "it runs other calls in the other mode"
 
 
@@ -73,7 +73,9 @@ def record(
             return
 
 
-def _records(first: Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str) -> Iterator[Record]:
+def _records(
+    first: Run, call: CallArguments, trace: TraceRun, batch_dim: int | None, execution: str
+) -> Iterator[Record]:
     """Yield the records of ``record``: of all runs first, of runs at the first batch size last."""
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     if batches:
@@ -113,7 +115,7 @@ def _calls(root: Event) -> list[tuple[str, Any]]:
     return [(event.fqn, event.function) for event in root.walk()]
 
 
-def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
+def _check_assignments(first: Run, call: CallArguments, trace: TraceRun) -> None:
     """Note the attributes that the forward assigns and does not depend on; a step of generation may read them.
 
     In both modes, the forward must run the same calls after another forward, and with ``Unreadable`` as their value.
@@ -194,7 +196,7 @@ def forward_errors(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> Trace:
+def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> TraceRun:
     modules = modules_of(model)
     home = device or device_of(tensors_of_modules(modules))
     watches_draws = False
@@ -239,7 +241,7 @@ def _at_batch(call: CallArguments, dim: int, first: Run, batch: int) -> CallArgu
 
 
 def _other_batches(
-    first: Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str
+    first: Run, call: CallArguments, trace: TraceRun, batch_dim: int | None, execution: str
 ) -> tuple[list[Run], int, str]:
     """Return two runs at other batch sizes and the batch dimension; without such runs, also the reason.
 
@@ -266,7 +268,7 @@ def _other_batches(
     return [], 0, reason
 
 
-def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[Run], str]:
+def _other_mode(call: CallArguments, trace: TraceRun, batch: int | None) -> tuple[list[Run], str]:
     try:
         return [trace(call, batch, other_mode=True)], ""
     except Exception as error:

@@ -343,7 +343,7 @@ class Statistics(ModelStatistics):
         Args:
             mode: ``"train"``, or ``"inference"``: a forward without gradients.
             optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes, workspaces: see
-                ``modelsummary.memory.step_plan.StepOptions``.
+                ``modelsummary.memory.step_options.StepOptions``.
 
         Raises:
             InputError: an argument is unusable, or no result requires a gradient.
