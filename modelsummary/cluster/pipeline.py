@@ -12,6 +12,7 @@ from modelsummary.errors import InputError
 from modelsummary.split.event_engine import ItemGraph, Resource, Speed, periodic
 from modelsummary.split.schedule import (
     IN_V,
+    WORKS,
     Action,
     Simulation,
     StageLoad,
@@ -219,7 +220,7 @@ def _cached_graph(schedule: str, n_ranks: int, per_rank: int, microbatches: int)
     actions = {item: action for item, _, action in add_actions(graph, schedule, n_ranks, per_rank, microbatches)}
     devices = [Resource("device", (rank,)) for rank in range(n_ranks)]
     last = [graph.last[device] for device in devices]
-    works = [5 * n_ranks * per_rank + 2 * rank for rank in range(n_ranks)]
+    works = [len(WORKS) * n_ranks * per_rank + 2 * rank for rank in range(n_ranks)]
     gradients = [
         graph.add(Resource("gradients", device.ranks), work, number)
         for device, work, number in zip(devices, works, last, strict=True)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, is_number
+from modelsummary.split.schedule import check_schedule
 
-__all__ = ["RECOMPUTE", "SCHEDULES", "Plan", "Recipe"]
+__all__ = ["RECOMPUTE", "Plan", "Recipe"]
 
 RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
 
@@ -75,8 +75,7 @@ class Plan:
             raise InputError(f"sequence_parallel must be True or False, got {self.sequence_parallel!r}")
         if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise InputError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
-        if self.schedule not in SCHEDULES:
-            raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {self.schedule!r}")
+        check_schedule(self.schedule)
         is_count = type(self.recompute) is int and self.recompute >= 0
         if self.recompute not in RECOMPUTE and not is_count:
             options = ", ".join(map(repr, RECOMPUTE))

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple, TypedDict
 
-from modelsummary.cluster.plan import SCHEDULES, Plan
+from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.errors import InputError, StepError
+from modelsummary.split.schedule import SCHEDULES
 
 __all__ = ["SearchOptions", "candidates", "find_plans"]
 

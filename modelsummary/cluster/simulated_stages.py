@@ -10,7 +10,7 @@ from typing import NamedTuple
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.step_model import StepModel
-from modelsummary.cluster.timing import PartSeconds, Spent
+from modelsummary.cluster.timing import PartSeconds, SecondsByCause
 from modelsummary.cluster.weights import FsdpUnit, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
@@ -33,8 +33,8 @@ class StageUnit(NamedTuple):
     is_block: bool
     weights: FsdpUnit
     is_gathered_again: bool
-    forward: Spent
-    backward: Spent
+    forward: SecondsByCause
+    backward: SecondsByCause
     of_weights: float
 
 
@@ -56,8 +56,8 @@ class SimulatedStage:
     """
 
     units: tuple[StageUnit, ...]
-    forward: Spent
-    backward: Spent
+    forward: SecondsByCause
+    backward: SecondsByCause
     of_weights: float
     crossing_bytes: int
     kept_bytes: int
@@ -69,7 +69,7 @@ class SimulatedStage:
     tied: Weights
 
 
-def added(spent: Iterable[tuple[Spent, float]]) -> dict[str, float]:
+def added(spent: Iterable[tuple[SecondsByCause, float]]) -> dict[str, float]:
     """Return the sum of seconds by cause, each taken so many times.
 
     >>> added([({"compute": 2.0, "tensor": 1.0}, 3), ({"compute": 1.0}, 1)])

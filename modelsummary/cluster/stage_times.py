@@ -9,7 +9,7 @@ from modelsummary.cluster.pipeline import Once, by_rank, rank_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit, added
 from modelsummary.cluster.step_model import StepModel
-from modelsummary.cluster.timing import Spent, TimeModel, UnitSeconds
+from modelsummary.cluster.timing import SecondsByCause, TimeModel, UnitSeconds
 from modelsummary.cluster.weights import Weights
 from modelsummary.split.schedule import StageLoad
 
@@ -29,9 +29,9 @@ class StageTimer:
 
     def stage_loads(
         self, stages: Sequence[SimulatedStage], plan: Plan, microbatches: int
-    ) -> tuple[list[StageLoad], list[Spent]]:
+    ) -> tuple[list[StageLoad], list[SecondsByCause]]:
         """Return the load of each stage in seconds, and the seconds of its forward and backward by cause."""
-        loads: dict[tuple[int, float], tuple[StageLoad, Spent]] = {}
+        loads: dict[tuple[int, float], tuple[StageLoad, SecondsByCause]] = {}
         keys = []
         for index, stage in enumerate(stages):
             message = self._message(stages, index, plan)
@@ -40,7 +40,9 @@ class StageTimer:
                 loads[keys[-1]] = self._load(stage, plan, message, accumulates=microbatches > 1)
         return [loads[key][0] for key in keys], [loads[key][1] for key in keys]
 
-    def _load(self, stage: SimulatedStage, plan: Plan, message: float, *, accumulates: bool) -> tuple[StageLoad, Spent]:
+    def _load(
+        self, stage: SimulatedStage, plan: Plan, message: float, *, accumulates: bool
+    ) -> tuple[StageLoad, SecondsByCause]:
         """Return the load of a stage, and its seconds by cause.
 
         What a stage does for the gradients of its weights alone is the half of the backward that may come later; adding
@@ -80,16 +82,16 @@ class StageTimer:
         time_model, recipe = self._time_model, self._model.recipe
         shared, experts = unit.weights.shared, unit.weights.experts
         moved, spent = gathered(unit.weights, plan), unit.forward if is_forward else unit.backward
-        gather = copies = reduction = between = 0.0
+        gather = copies = reduction = replicas = 0.0
         if moved.nbytes and (is_forward or unit.is_gathered_again):
             gather = time_model.over_copies("all_gather", shared.nbytes, experts.nbytes, plan)
             copies = time_model.moved("copies", 2 * moved.nbytes)
         if moved.trained and not is_forward:
             gradients = shared.gradient_bytes(recipe), experts.gradient_bytes(recipe)
             reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
-            between = time_model.between_replicas(gradients[0], plan)
+            replicas = time_model.between_replicas(gradients[0], plan)
             copies += time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
-        return UnitSeconds(gather, sum(spent.values()) + copies, reduction, between)
+        return UnitSeconds(gather, sum(spent.values()) + copies, reduction, replicas)
 
     def _message(self, stages: Sequence[SimulatedStage], index: int, plan: Plan) -> float:
         """Return the seconds of sending the result of a stage to the next one, by the slowest of its ranks.
@@ -128,17 +130,17 @@ class StageTimer:
         weights = sum((stage.weights for stage in stages), Weights())
         experts = sum((stage.experts for stage in stages), Weights())
         gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
-        reduction = gather = between = 0.0
+        reduction = gather = replicas = 0.0
         if plan.zero == 0:
             reduction = time_model.over_copies("all_reduce", *gradients, plan)
         elif plan.zero < 3:
             reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
-            between = time_model.between_replicas(gradients[0], plan)
+            replicas = time_model.between_replicas(gradients[0], plan)
             gather = time_model.over_copies("all_gather", weights.trained, experts.trained, plan)
         n = max(sum(unit.is_block for stage in stages for unit in stage.units), 1)
         forward, backward = sum(load.forward for load in loads), sum(load.backward for load in loads)
         waited = 0.0
-        for rank in (UnitSeconds(0.0, backward, reduction, between), UnitSeconds(gather, forward)):
+        for rank in (UnitSeconds(0.0, backward, reduction, replicas), UnitSeconds(gather, forward)):
             if rank.gather or rank.reduce:
                 unit = UnitSeconds(*(seconds / n for seconds in rank))
                 waited += time_model.over_units([unit] * n, plan, overlaps=recipe.overlap_gradients) - rank.compute

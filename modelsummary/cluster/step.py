@@ -15,7 +15,7 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, added, stages_of
 from modelsummary.cluster.stage_times import StageTimer
 from modelsummary.cluster.step_model import Share, StepModel
-from modelsummary.cluster.timing import PartSeconds, Spent, TimeModel
+from modelsummary.cluster.timing import PartSeconds, SecondsByCause, TimeModel
 from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
 from modelsummary.errors import InputError
@@ -65,7 +65,7 @@ class StepSimulator:
         self._part_seconds: dict[Share, dict[str, PartSeconds]] = {}
         self._stages: dict[_Layout, list[SimulatedStage]] = {}
         self._ranks: dict[tuple[_Layout, str, int], list[tuple[RankLoad, int]]] = {}
-        self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[Spent]]] = {}
+        self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
         self._once: dict[tuple[object, ...], list[Once]] = {}
 
     def simulate(self, plan: Plan) -> StepEstimate:
@@ -105,7 +105,7 @@ class StepSimulator:
             self._once[group] = self._timer.once(stages, loads, plan)
         return StepItems(plan, microbatches, loads, self._once[group])
 
-    def _timed(self, plan: Plan, microbatches: int) -> tuple[list[StageLoad], list[Spent]]:
+    def _timed(self, plan: Plan, microbatches: int) -> tuple[list[StageLoad], list[SecondsByCause]]:
         """Return the load of each stage, and its seconds by cause."""
         key = self._loads_key(plan, microbatches)
         if key not in self._loads:

@@ -37,7 +37,7 @@ from modelsummary.operators.kernels import StepOperator
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
-from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_once
 
 __all__ = ["Share", "StepModel"]
@@ -297,7 +297,7 @@ class StepModel:
     @cached_property
     def _calls(self) -> Calls:
         with _without_values():
-            return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=RULES))
+            return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=TRACE_RULES))
 
     def _weights(
         self, module: nn.Module, kinds: Sequence[str], experts: Collection[int]

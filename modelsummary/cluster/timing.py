@@ -19,13 +19,13 @@ from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.operators.operator_work import Work
 from modelsummary.split.event_engine import ItemGraph, Resource, Speed
 
-__all__ = ["PartSeconds", "Spent", "TimeModel", "UnitSeconds"]
+__all__ = ["PartSeconds", "SecondsByCause", "TimeModel", "UnitSeconds"]
 
 _GROUPS = ("tensor", "context", "expert")
 _KERNELS = Resource("kernels")
 _MOST_EQUAL = 4  # equal units in a row that are run; each further one adds as much as the last of these
 
-Spent = Mapping[str, float]
+SecondsByCause = Mapping[str, float]
 """Seconds by cause: ``"compute"``, or what was waited for: ``"host"``, ``"tensor"``, ``"context"``, ``"expert"`` ..."""
 
 
@@ -39,8 +39,8 @@ class PartSeconds:
         core: seconds of the kernels that selective recomputation repeats.
     """
 
-    forward: Spent
-    backward: Spent
+    forward: SecondsByCause
+    backward: SecondsByCause
     weights: float
     core: float
 
@@ -52,13 +52,13 @@ class UnitSeconds(NamedTuple):
         gather: of gathering its parameters, before it computes.
         compute: of its kernels.
         reduce: of scattering its gradients, after it computed.
-        between: of reducing the scattered gradients among replicas.
+        replicas: of reducing the scattered gradients among replicas.
     """
 
     gather: float = 0.0
     compute: float = 0.0
     reduce: float = 0.0
-    between: float = 0.0
+    replicas: float = 0.0
 
 
 class TimeModel:
@@ -265,7 +265,7 @@ def _pass(count: int, works: tuple[bool, ...], *, overlaps: bool) -> ItemGraph:
     """
     graph = ItemGraph()
     stream, replicas = (Resource(kind) if overlaps else _KERNELS for kind in ("shards", "replicas"))
-    gathers, _, reduces, between = works
+    gathers, _, reduces, reduces_again = works
 
     def gather(index: int, kernels: int) -> int:
         return graph.add(stream, 4 * index, kernels) if gathers and index < count else 0
@@ -275,7 +275,7 @@ def _pass(count: int, works: tuple[bool, ...], *, overlaps: bool) -> ItemGraph:
         ahead = gather(index + 1, kernels) if overlaps else 0
         kernels = graph.add(_KERNELS, 4 * index + 1, gathered)
         reduced = graph.add(stream, 4 * index + 2, kernels) if reduces else 0
-        if between:
+        if reduces_again:
             graph.add(replicas, 4 * index + 3, reduced)
         gathered = ahead if overlaps else gather(index + 1, kernels)
     return graph

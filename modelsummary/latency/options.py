@@ -15,7 +15,7 @@ from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 
-__all__ = ["TimeOptions", "is_here", "time_plan"]
+__all__ = ["TimeOptions", "names_own_device", "time_plan"]
 
 _HERE = re.compile(r"(cpu|cuda)(:\d+)?")
 
@@ -37,10 +37,10 @@ class TimeOptions(TypedDict, total=False):
     checkpoint: Sequence[str] | str | None
 
 
-def is_here(device: DeviceSpec | torch.device | str | None) -> bool:
+def names_own_device(device: DeviceSpec | torch.device | str | None) -> bool:
     """Return True for a device of this machine; False for a spec, or the name of an accelerator.
 
-    >>> is_here("cuda:0"), is_here("A100")
+    >>> names_own_device("cuda:0"), names_own_device("A100")
     (True, False)
     """
     return device is None or isinstance(device, torch.device) or _HERE.fullmatch(str(device)) is not None
@@ -73,7 +73,7 @@ def time_plan(
         "autocast": options.get("autocast"),
         "loss": options.get("loss"),
         "checkpoint": options.get("checkpoint"),
-        "device": "cpu" if is_here(device) and str(device or "cpu").startswith("cpu") else "cuda",
+        "device": "cpu" if names_own_device(device) and str(device or "cpu").startswith("cpu") else "cuda",
     }
     dtype = options.get("dtype")
     if dtype is not None and dtype != "tf32":

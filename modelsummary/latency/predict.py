@@ -19,7 +19,7 @@ from modelsummary.devices.kernel_table import KernelTable, device_here, table_of
 from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
-from modelsummary.latency.options import is_here
+from modelsummary.latency.options import names_own_device
 from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.operators.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
@@ -86,7 +86,7 @@ def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = Fa
     >>> target_of("T4").name
     'T4'
     """
-    if not is_here(device):
+    if not names_own_device(device):
         spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
         return Target(spec.name, device_model(spec, tf32=tf32))
     local_device = device_here(device)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -76,7 +77,9 @@ def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # of torch 2.13
         plan = replace(plan, conditional=())
     namespace: dict[str, Any] = {style: getattr(styles, style) for style in _OWN_STYLES}
-    exec(_module(plan, {}), namespace)
+    source, name = _module(plan, {}), f"<plan of {plan.model_class}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # tracebacks show its lines
+    exec(compile(source, name, "exec"), namespace)
     namespace["parallelize"](model, mesh)
 
 

@@ -16,11 +16,10 @@ from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, f
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.rules import DROPOUT_LAYERS
 from modelsummary.record.events import Value, values_in
 
 __all__ = ["check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
-
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], dict[str, str]]:
@@ -53,7 +52,7 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[Laye
 def _check_dropout(experts: nn.Module, fqn: str) -> None:
     """Refuse experts that draw masks in training: ranks would draw other numbers of them, and all later ones differ."""
     for name, module in experts.named_modules():
-        if isinstance(module, _DROPOUTS) and module.training and module.p:
+        if isinstance(module, DROPOUT_LAYERS) and module.training and module.p:
             raise InputError(
                 f"{fqn}.{name} draws a mask for the tokens of one rank's experts, after which the ranks draw different "
                 "masks where all hold the whole tensor; set its p to 0"

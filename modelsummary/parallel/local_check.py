@@ -28,7 +28,7 @@ from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.placements import Shard, in_pieces, local_position, local_shape
 from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, model_of_rank
-from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream
 from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
@@ -281,7 +281,7 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:
     """Record a copy on meta, whose tensors report the device of the model."""
-    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()), RULES)
+    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()), TRACE_RULES)
 
 
 def _local_model(

@@ -29,7 +29,7 @@ from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.recomputation import with_recomputation
-from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.record.events import Event
 from modelsummary.record.runs import record_of
@@ -292,7 +292,7 @@ def _on_first_rank(
 
 
 def _calls(live: LiveModel) -> Calls:
-    return Calls(live.model, record_of(live, RULES))
+    return Calls(live.model, record_of(live, TRACE_RULES))
 
 
 def _derived(calls: Calls, shard: int, expert: int, boundaries: Sequence[str]) -> Derivation:

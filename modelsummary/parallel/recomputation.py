@@ -16,6 +16,7 @@ from torch import nn
 from modelsummary.parallel.layer_plans import merged
 from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.rules import DROPOUT_LAYERS
 from modelsummary.record.events import Event, attributes_in, values_in
 
 __all__ = ["with_recomputation"]
@@ -30,7 +31,6 @@ sum mean movedim flip roll pad
 """.split()
 )
 _KEEPS_TENSORS_ONLY = frozenset("mul rmul imul multiply div truediv itruediv divide getitem".split())
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def with_recomputation(calls: Calls, layers: Sequence[LayerPlan], checkpointed: Sequence[str]) -> list[LayerPlan]:
@@ -97,7 +97,7 @@ def _keeps(calls: Calls, event: Event) -> bool:
         return False
     if event.is_module:
         module: Any = calls.modules[event.fqn]
-        if isinstance(module, _DROPOUTS):
+        if isinstance(module, DROPOUT_LAYERS):
             return bool(module.training and module.p > 0)
         return not isinstance(module, (nn.Identity, nn.Flatten, nn.Unflatten))
     assert event.function is not None

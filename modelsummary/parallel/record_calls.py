@@ -19,10 +19,10 @@ from modelsummary.record.events import Event, Record, Value, attributes_in, valu
 from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import TraceRules, is_layer
 
-__all__ = ["RULES", "Calls"]
+__all__ = ["TRACE_RULES", "Calls"]
 
 # nn.TransformerEncoderLayer is opened, too: its MLP can be split.
-RULES = TraceRules(
+TRACE_RULES = TraceRules(
     is_whole=lambda module: is_layer(module) and not isinstance(module, nn.TransformerEncoderLayer),
     opens_checkpoints=True,
     follows_kept=True,

@@ -37,6 +37,7 @@ from modelsummary.parallel.placements import (
 from modelsummary.record.events import Value, values_in
 
 __all__ = [
+    "DROPOUT_LAYERS",
     "ELEMENTWISE",
     "ELEMENTWISE_LAYERS",
     "FACTORIES",
@@ -46,6 +47,7 @@ __all__ = [
     "terms_of",
 ]
 
+DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 ELEMENTWISE_LAYERS = (
     nn.Dropout, nn.Dropout1d, nn.Identity, nn.GELU, nn.ReLU, nn.ReLU6, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.ELU,
     nn.SELU, nn.CELU, nn.LeakyReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink,

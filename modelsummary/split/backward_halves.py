@@ -17,13 +17,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from modelsummary.operators.tensor_bytes import is_distributed
 
-__all__ = ["Later", "backward_of_inputs", "backward_of_weights", "has_halves"]
+__all__ = ["DeferredNode", "backward_of_inputs", "backward_of_weights", "has_halves"]
 
 # Autograd nodes that compute the gradients of their parameters inside, or run once.
 _RUNS_WHOLE = frozenset({"CheckpointFunctionBackward", "CompiledFunctionBackward"})
 
 
-class Later(NamedTuple):
+class DeferredNode(NamedTuple):
     """A node that the second half runs, with the gradients that it takes, for these weights."""
 
     node: Any
@@ -81,7 +81,7 @@ def has_halves(outputs: Sequence[Any], inputs: Sequence[Any], weights: Sequence[
 
 def backward_of_inputs(
     outputs: Sequence[Any], gradients: Sequence[Any] | None, inputs: Sequence[Any], weights: Sequence[nn.Parameter]
-) -> tuple[tuple[Tensor | None, ...], list[Later]]:
+) -> tuple[tuple[Tensor | None, ...], list[DeferredNode]]:
     """Return the gradients of the inputs, and what the second half has to do.
 
     Args:
@@ -131,7 +131,7 @@ def backward_of_inputs(
     by_id = dict(zip(wanted, grads, strict=False))
     for weight, grad in zip(now, grads[len(wanted) :], strict=False):
         _add(weight, grad)
-    others = [Later(node, kept[node], leaves) for node, leaves in later.items() if node in kept]
+    others = [DeferredNode(node, kept[node], leaves) for node, leaves in later.items() if node in kept]
     return tuple(by_id.get(id(value)) for value in inputs), others
 
 
@@ -148,7 +148,7 @@ def _branches(graph: _Graph, leaf: Any, on_the_way: set[Any]) -> tuple[set[Any],
     return branches, seen.isdisjoint(graph.roots)
 
 
-def backward_of_weights(later: Sequence[Later]) -> None:
+def backward_of_weights(later: Sequence[DeferredNode]) -> None:
     """Add the gradients of the weights that the first half left out."""
     for node, grad_outputs, weights in later:
         edges = [

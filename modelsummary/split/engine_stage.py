@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from modelsummary import _torch
 from modelsummary.capture.templates import leaves_of, taken_apart
-from modelsummary.split.backward_halves import Later, backward_of_inputs, backward_of_weights, has_halves
+from modelsummary.split.backward_halves import DeferredNode, backward_of_inputs, backward_of_weights, has_halves
 
 __all__ = ["EngineStage", "RankGradients", "SharedOwners"]
 
@@ -213,7 +213,7 @@ class EngineStage(PipelineStage):
             backward_of_weights(bwd_kwargs["param_groups"])
             self.open_chunks -= 1
             return (), None
-        later: list[Later] = []
+        later: list[DeferredNode] = []
         if backward_type == "input":
             outputs, received = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
             inputs, weights = bwd_kwargs["input_values"], list(self.submod.parameters())

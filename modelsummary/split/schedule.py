@@ -22,10 +22,12 @@ from modelsummary.units import decimals, duration, percent
 __all__ = [
     "IN_V",
     "SCHEDULES",
+    "WORKS",
     "Action",
     "Simulation",
     "StageLoad",
     "add_actions",
+    "check_schedule",
     "checked_per_device",
     "order_of",
     "seconds_of",
@@ -37,7 +39,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 IN_V = {"zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV"}
 # Names of the engine's actions -> kinds of ``Action``; the engine's own values are numbers in torch 2.6.
 _KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
-_WORKS = "FIWBM"  # of a stage: the kinds of actions, and the message to a neighbour
+WORKS = "FIWBM"  # of a stage: the kinds of actions, and the message to a neighbour
 
 
 @dataclass(frozen=True)
@@ -298,7 +300,7 @@ def add_actions(
     """
     orders = [order_of(schedule, device, n_devices, per_device, m) for device in range(n_devices)]
     devices = [Resource("device", (device,)) for device in range(n_devices)]
-    n_stages, works = n_devices * per_device, len(_WORKS)
+    n_stages, works = n_devices * per_device, len(WORKS)
     links = {step: [Resource("link", (stage, stage + step)) for stage in range(n_stages)] for step in (1, -1)}
     arrived: dict[tuple[int, int, int], int] = {}  # direction, receiving stage, micro-batch -> message
     added: list[tuple[int, int, Action]] = []
@@ -313,12 +315,12 @@ def add_actions(
                 message = arrived.get((step, stage, microbatch), 0)
                 if waits and not message:
                     break
-                work = works * stage + _WORKS.index(kind)
+                work = works * stage + WORKS.index(kind)
                 number = graph.add(devices[device], work, *((message,) if waits else ()))
                 added.append((number, device, order[position]))
                 done[device] = position + 1
                 if kind != "W" and 0 <= stage + step < n_stages:
-                    work = works * min(stage, stage + step) + _WORKS.index("M")
+                    work = works * min(stage, stage + step) + WORKS.index("M")
                     arrived[step, stage + step, microbatch] = graph.add(links[step][stage], work, number)
         assert len(added) > before, "the schedule deadlocks"
     return added

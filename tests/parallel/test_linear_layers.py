@@ -12,7 +12,7 @@ from torch import nn
 from modelsummary import InputError, Statistics
 from modelsummary.parallel.fake_world import fake_world
 from modelsummary.parallel.linear_layers import LinearLayer
-from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_once
 from tests.parallel.models import Conv1D, make
 
@@ -58,7 +58,7 @@ OTHERS = [
 def test_a_product_with_a_weight_is_a_linear_layer_and_nothing_else_is():
     model = Beside([Own(function, *shape) for function, shape, _ in LINEAR] + [Own(each, 12, 8) for each in OTHERS])
     live = Statistics(model, (2, 3, 8)).live
-    found = Calls(model, record_once(model, live.call, "shape", rules=RULES)).linears
+    found = Calls(model, record_once(model, live.call, "shape", rules=TRACE_RULES)).linears
     expected = {str(number): LinearLayer("w", "b", dim, is_torch=False) for number, (*_, dim) in enumerate(LINEAR)}
     assert found == expected
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from modelsummary import Statistics
 from modelsummary.parallel.placements import Blocked, Partial, Section, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation
-from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_of
 
 RANKS = 2
@@ -38,7 +38,7 @@ class Function(nn.Module):
 def placement_after(function, tensors, placements, kind=Summed):
     """The placement of the result."""
     model = Function(function).eval()
-    calls = Calls(model, record_of(Statistics(model, tensors).live, RULES))
+    calls = Calls(model, record_of(Statistics(model, tensors).live, TRACE_RULES))
     values = calls.record.root.args
     starts = {value: placement for value, placement in zip(values, placements, strict=True) if placement is not None}
     propagation = kind(calls, starts)
