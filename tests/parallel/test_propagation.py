@@ -67,6 +67,7 @@ CASES = [
     (lambda x, y: x + y, [(2, 4, 8), (8,)], [HEADS, Shard(0)], HEADS),
     (lambda x: x.view(2, 4, -1, 2).transpose(1, 2), [(2, 4, 8)], [HEADS], Shard(1)),
     (lambda x: x.softmax(1).sum(1), [(2, 4, 8)], [HEADS], Shard(1)),
+    (lambda x: torch.view_as_real(torch.view_as_complex(x)), [(2, 4, 2)], [Shard(1)], Shard(1)),
     (lambda x: x.chunk(2, -1)[0], [(2, 4, 8)], [OUTER], HEADS),
     (F.glu, [(2, 4, 8)], [OUTER], HEADS),
     (nn.GLU(), [(2, 4, 8)], [OUTER], HEADS),
