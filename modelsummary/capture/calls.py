@@ -45,9 +45,7 @@ class Call(ModuleCall):
     def __init__(self, module: nn.Module, parent: Call | None, begin: int = 0) -> None:
         self.module = module
         self.parent = parent
-        self.children: list[Call] = []
-        if parent is not None:
-            parent.children.append(self)
+        self.children: list[Call] = []  # filled by ``Watch.tree``
         self.begin = self.end = begin
         first_node = _next_node()
         self.nodes = first_node, first_node
@@ -108,8 +106,7 @@ class Watch:
 
     Attributes:
         calls: all calls in the order in which they began; the first is the call of the model.
-        running: the innermost running call; the model's before and after the run.
-        is_running: whether the model runs.
+        innermost: the innermost call that runs now; None before and after the run.
         under_foreign_autocast: whether a call began while autocast was on, but not for the CPU.
         failed: the innermost call that raised, followed by the calls around it, innermost first.
         n_in_other_threads: calls of modules of the model in other threads, which are not watched.
@@ -117,11 +114,10 @@ class Watch:
 
     def __init__(self, model: nn.Module, position: Callable[[], int] = lambda: 0) -> None:
         self.root = Call(model, None)
-        self.is_running = False
         self.calls = [self.root]
         self.failed: list[Call] = []
         self.n_in_other_threads = 0
-        self.running: Call = self.root
+        self.innermost: Call | None = None
         self.under_foreign_autocast = _is_foreign_autocast()
         self._root_began = False
         self._position = position
@@ -133,18 +129,27 @@ class Watch:
         root.begin, root.nodes = self._position(), (_next_node(),) * 2
         try:
             with calls_wrapped(self._wrapper):
-                self.is_running = True
+                self.innermost = root
                 output = root.module(*args, **kwargs)
             _check_ran(output)
         except Exception:
             self._note_failure(root)
             raise
         finally:
-            self.is_running = False
+            self.innermost = None
         root.ends(self._position())
         root.output_size, root.output_bytes = result_sizes(output)
         root.finished = True
         return output
+
+    def tree(self) -> Call:
+        """Return the call of the model with the calls inside each call; they then refer to each other in cycles."""
+        for call in self.calls:
+            call.children = []
+        for call in self.calls[1:]:
+            if call.parent is not None:
+                call.parent.children.append(call)
+        return self.root
 
     def _wrapper(self, call_module: Callable[..., Any]) -> Callable[..., Any]:
         thread, calls, is_foreign, position = get_ident(), self.calls, _is_foreign_autocast, self._position
@@ -158,8 +163,8 @@ class Watch:
                 return call_module(module, *args, **kwargs)
             if not self.under_foreign_autocast and is_foreign():
                 self.under_foreign_autocast = True
-            parent = self.running
-            self.running = call = Call(module, parent, position())
+            parent = self.innermost
+            self.innermost = call = Call(module, parent, position())
             calls.append(call)
             try:
                 output = call_module(module, *args, **kwargs)
@@ -173,7 +178,7 @@ class Watch:
             finally:
                 call.ends(position())
                 call.input_size, call.input_bytes = argument_sizes(args, kwargs)
-                self.running = parent
+                self.innermost = parent
 
         return watched
 

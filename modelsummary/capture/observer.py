@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, s
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from modelsummary.capture.calls import Call
+    from modelsummary.capture.calls import Call, Watch
 
 __all__ = ["Allocation", "Level", "Observer", "SavedTensor"]
 
@@ -113,6 +113,22 @@ class SavedTensor(NamedTuple):
         return self.tensor
 
 
+class _Identities:
+    """Numbers that identify storages that are not followed."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}  # held, so that no two share an address
+
+    def of(self, tensor: Tensor) -> int:
+        """Return the number of the storage behind a tensor."""
+        if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
+            (tensor,) = inner_tensors(tensor)
+        storage = tensor.untyped_storage()
+        key: int = storage._cdata
+        self._storages[key] = storage
+        return key
+
+
 class Observer:
     """An execution around another one that notes the operators that it runs, between ``__enter__`` and ``__exit__``.
 
@@ -120,32 +136,32 @@ class Observer:
 
     Args:
         block_bytes: multiple that sizes are rounded up to.
-        running: returns the module call that runs, or None; asked at each operator, and when a tensor is saved.
         level: what is noted. Below ``"storages"``, views are noted without arguments: they run no kernel, and their
             results have the storage of an argument.
 
     Attributes:
+        watch: the watch of the forward that runs or ran last, by which operators and tensors belong to module calls;
+            None: they belong to none.
         inside: the module call in which each operator ran; None outside of the model.
         log: the runs of the operators with their arguments.
         every: all storages.
         clones: number of an operator -> bytes of the matrices that it copies.
     """
 
-    def __init__(
-        self, block_bytes: int = 1, running: Callable[[], Call | None] = lambda: None, level: Level = "storages"
-    ) -> None:
-        self._block, self._running, self.level = block_bytes, running, level
+    def __init__(self, block_bytes: int = 1, level: Level = "storages") -> None:
+        self._block, self.level = block_bytes, level
         self._follows, self._notes_costs = level == "storages", level == "costs"
         self._execution: Any = None
         self._is_on = False
+        self.watch: Watch | None = None
         self.inside: list[Call | None] = []
         self.every: list[Allocation] = []
         self.clones: dict[int, int] = {}
         self._live: dict[int, tuple[Any, Allocation]] = {}
-        self._seen: dict[int, torch.UntypedStorage] = {}  # held, so that no two share an address
         self._ended: int | None = None  # number of the autograd node that ended last
         self._params: set[int] = set()  # identities of the storages of parameters
-        self.log = OperatorLog(self.identity, self._params)
+        self._identify = self._identity if self._follows else _Identities().of
+        self.log = OperatorLog(self._identify, self._params)
         self._imported = len(sys.modules)
         self._in_layer = 0  # calls of linear and recurrent functions that run
 
@@ -169,7 +185,7 @@ class Observer:
             return result
         if not self._follows:
             result = self._execution.run(func, rule, args, kwargs)
-            self.inside.append(self._running())
+            self.inside.append(self._innermost())
             if self._notes_costs or rule.is_view:
                 self.log.note_cost(func, rule, result[1])
             else:
@@ -192,23 +208,20 @@ class Observer:
             out, cost = self._execution.run(func, rule, args, kwargs)
         if len(sys.modules) != self._imported:
             self._forget_importers()
-        self.inside.append(self._running())
+        self.inside.append(self._innermost())
         self._meet(out, operator_number)
         self.log.note(func, args, kwargs, out, rule, cost, self._execution.distinct)
         self._execution.distinct = None  # it would keep the tensors alive
         return out, cost
 
-    def identity(self, tensor: Tensor) -> int:
+    def _innermost(self) -> Call | None:
+        """Return the module call that runs now; None outside of the model."""
+        return None if self.watch is None else self.watch.innermost
+
+    def _identity(self, tensor: Tensor) -> int:
         """Return a number that identifies the storage behind a tensor; -1 if it is not followed."""
-        if self._follows:
-            allocation = self.of(tensor)
-            return id(allocation) if allocation is not None else -1
-        if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
-            (tensor,) = inner_tensors(tensor)
-        storage = tensor.untyped_storage()
-        key: int = storage._cdata
-        self._seen[key] = storage
-        return key
+        allocation = self.of(tensor)
+        return id(allocation) if allocation is not None else -1
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Follow storages that exist already, each counted once."""
@@ -216,7 +229,7 @@ class Observer:
             return
         if not self._follows:
             inner_of = (inner for tensor in tensors for inner in inner_tensors(tensor)) if kind == "params" else ()
-            self._params.update(self.identity(inner) for inner in inner_of if inner.layout is torch.strided)
+            self._params.update(self._identify(inner) for inner in inner_of if inner.layout is torch.strided)
             return
         for tensor in tensors:
             for inner in stored_tensors(tensor):
@@ -305,7 +318,7 @@ class Observer:
         self._meet(tensor, max(len(self.inside) - 1, 0))
         allocation = self.of(tensor)
         if allocation is not None:
-            allocation.save(self._running())
+            allocation.save(self._innermost())
         return SavedTensor.of(tensor)
 
     def note_node(self, node: Any) -> None:
@@ -339,7 +352,7 @@ class Observer:
         for tensor in tensors_in(value):
             for inner in (tensor,) if type(tensor) is ShapeTensor else stored_tensors(tensor):
                 if inner.layout is torch.strided and self._has_bytes(inner) and self.of(inner) is None:
-                    self._follow(inner, Allocation(self._rounded(inner), operator_number, made_in=self._running()))
+                    self._follow(inner, Allocation(self._rounded(inner), operator_number, made_in=self._innermost()))
 
     def _has_bytes(self, tensor: Tensor) -> bool:
         """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run."""
@@ -410,7 +423,7 @@ class Observer:
     def keep(self, tensor: Tensor) -> None:
         """Follow a tensor that no operator made and that is kept for the backward."""
         if self._follows:
-            self._follow(tensor, Allocation(self._rounded(tensor), len(self.inside), made_in=self._running()))
+            self._follow(tensor, Allocation(self._rounded(tensor), len(self.inside), made_in=self._innermost()))
 
     def forward_ended(self, results: Iterable[Tensor]) -> None:
         """Mark all living storages except the results as kept for the backward, and freed ones as not kept.

@@ -333,8 +333,7 @@ def running(
             with torch.set_grad_enabled(records), hidden, checked, asked:
                 yield execution, args, kwargs
         finally:
-            if isinstance(execution, RealExecution):
-                execution.put_back()
+            execution.end()
 
 
 def _check_whole(modules: Sequence[nn.Module]) -> None:

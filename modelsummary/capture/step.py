@@ -51,7 +51,7 @@ class StepRun:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
         self._follows = level == "storages"
-        self.observer = Observer(block_bytes, self._running, level)
+        self.observer = Observer(block_bytes, level)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
         self._watches: list[Watch] = []  # one per forward
@@ -59,10 +59,6 @@ class StepRun:
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
         self.doing = "step"  # what runs: also "forward", "loss", "backward"; the optimizer's state is made first
-
-    def _running(self) -> Call | None:
-        """Return the module call that runs now; None outside of the model."""
-        return self._watches[-1].running if self._watches and self._watches[-1].is_running else None
 
     def _n_operators(self) -> int:
         return len(self.observer.inside)
@@ -144,7 +140,8 @@ class StepRun:
     def _forward(self, *, has_loss: bool) -> tuple[Any, Tensor | None]:
         """Run the forward; return its result, and the loss if there is one."""
         self._begin("forward")
-        self._watches.append(Watch(self.model, self._n_operators))
+        self.observer.watch = Watch(self.model, self.observer.inside.__len__)
+        self._watches.append(self.observer.watch)
         with self._saving(), casting(self.plan.autocast, self._device):
             with self._generator_states():
                 output = self._watches[-1].call(self._args, self._kwargs)
@@ -178,7 +175,7 @@ class StepRun:
 
     def _nodes(self, output: Any) -> BackwardNodes:
         """Return the autograd nodes of the last forward, whose operators belong to its calls."""
-        nodes = BackwardNodes(self._watches[-1].root, output, self._n_operators, self.observer.note_node)
+        nodes = BackwardNodes(self.watch.tree(), output, self._n_operators, self.observer.note_node)
         self._backwards.append(nodes)
         return nodes
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
+from modelsummary.capture.calls import Call as WatchedCall
 from modelsummary.capture.execution.real import RealExecution
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.step import StepRun
 from modelsummary.capture.step_plan import StepPlan
@@ -41,7 +45,7 @@ def test_calls_in_the_order_in_which_they_begin():
     assert [call.module for call in watch.calls] == [model, model[0], model[1], model[1][0]]
     assert [call.parent for call in watch.calls] == [None, watch.calls[0], watch.calls[0], watch.calls[2]]
     assert all(call.finished for call in watch.calls)
-    assert watch.running is watch.root
+    assert watch.innermost is None
     assert watch.macs == [0, 32, 0, 0]
 
 
@@ -74,7 +78,7 @@ def test_failed_calls_from_the_inside_out():
     watch = forward.watch
     assert [call.module for call in watch.failed] == [model[1][0], model[1], model]
     assert not any(call.finished for call in watch.failed)
-    assert watch.running is watch.root
+    assert watch.innermost is None
 
 
 def test_composite_operators_are_taken_apart():
@@ -91,7 +95,7 @@ def test_only_what_is_written_is_copied():
     run(forward_of(model, torch.rand(2, 4)), execution)
     assert [memory.numel() for memory, _ in execution._copies] == [4 * 4 * 4]
     assert not torch.equal(model[1].linear.weight, before)
-    execution.put_back()
+    execution.end()
     assert torch.equal(model[1].linear.weight, before)
 
 
@@ -145,7 +149,7 @@ def test_a_hook_that_raises_ends_its_call():
     model.a.register_forward_hook(raises)
     watch = watched(model, torch.rand(2, 4))
     assert watch.calls[2].module is model.b
-    assert watch.running is watch.root
+    assert watch.innermost is None
     assert [call.finished for call in watch.calls] == [True, False, True]
     assert len(model.a._forward_hooks) == 1
 
@@ -192,3 +196,15 @@ def test_a_generator_inside_the_model_runs_where_it_is_read():
     stats = Statistics(Reads(), (2, 4))
     assert stats.total_macs == 2 * 4 * 4
     assert stats.memory().params == 80
+
+
+def test_a_run_frees_its_tensors_and_calls_without_the_collector():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4)))
+    gc.collect()
+    gc.disable()
+    try:
+        stats = Statistics(model, torch.rand(2, 4))
+        left = [type(entry) for entry in gc.get_objects() if type(entry) in (ShapeTensor, WatchedCall)]
+    finally:
+        gc.enable()
+    assert (stats.execution, left) == ("shape", [])

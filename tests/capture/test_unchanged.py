@@ -678,7 +678,8 @@ def test_a_buffer_made_in_inference_mode_comes_back():
 
 @pytest.mark.parametrize(("execution", "owner"), [("shape", Held), ("real", Held), ("real", RealExecution)])
 def test_an_interruption_while_the_model_is_put_back(execution, owner, monkeypatch):
-    put_back, interruptions = owner.put_back, iter([KeyboardInterrupt])
+    put_back = RealExecution._put_back if owner is RealExecution else Held.put_back
+    interruptions = iter([KeyboardInterrupt])
 
     def interrupted(self):
         for error in interruptions:
@@ -686,8 +687,6 @@ def test_an_interruption_while_the_model_is_put_back(execution, owner, monkeypat
         put_back(self)
 
     model = CachesTensors()
-    if owner is RealExecution:
-        put_back = owner._put_back
     monkeypatch.setattr(owner, put_back.__name__, interrupted)
     with untouched(model), pytest.raises(KeyboardInterrupt):
         Statistics(model, torch.ones(2, 4), execution=execution)

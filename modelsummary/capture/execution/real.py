@@ -83,7 +83,7 @@ class RealExecution:
         """Copy the memory of tensors that later runs may write while no operator is seen."""
         self._save(tensors)
 
-    def put_back(self) -> None:
+    def end(self) -> None:
         """Restore memory, shapes and values of the tensors, without changing their version counters."""
         try:
             self._put_back()

@@ -120,6 +120,11 @@ class ShapeOnly:
         with _torch.swapped(ShapeOnly, "current", self), storages_resized():
             yield
 
+    def end(self) -> None:
+        """Forget the tensors of the run: a run that made a large model's twins would keep them in reference cycles."""
+        self._known, self.distinct = KnownValues(), None
+        self._twins.end()
+
     def input(self, tensor: Tensor) -> Tensor:
         """Return the twin of an input tensor."""
         return self._twins.of_input(tensor)

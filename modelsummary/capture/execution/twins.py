@@ -49,6 +49,12 @@ class Twins:
         self._twins: dict[int, tuple[Any, Tensor]] = {}  # id(tensor) -> tensor, or a reference to a stray one; twin
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}  # of tensors that have twins -> the whole of it
 
+    def end(self) -> None:
+        """Forget all twins, and the values of the tensors that they stand for."""
+        self._twins.clear()
+        self._storages.clear()
+        self._known = KnownValues()
+
     def of_input(self, tensor: Tensor) -> Tensor:
         """Return the twin of an input tensor. Values of floating point inputs count as unknown."""
         if type(tensor) is ShapeTensor or id(tensor) in self._twins:
