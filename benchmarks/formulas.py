@@ -119,7 +119,7 @@ def _positional(example: Any, call: Any) -> dict[str, Any]:
     """Return positional arguments by their names, so that all go into one dict."""
     import inspect
 
-    from modelsummary.capture.sizes import InputSize
+    from modelsummary.capture.inputs import InputSize
 
     names = list(inspect.signature(example.model.forward).parameters)
 

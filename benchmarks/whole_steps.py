@@ -47,7 +47,7 @@ def timm_models(folder: Path, kind: str, count: int, cache: Path | None) -> list
 def _timm_model(row: dict[str, str], kind: str) -> Model | None:
     import timm
 
-    from modelsummary.capture.inputs import call_arguments
+    from modelsummary.capture.input_data import call_arguments
     from modelsummary.capture.observe import observe
     from modelsummary.capture.step_plan import StepPlan
     from modelsummary.memory.step_options import OPTIMIZERS

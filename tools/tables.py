@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.capture.sizes import Dtypes
+from modelsummary.capture.input_data import Dtypes
 from modelsummary.cli.sources import build_model
 
 PAGE = Path(__file__).parents[1] / "docs/tables.md"

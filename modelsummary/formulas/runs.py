@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.inputs import CallArguments, InputSize
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import capture
-from modelsummary.capture.sizes import InputSize
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.values import map_leaves
 from modelsummary.errors import ModelSummaryError

@@ -15,7 +15,8 @@ from torch import nn
 from modelsummary.capture.backward import BackwardTimer, gradients_of
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
 from modelsummary.capture.devices import available_device, device_of
-from modelsummary.capture.inputs import CallArguments, call_like
+from modelsummary.capture.input_data import call_like
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators

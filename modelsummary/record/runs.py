@@ -57,7 +57,7 @@ def record(
         records that hold only for the mode, the batch size, or both of this run. Then, if it decides by values of
         integers, the same records with these decisions opened; they hold for inputs with the same decisions.
 
-    >>> from modelsummary.capture.inputs import call_arguments
+    >>> from modelsummary.capture.input_data import call_arguments
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     >>> call = call_arguments(model, (3, 4), (), {}, batch_dim=None, device=None, dtypes=None)
     >>> recorded = next(record(model, call, "shape"))

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.inputs import CallArguments, InputSize
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.sizes import InputSize
 from modelsummary.errors import InputError
 from modelsummary.serving.cache import parameters_of
 

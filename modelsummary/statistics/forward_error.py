@@ -9,8 +9,8 @@ from dataclasses import replace
 from torch import nn
 
 from modelsummary.capture import Recording, capture
-from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.sizes import InputSize, is_size
+from modelsummary.capture.input_data import is_size
+from modelsummary.capture.inputs import CallArguments, InputSize
 from modelsummary.errors import DataDependentError, in_short
 
 __all__ = ["failure"]

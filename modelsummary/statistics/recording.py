@@ -9,7 +9,8 @@ from typing import Any, Literal
 from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
-from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.input_data import call_arguments
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import is_compiled, named_modules, unwrap
 from modelsummary.capture.run import no_collection

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from modelsummary import memory as _memory
 from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.input_data import Dtypes
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import cycle_in
 from modelsummary.capture.run import no_collection
-from modelsummary.capture.sizes import Dtypes
 from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, SplitError
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan

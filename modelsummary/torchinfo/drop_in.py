@@ -15,7 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from modelsummary.capture import capture, list_layers
 from modelsummary.capture.devices import named_device
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.input_data import call_arguments
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.values import is_array
 from modelsummary.errors import InputError, harmless

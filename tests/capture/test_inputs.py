@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import ForwardError, InputError, ModelFileError, ModelSummaryError, Statistics
-from modelsummary.capture.inputs import OPTIONS
+from modelsummary.capture.input_data import OPTIONS
 from tests.models import Call, Pair
 
 

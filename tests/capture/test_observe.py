@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelsummary.capture.inputs import call_arguments
+from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.observe import observe
 from modelsummary.memory.step_options import step_plan
 

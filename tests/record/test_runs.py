@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import DataDependentError
-from modelsummary.capture.inputs import call_arguments
+from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown, leaves_of
 from modelsummary.record.merging import _linear
 from modelsummary.record.runs import record

@@ -1,0 +1,350 @@
+"""Read what the user passes as input (tensors, sizes, dicts, arrays) as the arguments of a forward."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_origin
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary._torch import tree_leaves
+from modelsummary.capture.devices import check_together, requested_device
+from modelsummary.capture.inputs import CallArguments, InputArray, InputSize
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.values import is_array
+from modelsummary.errors import InputError, close_to
+
+__all__ = ["OPTIONS", "Dtypes", "call_arguments", "call_like", "is_size"]
+
+OPTIONS = tuple("input_data batch_dim branching depth device dtypes execution latency reuse".split())  # of Statistics
+_OF_TORCHINFO = frozenset({"cache_forward_pass", "col_names", "col_width", "mode", "row_settings", "verbose"})
+_Dtype = torch.dtype | str
+Dtypes = _Dtype | Sequence[_Dtype] | Mapping[str, _Dtype] | None
+_NAMES = (
+    "float float16 float32 float64 half bfloat16 double int int8 int16 int32 int64 long uint8 bool complex64 complex128"
+).split()
+_CONSTANT = (bool, int, float, complex, str, bytes, type(None))
+
+
+def call_arguments(
+    model: nn.Module,
+    input_data: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    batch_dim: int | None,
+    device: torch.device | str | None,
+    dtypes: Dtypes,
+) -> CallArguments | None:
+    """Return the arguments of ``model.forward``; None if nothing was passed to run it with.
+
+    Raises:
+        InputError: an argument is unusable; the message echoes it and says what to pass instead.
+
+    >>> options = {"batch_dim": None, "device": None, "dtypes": None}
+    >>> call_arguments(nn.Linear(4, 2), (3, 4), (), {}, **options).args
+    (InputSize(shape=(3, 4), dtype=torch.float32),)
+    """
+    if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
+        raise InputError(f"batch_dim must be an integer >= 0 or None, got {batch_dim!r}")
+    device_types = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
+    input_device = requested_device(device_types, device)
+    signature = _signature(model)
+    input_data, kwargs = _as_input_data(signature, input_data, args, kwargs)
+    if dtypes is not None and input_data is None:
+        raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds none; pass sizes, or leave dtypes out")
+    if input_data is None and not args and not kwargs:
+        return None
+    first, named = _split(model, signature, input_data, batch_dim, dtypes)
+    overlap = named.keys() & kwargs.keys()
+    if overlap:
+        raise InputError(
+            f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword; pass each once"
+        )
+    call = CallArguments((*first, *args), {**named, **kwargs}, input_device)
+    tensors = call.tensors()
+    if not (tensors or call.size_dtypes or call.has_arrays):
+        call = replace(call, nothing_found=_nothing_in(input_data, args))
+        if not any(_holds_something(argument) for argument in (*call.args, *call.kwargs.values())):
+            raise InputError(call.nothing_found)
+    if input_device is None:
+        check_together(device_types, tensors)
+    _check_signature(model, signature, call)
+    return call
+
+
+def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> CallArguments:
+    """Return arguments for another call of the same sizes. Raises ``InputError`` if sizes or dtypes differ."""
+    call = call_arguments(model, input_data, (), {}, batch_dim=None, device=recorded.device, dtypes=None)
+    if call is None or call.shapes() != recorded.shapes():
+        passed = "nothing" if call is None else list(map(list, call.shapes()))
+        raise InputError(
+            f"the input must have the sizes {list(map(list, recorded.shapes()))} of these statistics, got {passed}; "
+            "pass an input of these sizes, or make Statistics with the other input"
+        )
+    dtypes, expected = ([tensor.dtype for tensor in arguments.tensors()] for arguments in (call, recorded))
+    if dtypes != expected and expected:
+        raise InputError(
+            f"the input must have the dtypes {expected} of these statistics, got {dtypes}; convert the input, "
+            "or make Statistics with it"
+        )
+    return call
+
+
+def _holds_something(value: Any) -> bool:
+    """Return True for a container or an object, from which a forward may make tensors; False for a scalar."""
+    return value is not None and not isinstance(value, (bool, int, float, complex, str, bytes))
+
+
+def _nothing_in(input_data: Any, args: tuple[Any, ...]) -> str:
+    numbers = (input_data, *args)
+    meant = f"; did you mean {numbers}?" if len(numbers) > 1 and is_size(numbers) else ""
+    return (
+        f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
+        f"or None to list the layers without a forward{meant}"
+    )
+
+
+def _as_input_data(
+    signature: inspect.Signature | None, input_data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return ``input_data`` and the keyword arguments; a forward's sizes may have been given among the latter.
+
+    ``input_size=``, torchinfo's name, is ``input_data`` unless the forward has an argument of this name.
+    """
+    if "input_size" in kwargs and (signature is None or "input_size" not in signature.parameters):
+        size = kwargs["input_size"]
+        if input_data is not None:
+            raise InputError(
+                f"input_size={_short(size)} and input_data={_short(input_data)} are two names of one argument; pass one"
+            )
+        return size, {name: value for name, value in kwargs.items() if name != "input_size"}
+    if input_data is None and not args and _named_sizes(kwargs, signature):
+        return kwargs, {}
+    return input_data, kwargs
+
+
+def _split(
+    model: nn.Module, signature: inspect.Signature | None, input_data: Any, batch_dim: int | None, dtypes: Dtypes
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the keyword arguments in ``input_data``."""
+    if input_data is None:
+        return (), {}
+    if isinstance(input_data, Iterator):
+        raise InputError(
+            f"input_data is a {type(input_data).__name__}, which can be read only once; pass a list or tuple"
+        )
+    sizes = _listed_sizes(input_data)
+    if sizes is not None:
+        return _inputs_of(sizes, None, model, batch_dim, dtypes), {}
+    if isinstance(input_data, Mapping):
+        wrong = [key for key in input_data if not isinstance(key, str)]
+        if wrong:
+            raise InputError(
+                f"the keys of an input_data dict must be names of forward's arguments, got {wrong[0]!r}; "
+                "pass positional arguments as a tuple or list"
+            )
+        named = _named_sizes(input_data, signature)
+        if named:
+            inputs = _inputs_of(list(named.values()), list(named), model, batch_dim, dtypes)
+            return (), {**input_data, **dict(zip(named, inputs, strict=True))}
+    if dtypes is not None:
+        raise InputError(
+            f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have a dtype; leave dtypes out"
+        )
+    if isinstance(input_data, Mapping):
+        return (), {name: _mark_arrays(value) for name, value in input_data.items()}
+    if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
+        holds_tensors = all(isinstance(value, Tensor) or is_array(value) for value in input_data)
+        if type(input_data) is list and holds_tensors and _takes_sequence(signature):
+            return (_mark_arrays(input_data),), {}
+        return tuple(_mark_arrays(value) for value in input_data), {}
+    return (_mark_arrays(input_data),), {}
+
+
+def _mark_arrays(value: Any) -> Any:
+    """Return ``value`` with an ``InputArray`` for every numpy array, also in nested containers."""
+    if isinstance(value, Iterator):
+        raise InputError(f"input_data holds a {type(value).__name__}, which can be read only once; pass a list instead")
+    if isinstance(value, (Tensor, str, bytes)):
+        return value
+    if is_array(value):
+        try:
+            torch.as_tensor(value)
+        except TypeError as error:
+            raise InputError(f"input_data holds a numpy array that torch cannot convert: {error}") from None
+        return InputArray(value)
+    if type(value) in (list, tuple):
+        return type(value)(_mark_arrays(inner) for inner in value)
+    if type(value) is dict:
+        return {key: _mark_arrays(inner) for key, inner in value.items()}
+    return value
+
+
+def _short(value: Any) -> str:
+    """Return the repr of a value in one line of at most 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _signature(model: nn.Module) -> inspect.Signature | None:
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a ScriptModule's forward has no signature
+        return None
+
+
+def _check_signature(model: nn.Module, signature: inspect.Signature | None, call: CallArguments) -> None:
+    if signature is None or model._forward_pre_hooks:  # a pre-hook may change the arguments
+        return
+    try:
+        signature.bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        unknown = sorted(call.kwargs.keys() - signature.parameters.keys())
+        remedy = "pass a list or dict of tensors, or of sizes"
+        if unknown:
+            names = [*OPTIONS, *(name for name in signature.parameters if name not in call.kwargs)]
+            remedy = f"remove {unknown[0]!r}{close_to(unknown[0], names)}"
+        if unknown and unknown[0] in _OF_TORCHINFO:
+            remedy += ", or call modelsummary.summary, which takes torchinfo's arguments"
+        raise InputError(
+            f"{error}: got {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
+            f"{sorted(call.kwargs)}, expected the arguments of {type(model).__name__}.forward{signature}; {remedy}"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------ sizes in the input
+
+
+def _listed_sizes(input_data: Any) -> list[Sequence[Any]] | None:
+    """Return the sizes if ``input_data`` is one size or a list of sizes; None if it is anything else.
+
+    Raises:
+        InputError: a list holds sizes and tensors.
+
+    >>> _listed_sizes((2, 3)), _listed_sizes([(2, 3), (4,)]), _listed_sizes("x")
+    ([(2, 3)], [(2, 3), (4,)], None)
+    """
+    if not isinstance(input_data, (list, tuple)) or not input_data:
+        return None
+    if is_size(input_data):
+        return [input_data]
+    are_sizes = [isinstance(entry, (list, tuple)) and (not entry or is_size(entry)) for entry in input_data]
+    if all(are_sizes) and any(input_data):  # () among others is the size of a scalar
+        return list(input_data)
+    if any(are_sizes) and any(isinstance(entry, Tensor) for entry in input_data):
+        raise InputError(f"input_data={_short(input_data)} mixes sizes and tensors; pass only tensors or only sizes")
+    return None
+
+
+def _named_sizes(values: Mapping[str, Any], signature: inspect.Signature | None) -> dict[str, Sequence[Any]]:
+    """Return the arguments that are sizes, if all others are constants: a tensor among them makes a tuple a constant.
+
+    A tuple for a parameter that is annotated as a list or tuple is a constant, too.
+
+    >>> _named_sizes({"ids": (1, 128), "causal": True}, None)
+    {'ids': (1, 128)}
+    """
+    if not all(isinstance(leaf, _CONSTANT) for leaf in tree_leaves(list(values.values()))):
+        return {}
+    return {name: value for name, value in values.items() if is_size(value) and not _takes_sequence(signature, name)}
+
+
+def is_size(value: Any) -> bool:
+    """Return True for a tuple or list of at least one number.
+
+    >>> is_size((1, 3)), is_size(()), is_size(3)
+    (True, False, False)
+    """
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_number, value))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor) or getattr(value, "ndim", False):  # tensors and arrays also have an __index__
+        return False
+    return isinstance(value, (int, float)) or hasattr(value, "__index__")
+
+
+def _takes_sequence(signature: inspect.Signature | None, name: str | None = None) -> bool:
+    """Return True if forward's parameter ``name`` (None: the first) is annotated as a list or tuple."""
+    parameters = signature.parameters if signature is not None else {}
+    name = next(iter(parameters), "") if name is None else name
+    annotation = parameters[name].annotation if name in parameters else inspect.Parameter.empty
+    if isinstance(annotation, str):
+        return annotation.removeprefix("typing.").startswith(("list", "List", "Sequence", "tuple", "Tuple"))
+    return get_origin(annotation) in (list, tuple, Sequence) or annotation in (list, tuple)
+
+
+# -------------------------------------------------------------------------------- inputs of these sizes
+
+
+def _inputs_of(
+    sizes: Sequence[Sequence[Any]], names: Sequence[str] | None, model: nn.Module, batch_dim: int | None, dtypes: Dtypes
+) -> tuple[InputSize, ...]:
+    """Return the inputs that sizes describe.
+
+    Args:
+        sizes: the sizes.
+        names: names of forward's arguments that they are for; None: they are given by position.
+        model: its first floating point parameter has the default dtype.
+        batch_dim: position at which a batch of one is inserted; None: none is.
+        dtypes: one dtype for all, one per size, or a dict by argument name; text such as ``"long"`` is a dtype, too.
+
+    Raises:
+        InputError: a size or dtype is unusable.
+    """
+    floats = (parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point)
+    usual = next(floats, torch.get_default_dtype())
+    shapes = [_with_batch(_checked_size(size), batch_dim) for size in sizes]
+    return tuple(map(InputSize, shapes, _dtypes(dtypes, sizes, names, usual)))
+
+
+def _dtypes(
+    dtypes: Dtypes, sizes: Sequence[Sequence[Any]], names: Sequence[str] | None, usual: torch.dtype
+) -> list[torch.dtype]:
+    if dtypes is None:
+        return [usual] * len(sizes)
+    if isinstance(dtypes, Mapping):
+        unknown = sorted(map(str, dtypes.keys() - set(names or ())))
+        if unknown:
+            hint = f"the sizes are for {', '.join(names)}{close_to(unknown[0], names)}" if names else "no size has one"
+            raise InputError(f"dtypes names the argument {unknown[0]!r}, but {hint}")
+        return [_dtype(dtypes[name]) if name in dtypes else usual for name in names or ()]
+    entries = list(dtypes) if isinstance(dtypes, (list, tuple)) else [dtypes] * len(sizes)
+    if len(entries) != len(sizes):
+        raise InputError(
+            f"dtypes has {len(entries)} entries for {len(sizes)} size(s): {_short(sizes)}; pass one per size"
+        )
+    return [_dtype(entry) for entry in entries]
+
+
+def _dtype(entry: Any) -> torch.dtype:
+    """Return the dtype that is given as itself, by its name, or as torchinfo also accepts it: ``torch.LongTensor``."""
+    name = entry.removeprefix("torch.") if isinstance(entry, str) else None
+    dtype = getattr(entry, "dtype", entry) if name is None else getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        hint = "" if name is None else close_to(name, _NAMES)
+        raise InputError(f"dtypes holds {entry!r}; expected a torch.dtype such as torch.long, or its name{hint}")
+    return dtype
+
+
+def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
+    for length in size:
+        if isinstance(length, (bool, float)) or operator.index(length) < 0:
+            raise InputError(f"input size {tuple(size)} holds {length!r}; sizes are integers >= 0")
+    return tuple(operator.index(length) for length in size)
+
+
+def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...]:
+    if batch_dim is None:
+        return shape
+    if batch_dim > len(shape):
+        raise InputError(f"batch_dim={batch_dim} does not fit the input size {shape}; expected 0 to {len(shape)}")
+    return (*shape[:batch_dim], 1, *shape[batch_dim:])
