@@ -21,14 +21,14 @@ from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
+from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.step import StepRun
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.trace import Trace
-from modelsummary.capture.tree import call_tree, static_tree
+from modelsummary.capture.tree import ModuleFacts, call_tree, module_facts, static_tree
 from modelsummary.capture.values import replace_in_objects
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.capture.modules import ModuleFacts, Owned
-from modelsummary.capture.tree import finish_tree
+from modelsummary.capture.tree import ModuleFacts, Owned, finish_tree
 from modelsummary.errors import printable
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Operation, Program, Scope, Tensor

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import InputError, SplitError, Statistics
-from modelsummary.capture.modules import module_facts, modules_of, named_modules, tensors_of_modules, totals, unwrap
+from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules, unwrap
+from modelsummary.capture.tree import module_facts, totals
 from tests.models import Decoder, Nested
 
 
