@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from modelsummary.errors import InputError, close_to
@@ -20,11 +22,14 @@ __all__ = [
     "SOURCES",
     "Input",
     "Parser",
+    "caches",
+    "modes",
     "parse_budget",
     "parse_dtype",
     "parse_input",
-    "parse_optimizer",
+    "parse_name",
     "parse_settings",
+    "steps",
 ]
 
 SOURCES = (
@@ -33,6 +38,7 @@ SOURCES = (
 )
 
 _VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
+_OPTION = re.compile(r"-(?![\d.])\S+")  # not a negative number
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 
 
@@ -42,16 +48,35 @@ Input: TypeAlias = "tuple[str | None, list[int] | torch.Tensor, torch.dtype | No
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are ``InputError``, which is printed as one line without the usage.
 
-    Options have their full names.
+    Options have their full names. An unknown option is named before a missing one is asked for.
     """
 
-    def __init__(self, prog: str | None = None, **options: Any) -> None:
-        super().__init__(prog, allow_abbrev=False, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def group(self, title: str) -> argparse._ArgumentGroup:
+        """Return the group of options with this title, which is made if there is none."""
+        groups = (group for group in self._action_groups if group.title == title)
+        return next(groups, None) or self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ``InputError``; of an unknown option, it names the closest known ones."""
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
-        raise InputError(f"{message}{close_to(unknown, self._option_string_actions) if unknown[:2] == '--' else ''}")
+        """Raise ``InputError``."""
+        raise InputError(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options; raise ``InputError`` for an argument that the command does not have."""
+        if self._subparsers is None:  # else the options are those of a command
+            self._check_options(args or ())
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    def _check_options(self, arguments: Sequence[str]) -> None:
+        for argument in takewhile("--".__ne__, arguments):
+            option = argument.partition("=")[0]
+            if _OPTION.fullmatch(option) and option not in self._option_string_actions:
+                self.error(f"{self.prog} has no option {option}{close_to(option, self._option_string_actions)}")
 
 
 def parse_input(text: str) -> Input:
@@ -81,19 +106,42 @@ def parse_dtype(text: str) -> torch.dtype:
     return dtype
 
 
-def parse_optimizer(text: str) -> str:
-    """Return what ``--memory`` predicts: ``inference``, ``none``, or the name of an optimizer, as torch writes it too.
+def parse_name(names: Callable[[], Iterable[str]]) -> Callable[[str], str]:
+    """Return a function that accepts one of the names, in any case; ``names`` is called when an option is parsed.
 
-    >>> parse_optimizer("AdamW")
-    'adamw'
+    >>> parse_name(lambda: ("eager", "compiled"))("Eager")
+    'eager'
     """
+
+    def parse(text: str) -> str:
+        accepted = list(names())
+        if text.lower() not in accepted:
+            hint = close_to(text.lower(), accepted)
+            raise argparse.ArgumentTypeError(f"expected one of {', '.join(accepted)}, got {text!r}{hint}")
+        return text.lower()
+
+    return parse
+
+
+def steps() -> list[str]:
+    """Return the names of what ``--memory`` predicts: ``inference``, ``none``, or an optimizer."""
     from modelsummary.memory.step_options import OPTIMIZERS
 
-    modes = ["inference", "none", *OPTIMIZERS]
-    if text.lower() not in modes:
-        hint = close_to(text.lower(), modes)
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(modes)}, got {text!r}{hint}")
-    return text.lower()
+    return ["inference", "none", *OPTIMIZERS]
+
+
+def caches() -> Sequence[str]:
+    """Return the names of kinds of caches."""
+    from modelsummary.serving.cache import CACHES
+
+    return CACHES
+
+
+def modes() -> Sequence[str]:
+    """Return the names of the ways to run a step on a device."""
+    from modelsummary.operators.kernels import MODES
+
+    return MODES
 
 
 def parse_settings(text: str) -> dict[str, Any]:

@@ -6,55 +6,48 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from textwrap import fill
+from typing import Any, NoReturn, TypeAlias
 
 from modelsummary.cli.arguments import (
     SOURCES,
     Parser,
+    caches,
+    modes,
     parse_budget,
     parse_dtype,
     parse_input,
-    parse_optimizer,
+    parse_name,
     parse_settings,
+    steps,
 )
-from modelsummary.errors import ModelSummaryError
+from modelsummary.errors import InputError, ModelSummaryError, close_to
 from modelsummary.views.columns import COLUMNS
 from modelsummary.views.terminal import red
 
 __all__ = ["main", "run"]
 
-_AS_THERE = "as for modelsummary"
+_Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+_MODEL, _QUESTIONS, _OUTPUT = "model and inputs", "questions", "output"  # groups of options
+_DEFAULT = "summarize"
+_TABLES = ("csv", "markdown", "latex", "html")
 _HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
 _HELP_OF_RUN = (
     "follow the code of TorchScript on the --input: it is interpreted, and only operators that compute are run"
 )
 _HELP_OF_MEMORY = "memory of a training step with an optimizer such as adamw, or none; or of an inference: inference"
-_EXAMPLES = f"""\
+_HELP_OF_CACHE = "kind of cache of transformers: dynamic, static, fp8 or quanto (default: the one that the model makes)"
+_HELP_OF_SERVING_MODE = "eager or compiled (default: compiled on a named device, eager on this machine)"
+_MODELS = f"""\
 a model is one of
-  {SOURCES}
+  {fill(SOURCES, 100, subsequent_indent="  ")}
 an input is SIZE, or NAME=SIZE for a keyword argument; append :DTYPE if it differs from the model's dtype;
 NAME==NUMBER is a number, where the model takes one
-
-examples
-  modelsummary resnet50 --input 1,3,224,224 --sort macs
-  modelsummary net.py:MyNet --input 1,3,224,224
-  modelsummary timm:vit_small_patch16_224 --input 8,3,224,224 --memory adamw --split 4
-  modelsummary hf:config.json --input input_ids=1,128:long --depth 3
-  modelsummary models.net:build --kwargs '{{"width": 64}}' --input 1,3,32,32 --format markdown --output net.md
-  modelsummary model.onnx --input images=1,3,224,224
-  modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
-  modelsummary calibrate torchvision:resnet50 --input 8,3,224,224
-  modelsummary serve-plan hf:config.json --device H100 --context 32768 --dtype bfloat16
-  modelsummary explore torchvision:resnet50 --input 1,3,224,224 --open
-  modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
-
-exit status: 0; 1 if a budget is exceeded, or --max-macs cannot be checked; 2 after an error
-
-columns: {", ".join(COLUMNS)}
 """
+_STATUS = "exit status: 0; 1 if a budget is exceeded, or --max-macs cannot be checked; 2 after an error\n"
 
 
 def main() -> NoReturn:
@@ -102,30 +95,64 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Run the command that the first argument names, or summarize a model; return the exit status.
-
-    Only its parser is made: subparsers of one parser would all be, and some need torch.
-    """
-    command = next((name for name in arguments[:1] if name in _PARSERS), "")
-    parser = _PARSERS[command]()
-    _complete(parser)
-    options = parser.parse_args(arguments[1:] if command else arguments)
+    """Run the command that the first argument names, or summarize a model; return the exit status."""
+    parser, parsers = _parsers()
+    _complete(parser, parsers)
+    options = _parsed(parser, arguments)
     from modelsummary.cli import actions
 
-    action: Callable[[argparse.Namespace], int] = getattr(actions, command.replace("-", "_") or "summarize")
+    action: Callable[[argparse.Namespace], int] = getattr(actions, options.command.replace("-", "_"))
     return action(options)
+
+
+def _parsed(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options. If no command is named, ``summarize`` is meant."""
+    first = arguments[0] if arguments else ""
+    if first in _COMMANDS or first in ("-h", "--help", "--version"):
+        return parser.parse_args(arguments)
+    try:
+        return parser.parse_args([_DEFAULT, *arguments])
+    except InputError as error:
+        hint = close_to(first, _COMMANDS)
+        raise InputError(f"{error}; {first!r} is not a command{hint}" if hint else str(error)) from None
+
+
+def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
+    """Return the parser of all commands, and the parser of each."""
+    parser = Parser(
+        prog="modelsummary",
+        usage="modelsummary [COMMAND] MODEL [OPTIONS]",
+        description="Layers, shapes, parameters, multiply-adds and memory of a PyTorch model; nothing is computed.",
+        epilog=f"modelsummary COMMAND --help shows the options of a command, and examples\n\n{_MODELS}\n{_STATUS}",
+        parents=[_version()],
+    )
+    commands = parser.add_subparsers(
+        title="commands",
+        dest="command",
+        metavar=f"COMMAND (default: {_DEFAULT})",
+        prog=parser.prog,
+    )
+    for define in _COMMANDS.values():
+        define(commands)
+    return parser, commands.choices
 
 
 # ------------------------------------------------------------------------------------ options of several commands
 
 
-def _made() -> Parser:
-    """Return the options with which a model is made and called."""
+def _made(name: str = "model", **options: Any) -> Parser:
+    """Return the options with which a model is made and called.
+
+    Args:
+        name: name of the argument that names the model.
+        options: its other properties.
+    """
     parent = Parser(add_help=False)
-    add = parent.add_argument
+    add = parent.group(_MODEL).add_argument
+    add(name, metavar="MODEL", **options)
     add("--input", action="append", type=parse_input, metavar="SIZE", help=_HELP_OF_INPUT)
     add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
-    add("--debug", action="store_true", help="show tracebacks")
+    parent.add_argument("--debug", action="store_true", help="show tracebacks")
     return parent
 
 
@@ -133,8 +160,8 @@ def _read(mode: str | None = None) -> Parser:
     """Return the options of a model that is live or in a file."""
     parent = Parser(add_help=False)
     default = mode or "the mode it is made in"
-    add = parent.add_argument
-    add("--mode", choices=["train", "eval"], default=mode, help=f"mode of the model (default: {default})")
+    add = parent.group(_MODEL).add_argument
+    add("--mode", **_one_of("train", "eval"), default=mode, help=f"mode of the model (default: {default})")
     add("--run", action="store_true", help=_HELP_OF_RUN)
     return parent
 
@@ -142,10 +169,11 @@ def _read(mode: str | None = None) -> Parser:
 def _trained() -> Parser:
     """Return the options of a model that is placed, trained and split."""
     parent = Parser(add_help=False)
-    add = parent.add_argument
+    add = parent.group(_MODEL).add_argument
     add("--device", help="device of the model (default: the CPU)")
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
-    add("--memory", type=parse_optimizer, metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
+    add = parent.group(_QUESTIONS).add_argument
+    add("--memory", type=parse_name(steps), metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
     add("--split", type=int, metavar="N", help="cut the model into N stages")
     return parent
 
@@ -153,108 +181,142 @@ def _trained() -> Parser:
 def _written(*formats: str) -> Parser:
     """Return the options of what is printed."""
     parent = Parser(add_help=False)
-    add = parent.add_argument
-    add("--format", choices=("text", "json", *formats), default="text", help="format of the output (default: text)")
+    add = parent.group(_OUTPUT).add_argument
+    add("--format", **_one_of("text", "json", *formats), default="text", help="format of the output (default: text)")
     add("--output", type=Path, metavar="FILE", help="write the output to this file")
     return parent
+
+
+def _version() -> Parser:
+    parent = Parser(add_help=False)
+    parent.add_argument("--version", action=_Version, nargs=0, help="show the versions of modelsummary and torch")
+    return parent
+
+
+def _one_of(*names: str) -> dict[str, Any]:
+    """Return the properties of an option that takes one of the names."""
+    return {"type": parse_name(lambda: names), "choices": names}
+
+
+def _examples(*lines: str) -> str:
+    return "\n".join(("examples", *(f"  modelsummary {line}" for line in lines), ""))
 
 
 # ------------------------------------------------------------------------------------------------ commands
 
 
-def _summarize() -> Parser:
-    parser = Parser(
-        "modelsummary",
-        description="Layers, shapes, parameters, multiply-adds and memory of a PyTorch model; nothing is computed.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[_made(), _read(), _written("csv", "markdown", "latex", "html"), _trained()],
+def _summarize(commands: _Commands) -> None:
+    examples = _examples(
+        "resnet50 --input 1,3,224,224 --sort macs",
+        "net.py:MyNet --input 1,3,224,224",
+        "timm:vit_small_patch16_224 --input 8,3,224,224 --memory adamw --split 4",
+        "hf:config.json --input input_ids=1,128:long --depth 3",
+        "models.net:build --kwargs '{\"width\": 64}' --input 1,3,32,32 --format markdown --output net.md",
+        "model.onnx --input images=1,3,224,224",
+        "torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB",
     )
-    add = parser.add_argument
-    add("model", help="name or file of the model, see below")
+    columns = f"columns: {', '.join(COLUMNS)}"
+    parser = commands.add_parser(
+        _DEFAULT,
+        prog=f"modelsummary [{_DEFAULT}]",
+        help="the table of a model, and more if asked for",
+        description="The table of a model, and more if asked for; nothing is computed.",
+        epilog=f"{_MODELS}\n{examples}\n{_STATUS}\n{columns}\n",
+        parents=[
+            _made(help="name or file of the model, see below"),
+            _read(),
+            _trained(),
+            _written(*_TABLES),
+            _version(),
+        ],
+    )
+    add = parser.group(_QUESTIONS).add_argument
+    add("--latency", action="store_true", help="run the model and time its layers")
+    add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
+    add = parser.group("table").add_argument
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns of the table, see below")
     add("--depth", type=int, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
     add("--sort", metavar="AMOUNT", help="sort the rows of the table by macs, params, flops ..., largest first")
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
-    add("--latency", action="store_true", help="run the model and time its layers")
-    add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
+    add = parser.group("budgets").add_argument
     for figure, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
         help_ = f"budget of {figure}: exit with status 1 if it is exceeded"
         add(f"--max-{figure}", type=parse_budget, metavar=unit, help=help_)
-    add("--version", action=_Version, nargs=0, help="show the versions of modelsummary and torch")
-    return parser
 
 
-def _compare() -> Parser:
-    parser = Parser(
-        "modelsummary compare",
+def _compare(commands: _Commands) -> None:
+    commands.add_parser(
+        "compare",
+        help="forms of one model side by side",
         description="Forms of one model side by side.",
-        parents=[_made(), _read("eval"), _written()],
+        epilog=f"{_MODELS}\n"
+        + _examples("compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224"),
+        parents=[_made("models", nargs="+", help="names or files of models, see below"), _read("eval"), _written()],
     )
-    parser.add_argument("models", nargs="+", metavar="MODEL", help=f"name or file of a model, {_AS_THERE}")
-    return parser
 
 
-def _explore() -> Parser:
-    parser = Parser(
-        "modelsummary explore",
+def _explore(commands: _Commands) -> None:
+    model = "name or file of the model, see below; or a .json file that modelsummary wrote"
+    parser = commands.add_parser(
+        "explore",
+        help="one HTML page to look at a model",
         description="One HTML page to look at a model: tree, graph, treemap, roofline; it needs no network.",
-        parents=[_made(), _read(), _trained()],
+        epilog=f"{_MODELS}\n" + _examples("explore torchvision:resnet50 --input 1,3,224,224 --open"),
+        parents=[_made(help=model), _read(), _trained()],
     )
-    add = parser.add_argument
-    add("model", help=f"name or file of a model, {_AS_THERE}; or a .json file that it wrote")
+    add = parser.group(_QUESTIONS).add_argument
     add("--compare", metavar="MODEL", help="another model, shown beside it with the differences marked")
+    add = parser.group(_OUTPUT).add_argument
     add("--output", type=Path, default=Path("model.html"), metavar="FILE", help="page to write (default: model.html)")
     add("--open", action="store_true", help="show the page in the browser")
-    return parser
 
 
-def _calibrate() -> Parser:
-    parser = Parser(
-        "modelsummary calibrate",
-        description="Measure how long operators take on this machine, each alone, and what they allocate: the calls of "
-        "a model, or without one a grid of some 650 common calls (about a minute). What is known is not repeated.",
-        parents=[_made()],
+def _calibrate(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure how long operators take on this machine",
+        description="Measure how long operators take on this machine, each alone, and what they allocate: the calls\n"
+        "of a model, or without one a grid of some 650 common calls (about a minute). What is known is not repeated.",
+        epilog=f"{_MODELS}\n" + _examples("calibrate torchvision:resnet50 --input 8,3,224,224"),
+        parents=[_made(nargs="?", help="name or file of the model, see below; without one: the standard grid")],
     )
-    add = parser.add_argument
-    add("model", nargs="?", help=f"{_AS_THERE}; without one: the standard grid")
+    add = parser.group("measurement").add_argument
     add("--backward", action="store_true", help="with the backward of the model")
     add("--optimizer", metavar="NAME", help="with a step of this optimizer, such as adamw")
     add("--device", default="cpu", help="cpu (default) or cuda")
     add("--again", action="store_true", help="measure what is known once more")
-    return parser
 
 
-def _serve_plan() -> Parser:
-    from modelsummary.operators.kernels import MODES
-    from modelsummary.serving.cache import CACHES
-
-    parser = Parser(
-        "modelsummary serve-plan",
-        description="Memory and time of serving a model with a cache: what fits, prefill, decode, tokens per second. "
+def _serve_plan(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "serve-plan",
+        help="memory and time of serving a model with a cache",
+        description="Memory and time of serving a model with a cache: what fits, prefill, decode, tokens per second.\n"
         "Nothing is computed or downloaded.",
-        parents=[_made(), _written()],
+        epilog=f"{_MODELS}\n" + _examples("serve-plan hf:config.json --device H100 --context 32768 --dtype bfloat16"),
+        parents=[_made(help="name of the model, see below; such as hf:config.json"), _written()],
     )
-    add = parser.add_argument
-    add("model", help=f"{_AS_THERE}, such as hf:config.json")
-    add("--device", required=True, help="name of an accelerator such as H100; cpu or cuda of this calibrated machine")
+    add = parser.group("requests").add_argument
     add("--context", type=int, required=True, metavar="TOKENS", help="tokens of each request that the cache holds")
     add("--batch", type=int, default=1, metavar="N", help="number of requests decoded together (default: 1)")
-    add("--dtype", type=parse_dtype, help="dtype of weights and cache, such as bfloat16 (default: the model's)")
+    add = parser.group("devices").add_argument
+    add("--device", required=True, help="name of an accelerator such as H100; cpu or cuda of this calibrated machine")
     add("--tensor", type=int, default=1, metavar="N", help="devices over which the layers are split (default: 1)")
-    add("--cache", choices=CACHES, help="kind of cache of transformers (default: the one that the model makes)")
-    add("--mode", choices=MODES, help="default: compiled on a named device, eager on this machine")
     add("--memory", metavar="BYTES", help="memory of the device, such as 24GB (default: the device's)")
+    add("--mode", type=parse_name(modes), help=_HELP_OF_SERVING_MODE)
+    add = parser.group("weights and cache").add_argument
+    add("--dtype", type=parse_dtype, help="dtype of weights and cache, such as bfloat16 (default: the model's)")
+    add("--cache", type=parse_name(caches), help=_HELP_OF_CACHE)
+    add = parser.group(_OUTPUT).add_argument
     add("--plot", type=Path, metavar="FILE", help="draw tokens per second against the batch size into this file")
-    return parser
 
 
-_PARSERS: dict[str, Callable[[], Parser]] = {
-    "": _summarize,
-    "calibrate": _calibrate,
+_COMMANDS: dict[str, Callable[[_Commands], None]] = {
+    _DEFAULT: _summarize,
     "compare": _compare,
     "explore": _explore,
+    "calibrate": _calibrate,
     "serve-plan": _serve_plan,
 }
 
@@ -271,11 +333,13 @@ class _Version(argparse.Action):
         parser.exit(message=f"modelsummary {modelsummary.__version__}, torch {torch.__version__}\n")
 
 
-def _complete(parser: argparse.ArgumentParser) -> None:
-    """Enable completion in the shell if argcomplete is installed."""
+def _complete(parser: Parser, parsers: Mapping[str, Parser]) -> None:
+    """Enable completion in the shell if argcomplete is installed; it reads the line that was typed so far."""
     if "_ARGCOMPLETE" in os.environ:
         try:
             import argcomplete
         except ImportError:
             return
-        argcomplete.autocomplete(parser)
+        first = next(iter(os.environ.get("COMP_LINE", "").split()[1:]), "")
+        begins_command = any(name.startswith(first) for name in parsers)
+        argcomplete.autocomplete(parser if begins_command else parsers[_DEFAULT])

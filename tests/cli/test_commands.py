@@ -8,13 +8,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
-from modelsummary.cli.arguments import parse_budget
+from modelsummary.cli.arguments import caches, modes, parse_budget
 from modelsummary.cli.commands import run
 from tests.files.test_onnx import conv
 from tests.models import Call
@@ -202,7 +203,7 @@ def test_the_budgets_of_the_example(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: model"),
+        ([], "the following arguments are required: MODEL"),
         (["mlp"], "cannot find model 'mlp'; expected torchvision:NAME"),
         (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'; expected torchvision:NAME"),
         (["tests.cli.test_commands:mpl"], "module 'tests.cli.test_commands' has no 'mpl'; did you mean 'mlp'?"),
@@ -229,14 +230,24 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--input", "2,5"], "forward of 0 (Linear) failed with input [2, 5]"),
         ([MLP, "--input", "2,4", "--columns", "nope"], "unknown column 'nope'"),
         ([MLP, "--input", "2,4", "--units", "X"], "unknown unit prefix 'X'"),
-        ([MLP, "--input", "2,4", "--format", "yaml"], "invalid choice: 'yaml'"),
+        (
+            [MLP, "--input", "2,4", "--format", "yaml"],
+            "--format: expected one of text, json, csv, markdown, latex, html, got 'yaml'",
+        ),
+        ([MLP, "--mode", "trian"], "got 'trian'; did you mean 'train'?"),
         ([MLP, "--input", "2,4", "--format", "csv", "--split", "2"], "--split needs --format text or json"),
         ([MLP, "--input", "2,4", "--split", "9"], "9"),
         ([MLP, "--input", "2,4", "--max-params", "many"], "expected a number such as 25M, 4.1G or 16GiB, got 'many'"),
         ([MLP, "--max-macs", "1"], "--max-macs needs an --input"),
         ([MLP, "--input", "2,4", "--output", "/nowhere/at/all"], "No such file or directory"),
         ([MLP, "--device", "nowhere"], "device must name a torch device, got 'nowhere'"),
-        ([MLP, "--inp", "2,4"], "unrecognized arguments: --inp 2,4; did you mean '--input'"),
+        ([MLP, "--inp", "2,4"], "modelsummary [summarize] has no option --inp; did you mean '--input'"),
+        (
+            ["calibrat", "resnet18"],
+            "unrecognized arguments: resnet18; 'calibrat' is not a command; did you mean 'calibrate'",
+        ),
+        (["explore", "--opne"], "modelsummary explore has no option --opne; did you mean '--open'"),
+        (["compare", MLP, "--split=2"], "modelsummary compare has no option --split"),
         (["missing.pt2"], "file 'missing.pt2'"),
         ([MLP, "--split", "2"], "--split needs an --input"),
         ([MLP, "--max-params", "1Pi"], "expected a number such as 25M, 4.1G or 16GiB, got '1Pi'"),
@@ -346,6 +357,62 @@ def test_colour(capsys, monkeypatch):
     assert output(capsys, "mlp", status=2).err.startswith("\x1b[31merror:\x1b[0m ")
     monkeypatch.setenv("NO_COLOR", "1")
     assert output(capsys, "mlp", status=2).err.startswith("error: ")
+
+
+COMMANDS = ["summarize", "compare", "explore", "calibrate", "serve-plan"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(capsys, command):
+    with pytest.raises(SystemExit):
+        run([command, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith("usage: modelsummary ")
+    assert "model and inputs:\n  MODEL" in said
+    assert ("--latency" in said) == (command == "summarize")
+    assert ("--mode {train,eval}" in said) == (command in ("summarize", "compare", "explore"))
+    assert said.count("\nquestions:") == (command in ("summarize", "explore"))
+    assert said.count("--input SIZE ") == 1
+    for names in (caches(), modes()) if command == "serve-plan" else ():
+        assert all(name in said for name in names)
+
+
+def test_the_default_command_may_be_named(capsys):
+    assert output(capsys, "summarize", MLP, "--input", "2,4").out == output(capsys, MLP, "--input", "2,4").out
+    with pytest.raises(SystemExit):
+        run(["--help"])
+    said = capsys.readouterr().out
+    assert all(f"\n    {command} " in said for command in COMMANDS)
+    assert "--input SIZE" not in said
+
+
+def test_help_and_errors_of_options_import_no_torch():
+    commands = "[], ['--help'], ['net', '--inp', '3'], ['serve-plan', '--help'], ['serve-plan', 'net', '--mod', 'x']"
+    code = f"""
+import sys
+from modelsummary.cli import run
+for arguments in ({commands}, ['net', '--mode', 'trian'], ['net', '--split', 'two'], ['explore', '-h']):
+    try:
+        assert run(arguments) == 2
+    except SystemExit as exit:
+        assert exit.code == 0
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "prog"),
+    [("modelsummary ", "modelsummary"), ("modelsummary expl", "modelsummary"), ("modelsummary net --inp", "summarize")],
+)
+def test_completion_of_what_is_typed(monkeypatch, capsys, line, prog):
+    completed = []
+    module = SimpleNamespace(autocomplete=lambda parser: completed.append(parser.prog))
+    monkeypatch.setitem(sys.modules, "argcomplete", module)
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setenv("COMP_LINE", line)
+    output(capsys, status=2)
+    assert completed == [{"summarize": "modelsummary [summarize]"}.get(prog, prog)]
 
 
 def test_the_process():

@@ -63,7 +63,8 @@ def test_text_file_and_picture(capsys, config, tmp_path):
         (["--memory", "3KB"], "pass tensor="),
         (["--memory", "3 apples"], "memory_bytes"),
         (["--tensor", "3"], "3"),
-        (["--cache", "huge"], "invalid choice: 'huge'"),
+        (["--cache", "huge"], "--cache: expected one of dynamic, static, fp8, quanto, got 'huge'"),
+        (["--mode", "egaer"], "--mode: expected one of eager, compiled, got 'egaer'; did you mean 'eager'?"),
     ],
 )
 def test_errors(capsys, config, arguments, message):
