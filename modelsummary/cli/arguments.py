@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the options; raise ``InputError`` for an argument that the command does not have."""
-        if self._subparsers is None:  # else the options are those of a command
+        if self._subparsers is None:  # else a command has the options
             self._check_options(args or ())
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
