@@ -221,27 +221,39 @@ class _Reach:
 
     def _ends(self, limit: int, prices: Sequence[Sequence[float]] | None = None) -> list[list[float]]:
         """Return the least sum of prices for each number of parts and each end; infinite if it cannot be reached."""
-        n_parts = len(self._earliest)
-        prices = prices or [[0] * self._n_points] * n_parts
+        prices = prices or [[0] * self._n_points] * len(self._earliest)
         by_cost = [self._begin_by_cost(end, limit) for end in range(self._n_points)]
+        earliest = [list(map(max, begins, by_cost)) for begins in self._earliest]
         best: list[list[float]] = [[0, *[_INFINITE] * (self._n_points - 1)]]
-        for part in range(n_parts):
+        next_begin = 0
+        for part, ends in enumerate(self._possible_ends(earliest)):
             before, after = best[-1], [_INFINITE] * self._n_points
-            window: deque[int] = deque()  # begins in ascending order of bytes: the first is the best
-            next_begin = 0
-            for end in range(part + 1, self._n_points - (n_parts - 1 - part)):
+            window: deque[int] = deque()  # begins in ascending order of prices: the first is the best
+            for end in ends:
                 for begin in range(next_begin, end):
                     while window and before[window[-1]] > before[begin]:
                         window.pop()
                     window.append(begin)
                 next_begin = end
-                earliest = max(self._earliest[part][end], by_cost[end])
-                while window and window[0] < earliest:
+                while window and window[0] < earliest[part][end]:
                     window.popleft()
                 if window:
                     after[end] = before[window[0]] + prices[part][end]
             best.append(after)
+            next_begin = ends.start
         return best
+
+    def _possible_ends(self, earliest: Sequence[Sequence[int]]) -> list[range]:
+        """Return, for each part, the ends from which and to which the other parts may reach."""
+        n_parts, last = len(earliest), self._n_points - 1
+        low = [last]
+        for part in range(n_parts - 1, 0, -1):
+            low.append(max(part, earliest[part][low[-1]]))
+        ends, high = [], 0
+        for part, begin in enumerate(reversed(low)):
+            high = bisect_right(range(last - (n_parts - 1 - part) + 1), high, key=earliest[part].__getitem__) - 1
+            ends.append(range(begin, high + 1))
+        return ends
 
 
 def _inverse(earliest: list[int]) -> list[int]:
