@@ -17,7 +17,7 @@ from modelsummary._torch import FakeTensor, disable_current_modes, tree_map
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.capture.operator_mode import Execution
 from modelsummary.operators.operator_calls import OperatorLog
-from modelsummary.operators.operator_facts import OpCost, OpRule, op_rule, tensors_in
+from modelsummary.operators.operator_rules import OpCost, OpRule, op_rule, tensors_in
 from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
 
 if TYPE_CHECKING:

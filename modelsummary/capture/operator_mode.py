@@ -12,7 +12,7 @@ from modelsummary import _torch
 from modelsummary._torch import TorchDispatchMode
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.layer_info import total
-from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_rule
+from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_rule
 from modelsummary.operators.tensor_bytes import is_distributed
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from modelsummary.capture.modules import named_modules
 from modelsummary.capture.operator_mode import Costs
 from modelsummary.capture.trace import Trace, TracedCall
 from modelsummary.layer_info import UNKNOWN, CallKey, LayerInfo, total
-from modelsummary.operators.operator_facts import NO_COST
+from modelsummary.operators.operator_rules import NO_COST
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of, shape_of
 
 __all__ = ["ModuleFacts", "Owned", "call_tree", "finish_tree", "module_facts", "static_tree", "totals"]

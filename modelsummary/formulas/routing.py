@@ -19,7 +19,7 @@ from modelsummary._torch import ConvNd
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.operators.attention import scores_again
-from modelsummary.operators.operator_facts import OpCost, OpRule
+from modelsummary.operators.operator_rules import OpCost, OpRule
 from modelsummary.operators.table import Arguments
 
 __all__ = ["RoutedWatch", "RoutingChoice", "active_params"]

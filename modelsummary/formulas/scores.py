@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from modelsummary import _torch
 from modelsummary._torch import disable_current_modes
-from modelsummary.operators.operator_facts import OpRule, tensors_in
+from modelsummary.operators.operator_rules import OpRule, tensors_in
 
 __all__ = ["HiddenScores"]
 

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from modelsummary import _torch
 from modelsummary.latency.kept_memory import kept_memory
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
-from modelsummary.operators.operator_facts import tensors_in
+from modelsummary.operators.operator_rules import tensors_in
 from modelsummary.operators.tensor_bytes import storage_of
 from modelsummary.progress import counted
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from modelsummary import _torch
 from modelsummary._torch import disable_current_modes
 from modelsummary.operators.operator_calls import OperatorCall
-from modelsummary.operators.operator_facts import OpRule
+from modelsummary.operators.operator_rules import OpRule
 from modelsummary.operators.operator_work import Work, work
 from modelsummary.operators.shape_rules import META
 from modelsummary.operators.table import Arguments, Count, register

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modelsummary._torch import next_node_number
-from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
+from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
 from modelsummary.operators.table import Arguments
 
 __all__ = ["DistinctCall", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]

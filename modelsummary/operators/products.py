@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
-from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_rules import op_rule
 from modelsummary.operators.operator_work import Work, work
 from modelsummary.operators.shape_rules import FLOATS, META, is_plain, new_contiguous
 from modelsummary.operators.table import Arguments, Count, register

@@ -32,7 +32,7 @@ from modelsummary.capture.templates import (
 )
 from modelsummary.capture.values import tensors_of
 from modelsummary.layer_info import CallKeys
-from modelsummary.operators.operator_facts import OpCost, OpRule, tensors_in
+from modelsummary.operators.operator_rules import OpCost, OpRule, tensors_in
 from modelsummary.operators.tensor_bytes import storage_of
 from modelsummary.record.changes import (
     Generators,

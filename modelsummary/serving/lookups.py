@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.operators.operator_calls import DistinctCall
-from modelsummary.operators.operator_facts import OpCost, OpRule
+from modelsummary.operators.operator_rules import OpCost, OpRule
 from modelsummary.operators.table import Arguments
 
 __all__ = ["CheckedLookups"]

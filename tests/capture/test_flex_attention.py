@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics, symbolic_trace
-from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_rules import op_rule
 from tests.untouched import untouched
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")

@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import Statistics
-from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_rules import op_rule
 from modelsummary.operators.tensor_bytes import inner_tensors, nbytes_of, numel_of, shape_of
 from tests.models import Call
 from tests.untouched import untouched

@@ -13,7 +13,7 @@ from torch import nn
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.execution import shape_only
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_rules import op_rule
 from tests.models import Call
 from tests.untouched import untouched
 

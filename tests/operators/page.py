@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from modelsummary.operators.operator_facts import OpRule, op_rule
+from modelsummary.operators.operator_rules import OpRule, op_rule
 from modelsummary.operators.table import TABLE
 
 PAGE = Path(__file__).parents[2] / "docs/operators.md"

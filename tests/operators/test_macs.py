@@ -13,7 +13,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import RegistrationError, Statistics
-from modelsummary.operators.operator_facts import OpRule, op_cost
+from modelsummary.operators.operator_rules import OpRule, op_cost
 from modelsummary.operators.table import OperatorFacts, facts_of
 
 

@@ -9,7 +9,7 @@ import torch
 
 from modelsummary import Statistics, cluster, register_op_cost
 from modelsummary.operators.operator_calls import OperatorLog
-from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_rules import op_rule
 from modelsummary.operators.operator_work import work_of
 
 aten = torch.ops.aten

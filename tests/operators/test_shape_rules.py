@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelsummary.operators.operator_facts import op_rule
+from modelsummary.operators.operator_rules import op_rule
 
 aten = torch.ops.aten
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])

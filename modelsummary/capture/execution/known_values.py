@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from modelsummary import _torch
 from modelsummary.capture.values import map_leaves
-from modelsummary.operators.operator_facts import OpRule, tensors_in
+from modelsummary.operators.operator_rules import OpRule, tensors_in
 
 __all__ = ["KnownValues", "is_small"]
 

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from modelsummary._torch import is_traceable_wrapper_subclass
 from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
 from modelsummary.operators.operator_calls import DistinctCall
-from modelsummary.operators.operator_facts import OpCost, OpRule, op_cost, tensors_in
+from modelsummary.operators.operator_rules import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
 

@@ -40,7 +40,7 @@ from modelsummary.capture.values import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
 from modelsummary.operators.operator_calls import DistinctCall
-from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_cost, tensors_in
+from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.operators.products import is_outer_product
 
 __all__ = ["ShapeOnly", "selects_by_mask"]

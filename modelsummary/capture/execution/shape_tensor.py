@@ -82,7 +82,7 @@ class ShapeTensor(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator on shapes, outside of any run."""
-        from modelsummary.operators.operator_facts import op_rule
+        from modelsummary.operators.operator_rules import op_rule
 
         device = next((argument.device for argument in args if isinstance(argument, Tensor)), _META)
         return _execution[0](device).run(func, op_rule(func), args, kwargs or {})[0]

@@ -28,7 +28,7 @@ from modelsummary.files.program import (
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.exported import prepare, read_exported, stored_in
-from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, op_rule
+from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_rule
 
 __all__ = ["load_exported"]
 

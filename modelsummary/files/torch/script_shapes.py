@@ -19,7 +19,7 @@ from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Operation, Program, Scope
 from modelsummary.files.program import Tensor as Listed
-from modelsummary.operators.operator_facts import OpCost, OpRule, op_rule, tensors_in
+from modelsummary.operators.operator_rules import OpCost, OpRule, op_rule, tensors_in
 
 __all__ = ["ScriptRecord", "ScriptShapes"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.operators.operator_facts import NO_COST, op_cost, op_rule
+from modelsummary.operators.operator_rules import NO_COST, op_cost, op_rule
 
 aten = torch.ops.aten
 
