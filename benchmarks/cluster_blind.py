@@ -62,29 +62,24 @@ def torchtitan() -> Iterator[Run]:
     slow = Cluster(h100_of_500_watts(), network_bandwidth=50e9)
     a100 = Cluster.preset("DGX A100")
     rows = [  # model, cluster, nodes, tensor, length, micro-batch, recomputation, recipe, tokens per second and device
-        ("Llama 2 13B", a100, 8, 1, 4096, 2, "none", EAGER, 2162),
+        ("Llama 2 13B", a100, 8, 1, 4096, 2, None, EAGER, 2162),
         ("Llama 2 13B", a100, 8, 1, 4096, 2, 20, EAGER, 1914),
-        ("Llama 2 70B", a100, 8, 1, 4096, 2, "full", EAGER, 353),
+        ("Llama 2 70B", a100, 8, 1, 4096, 2, "every", EAGER, 353),
         ("Llama 3 8B", a100, 8, 1, 8192, 1, 16, EAGER, 2904),
-        ("Llama 3 70B", a100, 8, 1, 8192, 1, "full", EAGER, 331),
+        ("Llama 3 70B", a100, 8, 1, 8192, 1, "every", EAGER, 331),
         ("Llama 3 8B", slow, 1, 1, 8192, 2, 16, EAGER, 5762),
         ("Llama 3 8B", slow, 1, 1, 8192, 2, 16, COMPILED, 6667),
-        ("Llama 3 70B", slow, 32, 8, 8192, 16, "full", COMPILED, 597.3),
+        ("Llama 3 70B", slow, 32, 8, 8192, 16, "every", COMPILED, 597.3),
     ]
-    for name, cluster, nodes, tensor, length, micro, recompute, recipe, rate in rows:
+    for name, cluster, nodes, tensor, length, micro, checkpoint, recipe, rate in rows:
         *sizes, vocabulary = LLAMA[name]
         make = llama if tensor > 1 else titan_llama
         model = make(*sizes, vocabulary=vocabulary, length=length)
         plan = Plan(
-            tensor=tensor,
-            sequence_parallel=tensor > 1,
-            data=8 * nodes // tensor,
-            zero=3,
-            micro_batch=micro,
-            recompute=recompute,
+            tensor=tensor, sequence=tensor > 1, shard=8 * nodes // tensor, micro_batch=micro, checkpoint=checkpoint
         )
-        batch = micro * plan.data
-        again = {"none": "", "full": ", full"}.get(str(recompute), ", selective")
+        batch = micro * plan.batch_ranks
+        again = {None: "", "every": ", full"}.get(checkpoint, ", selective")
         label = f"{name}, {plan.devices} {cluster.device.name.split()[0]}{again}, {recipe.kernels}"
         seconds = batch * length / (rate * plan.devices)
         yield Run("torchtitan", label, model, plan, cluster.with_nodes(nodes), batch, length, recipe, seconds)
@@ -93,20 +88,20 @@ def torchtitan() -> Iterator[Run]:
 def foundry() -> Iterator[Run]:
     """FSDP of MPT."""
     rows = [  # model, preset, devices, micro-batch, micro-batches, recomputation, tokens per second of all devices
-        ("7B", "DGX A100", 8, 6, 2, "none", 37130),
-        ("13B", "DGX A100", 8, 2, 3, "none", 18097),
-        ("30B", "DGX A100", 8, 3, 21, "full", 7330),
-        ("70B", "DGX A100", 64, 8, 4, "full", 26274),
-        ("7B", "DGX H100", 8, 6, 1, "none", 85144),
-        ("13B", "DGX H100", 64, 2, 1, "none", 307209),
-        ("30B", "DGX H100", 32, 14, 3, "full", 73860),
-        ("70B", "DGX H100", 64, 8, 4, "full", 66523),
+        ("7B", "DGX A100", 8, 6, 2, None, 37130),
+        ("13B", "DGX A100", 8, 2, 3, None, 18097),
+        ("30B", "DGX A100", 8, 3, 21, "every", 7330),
+        ("70B", "DGX A100", 64, 8, 4, "every", 26274),
+        ("7B", "DGX H100", 8, 6, 1, None, 85144),
+        ("13B", "DGX H100", 64, 2, 1, None, 307209),
+        ("30B", "DGX H100", 32, 14, 3, "every", 73860),
+        ("70B", "DGX H100", 64, 8, 4, "every", 66523),
     ]
-    for name, preset, devices, micro, count, recompute, rate in rows:
-        plan = Plan(data=devices, zero=3, micro_batch=micro, recompute=recompute)
+    for name, preset, devices, micro, count, checkpoint, rate in rows:
+        plan = Plan(shard=devices, micro_batch=micro, checkpoint=checkpoint)
         batch, length = micro * count * devices, 2048
         cluster = Cluster.preset(preset, nodes=devices // 8)
-        label = f"MPT {name}, {devices} {preset.split()[1]}{', full' if recompute == 'full' else ''}, eager"
+        label = f"MPT {name}, {devices} {preset.split()[1]}{', full' if checkpoint == 'every' else ''}, eager"
         yield Run("llm-foundry", label, mpt(*MPT[name]), plan, cluster, batch, length, EAGER, batch * length / rate)
 
 

@@ -52,7 +52,7 @@ from parallel_train import Decoder
 
 VOCABULARY = 512
 RECIPE = Recipe(
-    dtype=None,
+    precision=None,
     gradient_dtype=None,
     master_weights=False,
     kernels="eager",
@@ -76,15 +76,15 @@ TRIALS = {
     2: [
         Trial("data 2 (DDP)", Plan(data=2, micro_batch=8)),
         Trial("tensor 2", Plan(tensor=2, micro_batch=16)),
-        Trial("FSDP 2", Plan(data=2, zero=3, micro_batch=8)),
-        Trial("FSDP 2, full recomputation", Plan(data=2, zero=3, micro_batch=8, recompute="full")),
+        Trial("FSDP 2", Plan(shard=2, micro_batch=8)),
+        Trial("FSDP 2, full recomputation", Plan(shard=2, micro_batch=8, checkpoint="every")),
         Trial("pipeline 2, 8 micro-batches", Plan(pipeline=2, micro_batch=2)),
         Trial("pipeline 2, 2 micro-batches", Plan(pipeline=2, micro_batch=8)),
     ],
     4: [
         Trial("data 4 (DDP)", Plan(data=4, micro_batch=4)),
-        Trial("tensor 2, FSDP 2", Plan(tensor=2, data=2, zero=3, micro_batch=8)),
-        Trial("FSDP 4", Plan(data=4, zero=3, micro_batch=4)),
+        Trial("tensor 2, FSDP 2", Plan(tensor=2, shard=2, micro_batch=8)),
+        Trial("FSDP 4", Plan(shard=4, micro_batch=4)),
         Trial("pipeline 2, tensor 2", Plan(pipeline=2, tensor=2, micro_batch=4)),
     ],
 }
@@ -183,17 +183,16 @@ def step_seconds(plan: Plan, steps: int) -> tuple[float, float]:
     model, rank = decoder(), dist.get_rank()
     rows = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    if plan.zero == 0 and plan.data > 1:
+    if plan.data > 1:
         sharded: Any = DistributedDataParallel(model)
         place = rank
     else:
         stats = Statistics(model, ids[: plan.micro_batch])
-        checkpoint = "every" if plan.recompute == "full" else None
-        derived = stats.parallel_plan(plan.tensor, shard=plan.data, pipeline=plan.pipeline, checkpoint=checkpoint)
+        derived = stats.parallel_plan(plan.tensor, shard=plan.shard, pipeline=plan.pipeline, checkpoint=plan.checkpoint)
         mesh = derived.device_mesh("cpu")
         sharded = derived.apply(model, mesh)
-        place = mesh["shard"].get_local_rank() if plan.data > 1 else 0
-    share = slice(place * BATCH // plan.data, (place + 1) * BATCH // plan.data)
+        place = mesh["shard"].get_local_rank() if plan.shard > 1 else 0
+    share = slice(place * BATCH // plan.batch_ranks, (place + 1) * BATCH // plan.batch_ranks)
     ids, targets = ids[share], targets[share]
     if plan.pipeline == 1:
         optimizer = optimizer_of(sharded)

@@ -89,13 +89,14 @@ def host_seconds(plan: Plan, model: StepModel, simulator: StepSimulator, costs: 
     parts = model.parts(simulator.share(plan))
     times = {name: model.counts.get(name, 1) for name in parts}
     operators = sum(
-        times[name] * ((2 if plan.recompute == "full" else 1) * part.operators["forward"] + part.operators["backward"])
+        times[name]
+        * ((2 if plan.checkpoint == "every" else 1) * part.operators["forward"] + part.operators["backward"])
         for name, part in parts.items()
     )
     split = {layer.fqn for layer in model.parallel_plan(plan.tensor).layers} if plan.tensor > 1 else set()
     layers = sum(next((count for fqn, count in times.items() if name.startswith(f"{fqn}.")), 1) for name in split)
     seconds = microbatches * (operators * costs.operator + layers * costs.layer) / plan.pipeline
-    if plan.zero == 3:
+    if plan.is_fsdp:
         units = len(model.blocks) + 1
         parameters = sum(
             times[name] * sum(weight.kind != "buffer" for weight in part.weights.values())

@@ -53,7 +53,9 @@ def megatron_core() -> Iterator[tuple[Run, int]]:
     width, layers = sizes.width, sizes.layers
     block = 1 + sizes.groups / sizes.heads + length / width + 1.5 * sizes.chosen * sizes.inner / width
     flops = 12 * batch * length * layers * width**2 * (block + sizes.vocabulary / (2 * layers * width))
-    plan = Plan(expert=8, pipeline=4, virtual_stages=8, data=16, zero=1, micro_batch=1, schedule="interleaved1f1b")
+    plan = Plan(
+        expert=8, pipeline=4, virtual_stages=8, shard=16, sharded="optimizer", micro_batch=1, schedule="interleaved1f1b"
+    )
     cluster = Cluster.preset("DGX H100", nodes=8)
     seconds = flops / (gpus * 468e12)
     label = "Mixtral 8x7B, 64 H100"
@@ -65,29 +67,29 @@ def automodel() -> Iterator[tuple[Run, int]]:
     # model, devices, pipeline, virtual stages, expert, micro-batch, samples of a copy per round, recomputation, rounds,
     # seconds of a step
     rows = [
-        ("DeepSeek-V3", 1024, 4, 8, 64, 1, 8, "full", 4, 37.87),
-        ("DeepSeek-V3", 256, 4, 8, 64, 1, 8, "full", 1, 8.18),
-        ("Kimi K2", 256, 8, 4, 32, 1, 8, "full", 2, 8.86),
-        ("Qwen3 30B", 8, 1, 1, 8, 4, 64, "full", 1, 21.773),
-        ("GPT-OSS 20B", 8, 1, 1, 8, 2, 32, "none", 1, 10.04),
-        ("GPT-OSS 120B", 64, 1, 1, 64, 2, 8, "none", 1, 4.30),
+        ("DeepSeek-V3", 1024, 4, 8, 64, 1, 8, "every", 4, 37.87),
+        ("DeepSeek-V3", 256, 4, 8, 64, 1, 8, "every", 1, 8.18),
+        ("Kimi K2", 256, 8, 4, 32, 1, 8, "every", 2, 8.86),
+        ("Qwen3 30B", 8, 1, 1, 8, 4, 64, "every", 1, 21.773),
+        ("GPT-OSS 20B", 8, 1, 1, 8, 2, 32, None, 1, 10.04),
+        ("GPT-OSS 120B", 64, 1, 1, 64, 2, 8, None, 1, 4.30),
     ]
-    for name, gpus, pipeline, virtual, expert, micro, samples, recompute, rounds, seconds in rows:
+    for name, gpus, pipeline, virtual, expert, micro, samples, checkpoint, rounds, seconds in rows:
         plan = Plan(
             expert=expert,
             pipeline=pipeline,
             virtual_stages=virtual,
-            data=gpus // pipeline,
-            zero=2 if pipeline > 1 else 3,  # stages keep what they gathered
+            shard=gpus // pipeline,
+            sharded="gradients" if pipeline > 1 else "parameters",  # stages keep what they gathered
             micro_batch=micro,
-            recompute=recompute,
+            checkpoint=checkpoint,
             schedule="interleaved1f1b" if virtual > 1 else "1f1b",
         )
         cluster = Cluster.preset("DGX H100", nodes=gpus // 8)
-        batch = samples * plan.data
+        batch = samples * plan.batch_ranks
         # FlexAttention is as fast as FlashAttention-2, within 15 % (https://pytorch.org/blog/flexattention/)
         recipe = replace(DEEP_EP, attention="flash") if "GPT-OSS" in name else DEEP_EP
-        label = f"{name}, {gpus:,} H100{', full' if recompute == 'full' else ''}, eager"
+        label = f"{name}, {gpus:,} H100{', full' if checkpoint == 'every' else ''}, eager"
         yield Run("NeMo AutoModel", label, mixture(MODELS[name]), plan, cluster, batch, 4096, recipe, seconds), rounds
 
 
@@ -119,8 +121,8 @@ def bridge() -> Iterator[tuple[Run, int]]:
             expert=expert,
             pipeline=pipeline,
             virtual_stages=virtual,
-            data=gpus // pipeline,
-            zero=1,
+            shard=gpus // pipeline,
+            sharded="optimizer",
             micro_batch=micro,
             schedule="interleaved1f1b" if virtual > 1 else "1f1b",
         )

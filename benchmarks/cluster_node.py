@@ -58,7 +58,7 @@ def main() -> None:
             pipeline=run["pipeline"],
             data=run["data"],
             micro_batch=run["micro"],
-            recompute="full",
+            checkpoint="every",
         )
 
         def ratio_with(host_seconds: float | None, model=models[key], plan=plan, run=run, row=row) -> float:
@@ -70,7 +70,7 @@ def main() -> None:
             by_host[each, number % 2].append(abs(ratio_with(each * 1e-6) - 1))
         ratio = ratio_with(host)
         ratios["all"].append(ratio)
-        ratios[f"tensor {plan.tensor}, data {plan.data}, pipeline {plan.pipeline}"].append(ratio)
+        ratios[f"tensor {plan.tensor}, data {plan.batch_ranks}, pipeline {plan.pipeline}"].append(ratio)
         ratios[f"width {run['width']}, micro-batch {run['micro']}"].append(ratio)
     table = [
         [name, len(own), sum(own) / len(own), sum(abs(each - 1) for each in own) / len(own)]

@@ -33,7 +33,7 @@ from modelsummary.cluster.step_model import Share
 from modelsummary.cluster.weights import Weights
 
 MEGATRON = Recipe(
-    dtype=torch.float16,
+    precision=torch.float16,
     gradient_dtype=torch.float16,
     kernels="fused",
     loss=token_loss,
@@ -42,7 +42,7 @@ MEGATRON = Recipe(
 )
 # The 18 bytes per parameter of the paper's figure 1 hold gradients in float32.
 KORTHIKANTI = replace(MEGATRON, gradient_dtype=torch.float32, overlap_tensor=True)
-LLAMA = Recipe(dtype=torch.bfloat16, loss=token_loss)
+LLAMA = Recipe(precision=torch.bfloat16, loss=token_loss)
 
 
 class Run(NamedTuple):
@@ -82,7 +82,7 @@ def megatron() -> Iterator[Run]:
             virtual_stages=virtual,
             data=gpus // (t * p),
             micro_batch=micro,
-            recompute="full",
+            checkpoint="every",
             schedule="interleaved1f1b" if virtual > 1 else "1f1b",
         )
         cluster = Cluster.preset("DGX A100", nodes=gpus // 8)
@@ -100,19 +100,27 @@ def korthikanti() -> Iterator[Run]:
     ]
     for name, heads, width, layers, p, virtual, batch, micro, full, selective in rows:
         model = gpt(layers, width, heads)
-        for recompute, sequence_parallel, seconds in (("full", False, full), ("selective", True, selective)):
+        for checkpoint, sequence, seconds in (("every", False, full), ("selective", True, selective)):
             plan = Plan(
                 tensor=8,
-                sequence_parallel=sequence_parallel,
+                sequence=sequence,
                 pipeline=p,
                 virtual_stages=virtual,
                 micro_batch=micro,
-                recompute=recompute,
+                checkpoint=checkpoint,
                 schedule="interleaved1f1b" if virtual > 1 else "1f1b",
             )
             cluster = Cluster.preset("DGX A100", nodes=p)
             yield Run(
-                "Korthikanti 2022", f"{name} {recompute}", model, plan, cluster, batch, 2048, KORTHIKANTI, seconds
+                "Korthikanti 2022",
+                f"{name} {'full' if checkpoint == 'every' else checkpoint}",
+                model,
+                plan,
+                cluster,
+                batch,
+                2048,
+                KORTHIKANTI,
+                seconds,
             )
 
 
@@ -131,12 +139,12 @@ def llama_405b() -> Iterator[Run]:
         flops = batch * s * (6 * params + 6 * layers * width * s)
         plan = Plan(
             tensor=8,
-            sequence_parallel=True,
+            sequence=True,
             context=context,
             pipeline=16,
             virtual_stages=8,
-            data=data,
-            zero=2,
+            shard=data,
+            sharded="gradients",
             micro_batch=1,
             schedule="interleaved1f1b",
         )
@@ -195,7 +203,7 @@ def predicted(run: Run) -> StepEstimate:
     """Return the estimate of a run."""
     ids = torch.zeros(1, 2048, dtype=torch.long, device="meta")
     stats = Statistics(run.model, ids)
-    return stats.simulate(run.plan, run.cluster, run.batch, sequence=run.sequence, recipe=run.recipe)
+    return stats.simulate(run.plan, run.cluster, run.batch, sequence_length=run.sequence, recipe=run.recipe)
 
 
 def docs_row(run: Run, step: StepEstimate) -> str:

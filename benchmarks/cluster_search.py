@@ -33,16 +33,16 @@ def main() -> None:
     print(f"summary: {time.perf_counter() - begin:.1f} s")
     cluster = Cluster.preset("DGX H100", nodes=1280)
     space = {"devices": [10240, 8192, 5120, 4096], "context": [1, 2, 4], "micro_batch": [1, 2, 4]}
-    space |= {"recompute": ["none", "full", 1, 2, 4]}
+    space |= {"checkpoint": [None, "every", 1, 2, 4]}
     if options.mixture:
         space = {
             "devices": [2048, 1024],
             "tensor": [1, 2, 4],
             "micro_batch": [1, 2],
-            "recompute": ["none", "full", 1, 2],
+            "checkpoint": [None, "every", 1, 2],
         }
     elif options.small:
-        space |= {"devices": [8192], "context": [1], "micro_batch": [1], "recompute": ["none", "full"]}
+        space |= {"devices": [8192], "context": [1], "micro_batch": [1], "checkpoint": [None, "every"]}
     profile = cProfile.Profile()
     begin, cpu = time.perf_counter(), time.process_time()
     if options.profile:

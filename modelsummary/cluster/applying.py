@@ -61,7 +61,7 @@ class Applier:
             )
         arguments = self._arguments(plan)
         shard = min(arguments.pop("shard", 1), 2)
-        for name in ("data", "checkpoint", "reshard_after_forward"):
+        for name in ("data", "checkpoint", "sharded"):
             arguments.pop(name, None)
         key = (tuple(arguments.items()), shard)
         if key not in self._obstacles:
@@ -131,23 +131,19 @@ class Applier:
     def _arguments(self, plan: Plan) -> dict[str, Any]:
         """Return the arguments of ``parallel_plan``.
 
-        Where ZeRO shards no weights, the copies in which they compute stay for a step, as on other ranks the weights
+        Where no parameters are sharded, the copies in which they compute stay for a step, as on other ranks the weights
         do. One rank alone frees copies of frozen weights: these have the dtype of the copies already.
         """
-        is_sharded = plan.zero > 0 and plan.data > 1
-        arguments: dict[str, Any] = {"tensor": plan.tensor, "pipeline": plan.pipeline}
-        if is_sharded:
-            arguments["shard"] = plan.shards
-        if plan.data > 1 and (not is_sharded or plan.replicas > 1):
-            arguments["data"] = plan.replicas if is_sharded else plan.data
-        if plan.sequence_parallel:
+        sizes = {name: getattr(plan, name) for name in ("data", "shard") if getattr(plan, name) > 1}
+        arguments: dict[str, Any] = {"tensor": plan.tensor, "pipeline": plan.pipeline, **sizes}
+        if plan.sequence:
             arguments["sequence"] = True
         if self._precision is not None:
             arguments["precision"] = self._precision
         is_cast = self._precision is not None and all(parameter.requires_grad for parameter in self._model.parameters())
-        if not plan.is_fsdp and (is_sharded or is_cast):
-            arguments["reshard_after_forward"] = False
-        if plan.recompute == "full":
+        if not plan.is_fsdp and (plan.shard > 1 or is_cast):
+            arguments["sharded"] = "optimizer" if plan.sharded == "optimizer" else "gradients"
+        if plan.checkpoint == "every":
             arguments["checkpoint"] = "every"
         return arguments
 
@@ -157,7 +153,7 @@ class Applier:
     def _trained(self) -> torch.dtype:
         """The dtype in which trained parameters compute: the recipe's, or their own."""
         dtypes = (parameter.dtype for parameter in self._model.parameters() if parameter.requires_grad)
-        return self._recipe.dtype or next(dtypes, torch.float32)
+        return self._recipe.precision or next(dtypes, torch.float32)
 
     @property
     def _stored(self) -> torch.dtype:
@@ -172,8 +168,8 @@ class Applier:
     def _casts(self, model: nn.Module) -> dict[bool, torch.dtype]:
         """Return the dtype of trained (True) and frozen (False) parameters, where some of them have another one."""
         wanted = {True: self._stored}
-        if self._recipe.dtype is not None:
-            wanted[False] = self._recipe.dtype
+        if self._recipe.precision is not None:
+            wanted[False] = self._recipe.precision
         return {
             trained: dtype
             for trained, dtype in wanted.items()
@@ -191,21 +187,21 @@ class Applier:
                     f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to "
                     "apply"
                 )
-        if plan.recompute not in ("none", "full", 0):
+        if plan.checkpoint not in (None, "every", 0):
             raise InputError(
-                f"parallel_plan does not apply recompute={plan.recompute!r}; search with recompute=['none', 'full'] "
+                f"parallel_plan does not apply checkpoint={plan.checkpoint!r}; search with checkpoint=[None, 'every'] "
                 "for a plan to apply"
             )
-        if plan.sequence_parallel and plan.pipeline > 1:
+        if plan.sequence and plan.pipeline > 1:
             raise InputError(
-                f"parallel_plan does not apply sequence_parallel=True with pipeline={plan.pipeline}; search with "
-                "sequence_parallel=[False] or pipeline=[1] for a plan to apply"
+                f"parallel_plan does not apply sequence=True with pipeline={plan.pipeline}; search with "
+                "sequence=[False] or pipeline=[1] for a plan to apply"
             )
         recipe = self._recipe
-        if recipe.dtype is not None and recipe.dtype.itemsize == 1:
+        if recipe.precision is not None and recipe.precision.itemsize == 1:
             raise InputError(
-                f"parallel_plan does not apply Recipe(dtype={recipe.dtype}): convert the layers with "
-                "torchao.float8.convert_to_float8_training, and plan with dtype=torch.bfloat16"
+                f"parallel_plan does not apply Recipe(precision={recipe.precision}): convert the layers with "
+                "torchao.float8.convert_to_float8_training, and plan with precision=torch.bfloat16"
             )
         summed = recipe.gradient_dtype or self._trained
         if summed != self._stored:

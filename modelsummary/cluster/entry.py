@@ -11,14 +11,16 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pipeline_plan import PipelinePlans, cluster_of, make_plans
-from modelsummary.cluster.plan import Plan, Recipe
+from modelsummary.cluster.plan import Plan, Recipe, modern_checkpoint
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.search import SearchOptions, find_plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.topology import Cluster
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError
+from modelsummary.keywords import check_names, warn_renamed
 from modelsummary.layer_info import LayerInfo
+from modelsummary.parallel.plan_arguments import check_ranks
 from modelsummary.split.stage_facts import StageFacts
 
 __all__ = ["Cluster", "is_deprecated", "pipeline_plans", "search", "simulate"]
@@ -41,14 +43,14 @@ def simulate(
     plan: Plan,
     cluster: Cluster,
     global_batch: int,
-    sequence: int | None,
+    sequence_length: int | None,
     recipe: Recipe | None,
     make_plan: MakePlan,
 ) -> StepEstimate:
     """Return the estimate of a step as ``Statistics.simulate`` says."""
     if not isinstance(plan, Plan):
         raise InputError(f"plan must be a Plan, such as Plan(tensor=8, data=2), got {plan!r:.80}")
-    return _simulator(live, root, cluster, global_batch, sequence, recipe, make_plan).simulate(plan)
+    return _simulator(live, root, cluster, global_batch, sequence_length, recipe, make_plan).simulate(plan)
 
 
 def search(
@@ -56,33 +58,55 @@ def search(
     root: LayerInfo,
     cluster: Cluster | None,
     global_batch: int | None,
-    sequence: int | None,
+    sequence_length: int | None,
     recipe: Recipe | None,
     options: Mapping[str, Any],
     make_plan: MakePlan,
 ) -> Plans:
     """Return the best plans as ``Statistics.plan`` says."""
-    names = SearchOptions.__annotations__
-    for name in options:
-        if name not in names:
-            raise InputError(f"unknown option {name!r} of plan; expected {', '.join(names)}{close_to(name, names)}")
-    simulator = _simulator(live, root, cluster, global_batch, sequence, recipe, make_plan)
-    return find_plans(simulator, options)  # type: ignore[arg-type]
+    present = _modern(dict(options))
+    sequence_length = present.pop("sequence_length", sequence_length)
+    check_names("plan", present, SearchOptions.__annotations__)
+    simulator = _simulator(live, root, cluster, global_batch, sequence_length, recipe, make_plan)
+    return find_plans(simulator, present)  # type: ignore[arg-type]
 
 
 def _simulator(
-    live: LiveModel, root: LayerInfo, cluster: Any, global_batch: Any, sequence: Any, recipe: Any, make_plan: MakePlan
+    live: LiveModel,
+    root: LayerInfo,
+    cluster: Any,
+    global_batch: Any,
+    sequence_length: Any,
+    recipe: Any,
+    make_plan: MakePlan,
 ) -> StepSimulator:
     if not isinstance(cluster, Cluster):
         raise InputError(f"cluster must be a Cluster, such as Cluster.preset('DGX H100', nodes=4), got {cluster!r:.80}")
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe must be a Recipe or None, got {recipe!r:.80}")
     model = StepModel(live, root, recipe or Recipe())
-    if sequence is not None and (type(sequence) is not int or sequence < 1):
-        raise InputError(f"sequence must be an integer >= 1 or None, got {sequence!r}")
-    if sequence is not None and not model.recorded_sequence:
-        raise InputError(f"sequence={sequence} needs a first input of tokens (batch x length [x features]); pass None")
-    return StepSimulator(model, cluster, global_batch, sequence or model.recorded_sequence, make_plan)
+    if sequence_length is not None:
+        check_ranks(sequence_length=sequence_length)
+        if not model.recorded_sequence:
+            raise InputError(
+                f"sequence_length={sequence_length} needs a first input of tokens (batch x length [x features]); pass "
+                "None"
+            )
+    return StepSimulator(model, cluster, global_batch, sequence_length or model.recorded_sequence, make_plan)
+
+
+def _modern(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a search whose names may be earlier ones."""
+    if type(options.get("sequence")) is int:
+        options["sequence_length"] = options.pop("sequence")
+        warn_renamed("plan", "sequence", "sequence_length")
+    for old, new in {"sequence_parallel": "sequence", "zero": "sharded", "recompute": "checkpoint"}.items():
+        if old in options:
+            warn_renamed("plan", old, new)
+            values = options.pop(old)
+            is_list = old == "recompute" and isinstance(values, (list, tuple))
+            options[new] = [modern_checkpoint(value) for value in values] if is_list else values
+    return options
 
 
 # ------------------------------------------------------------------------------------------- deprecated

@@ -55,7 +55,7 @@ class StepEstimate(Printed):
         plan: how the step is spread over devices.
         cluster: the devices.
         global_batch: samples in a step.
-        sequence: tokens in a sample; 0 if samples are not sequences.
+        sequence_length: tokens in a sample; 0 if samples are not sequences.
         microbatches: micro-batches of one copy.
         seconds_by_cause: seconds by cause, on the rank that computes longest: kernels (``compute``,
             ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for the ``host`` that
@@ -75,7 +75,7 @@ class StepEstimate(Printed):
     plan: Plan
     cluster: Cluster
     global_batch: int
-    sequence: int
+    sequence_length: int
     microbatches: int
     seconds_by_cause: Mapping[str, float]
     memory: tuple[RankMemory, ...]
@@ -107,7 +107,7 @@ class StepEstimate(Printed):
     @property
     def tokens_per_second(self) -> float:
         """Tokens per second of all devices together; samples per second if samples are not sequences."""
-        return self.samples_per_second * (self.sequence or 1)
+        return self.samples_per_second * (self.sequence_length or 1)
 
     @property
     def mfu(self) -> float:
@@ -152,8 +152,8 @@ class StepEstimate(Printed):
     def parallel_plan(self) -> ParallelPlan:
         """Return how the layers of the model are split, as ``Statistics.parallel_plan`` does for the same ranks.
 
-        ZeRO 3 is FSDP. ZeRO 1 and 2 are FSDP that keeps what it gathered until the backward. A dtype that the recipe's
-        master weights do not have is FSDP's mixed precision, over one rank where nothing is sharded.
+        Sharded gradients, and optimizer states, are FSDP that keeps what it gathered until the backward. A precision
+        that the recipe's master weights do not have is FSDP's mixed precision, over one rank where nothing is sharded.
 
         Raises:
             InputError: the plan has several stages per rank, context or expert parallelism, or sequence parallelism
@@ -228,7 +228,7 @@ class StepEstimate(Printed):
         held = max(self.memory, key=lambda rank: rank.total).to_dict()
         total = scaled(held.pop("total"), "B", binary=True)
         parts = ", ".join(f"{name} {scaled(nbytes, 'B', binary=True)}" for name, nbytes in held.items() if nbytes)
-        unit = "tokens" if self.sequence else "samples"
+        unit = "tokens" if self.sequence_length else "samples"
         has = f"{'it fits into' if self.fits else 'more than'} {scaled(self.cluster.memory_bytes, 'B', binary=True)}"
         above = [f"{self.plan.describe()}: {self.plan.devices} x {self.cluster.device.name}"]
         below = [

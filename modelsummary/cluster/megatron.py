@@ -45,7 +45,7 @@ class MegatronRank:
         prepared: modules whose input goes to column-parallel layers alone.
         blocks: FQNs of the blocks that run, in order.
         last: FQN of the last block of the model.
-        sequence_parallel: between the split layers of a block each rank holds a share of the tokens.
+        sequence: between the split layers of a block each rank holds a share of the tokens.
         gather_head: output heads return whole results.
         experts: experts that are divided over ranks.
         expert_ranks: number of these ranks.
@@ -67,7 +67,7 @@ class MegatronRank:
         blocks: Sequence[str],
         *,
         last: str = "",
-        sequence_parallel: bool = False,
+        sequence: bool = False,
         gather_head: bool = False,
         experts: DividedExperts = NO_EXPERTS,
         expert_ranks: int = 1,
@@ -75,9 +75,9 @@ class MegatronRank:
         self.tensor = plan.tensor
         self.entered: dict[str, tuple[int, int]] = {}
         self._layers, self._blocks = plan.layers, tuple(blocks)
-        self._sequence_parallel, self._gather_head = sequence_parallel, gather_head
+        self._sequence, self._gather_head = sequence, gather_head
         self._last = last
-        if sequence_parallel:
+        if sequence:
             self._check_tokens()
         shapes = local_shapes(model, [*plan.layers, *experts.layers], {"tensor": plan.tensor, "expert": expert_ranks})
         sizes = {layer.fqn: layer.options["calls"] for layer in plan.layers if layer.role == "sizes"}
@@ -101,8 +101,8 @@ class MegatronRank:
         for layer in self._layers:
             if layer.role == "gradient" or layer.options.get("sums_result"):
                 raise InputError(
-                    f"sequence_parallel=True is not costed for {layer.fqn} ({layer.style}), which takes the tokens of "
-                    "all ranks; use sequence_parallel=False"
+                    f"sequence=True is not costed for {layer.fqn} ({layer.style}), which takes the tokens of "
+                    "all ranks; use sequence=False"
                 )
 
     def _add_hooks(self, prepared: Sequence[PreparedInput]) -> None:
@@ -110,7 +110,7 @@ class MegatronRank:
             block = self.module.get_submodule(fqn)
             # a ScriptModule refuses hooks by a method of its own, though its calls run them
             nn.Module.register_forward_pre_hook(block, self._begin(fqn), with_kwargs=True)
-        if self._sequence_parallel and self._last:
+        if self._sequence and self._last:
             self.module.get_submodule(self._last).register_forward_hook(self._end)
         done = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
         for prepared_input in prepared:
@@ -138,7 +138,7 @@ class MegatronRank:
 
     def _begin(self, fqn: str) -> Any:
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if self._sequence_parallel and self._dim is None:
+            if self._sequence and self._dim is None:
                 args, kwargs = self._share_out(args, kwargs)
             taken = {id(tensor): tensor for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point()}
             held = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values() if tensor.requires_grad)
@@ -156,9 +156,7 @@ class MegatronRank:
         dims = [] if first is None else [dim for dim in range(first.dim() - 1) if first.shape[dim] % self.tensor == 0]
         if first is None or not dims:
             shape = None if first is None else tuple(first.shape)
-            raise InputError(
-                f"sequence_parallel=True: the tokens of a block's input {shape} do not divide by {self.tensor}"
-            )
+            raise InputError(f"sequence=True: the tokens of a block's input {shape} do not divide by {self.tensor}")
         self._dim = dims[-1]
         share = share_out(first, self.tensor, self._dim)
         self._tokens = share.numel() // share.shape[-1]

@@ -133,12 +133,12 @@ def gathered_bytes(rank: RankLoad, plan: Plan, recipe: Recipe) -> int:
     Args:
         rank, plan, recipe: as for ``memory_of``.
     """
-    if plan.zero < 2:
+    if plan.zero_stage < 2:
         return 0
     most = 0
     for root, moments in rank.units:
         always = gathered(root, plan)
-        if plan.zero == 2:  # parameters are whole anyway
+        if plan.zero_stage == 2:  # parameters are whole anyway
             most = max(most, always.trained, *(gathered(moment.unit, plan).trained for moment in moments))
             continue
         most = max(most, always.nbytes + always.trained)
@@ -167,11 +167,11 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe) -> R
         recipe: what is trained with.
     """
     whole, share = rank.weights + rank.experts, sharded(rank.weights, rank.experts, plan)
-    in_states = share if plan.zero >= 1 else whole
+    in_states = share if plan.zero_stage >= 1 else whole
     return RankMemory(
         parameters=share.stored if plan.is_fsdp else whole.nbytes,
         buffers=whole.buffers,
-        gradients=(share if plan.zero >= 2 else whole).gradient_bytes(recipe),
+        gradients=(share if plan.zero_stage >= 2 else whole).gradient_bytes(recipe),
         optimizer=in_states.state_bytes(recipe) + (0 if plan.is_fsdp else 4 * in_states.masters),
         activations=activations,
         recomputed=rank.recomputed,

@@ -92,7 +92,9 @@ class StepItems:
         def seconds(count: int) -> float:
             if speed is not None:
                 return max(self._run(count, speed)[1])
-            ends = _ends_of_ranks(tuple(self.loads), replace(self.plan, zero=0, shard=None), count)
+            ends = _ends_of_ranks(
+                tuple(self.loads), replace(self.plan, data=self.plan.batch_ranks, shard=1, sharded=None), count
+            )
             reduced = (end + once.gradients for end, once in zip(ends, self.once, strict=True))
             return max(reduced) + max(once.optimizer for once in self.once)
 

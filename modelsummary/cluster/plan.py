@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -11,120 +11,148 @@ from torch import Tensor
 
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, is_number
+from modelsummary.keywords import takes_keywords, warn_renamed
+from modelsummary.parallel.plan_arguments import LEVELS, check_ranks, check_sequence, level_of
 from modelsummary.split.schedule import check_schedule
 
-__all__ = ["RECOMPUTE", "Plan", "Recipe"]
+__all__ = ["Plan", "Recipe", "modern_checkpoint"]
 
-RECOMPUTE = ("none", "selective", "full")
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
+_CHECKPOINTS = {"none": None, "full": "every"}  # earlier values
 
 
+def modern_plan(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a ``Plan`` by earlier names, for which ``data`` counted the ranks that shard, too."""
+    present = dict(keywords)
+    if "sequence_parallel" in present:
+        present["sequence"] = present.pop("sequence_parallel")
+        warn_renamed("Plan", "sequence_parallel", "sequence")
+    if "recompute" in present:
+        value = present.pop("recompute")
+        present["checkpoint"] = modern_checkpoint(value)
+        warn_renamed("Plan", f"recompute={value!r:.80}", f"checkpoint={present['checkpoint']!r:.80}")
+    if "zero" in present:
+        zero, shard = present.pop("zero"), present.pop("shard", None)
+        data, context = present.get("data", 1), present.get("context", 1)
+        if zero == 0 and shard is not None:
+            raise InputError(f"zero=0 shards nothing over shard={shard!r:.80} ranks; pass data={data!r:.80} alone")
+        present["sharded"] = zero
+        if zero != 0:
+            check_ranks(data=data, context=context, shard=data * context if shard is None else shard)
+            ranks = data if shard is None else shard // context
+            if shard is not None and (shard % context or data % ranks):
+                raise InputError(f"shard={shard} must divide data x context = {data * context}; pass a divisor of it")
+            present |= {"data": data // ranks, "shard": ranks}
+        new = ", ".join(f"{name}={present[name]!r:.80}" for name in ("data", "shard", "sharded") if name in present)
+        warn_renamed("Plan", f"zero={zero!r:.80}", new)
+    return present
+
+
+def modern_checkpoint(recompute: Any) -> Any:
+    """Return the value of ``checkpoint`` for a value that ``recompute`` had."""
+    return _CHECKPOINTS.get(recompute, recompute) if isinstance(recompute, str) else (recompute or None)
+
+
+@takes_keywords(modern_plan, {"zero": "zero_stage", "sequence_parallel": "sequence", "recompute": "checkpoint"})
 @dataclass(frozen=True)
 class Plan:
     """One way to spread training over devices.
 
-    Ranks are numbered so that neighbours communicate most: first along ``tensor``, then ``context``, then ``data``,
-    then ``pipeline``. The ranks of ``expert`` are consecutive ones of the first three.
+    ``Statistics.parallel_plan`` has the same arguments. Ranks are numbered so that neighbours communicate
+    most: first along ``tensor``, then ``context``, ``shard``, ``data`` and ``pipeline``. The ranks of ``expert`` are
+    consecutive ones of the first four.
 
     Attributes:
         tensor: ranks over which layers are split.
-        sequence_parallel: between the split layers, each of these ranks holds a share of the tokens.
-        context: ranks over which the sequence is split; attention gathers keys and values.
-        expert: ranks over which stacked experts are divided by their number. They are ranks of ``tensor``, ``context``
-            and ``data`` that hold different tokens; each token is sent to the ranks of its experts and back.
+        data: copies of the model, each on the ranks of all other dimensions.
+        shard: ranks over which each copy is sharded (FSDP), next to each other; with ``data > 1``: HSDP.
         pipeline: ranks over which the blocks are split.
-        virtual_stages: stages per rank of the pipeline.
-        data: copies of the model.
-        zero: what is sharded over the copies: 0: nothing, 1: optimizer states, 2: gradients as well, 3: parameters as
-            well (FSDP).
-        shard: ranks of ``data`` and ``context`` over which ``zero`` shards, next to each other; None: all of them. The
-            groups of ranks that hold all shards together are replicas (with ``zero=3``: HSDP).
+        expert: ranks over which stacked experts are divided by their number. They are ranks of ``tensor``, ``context``,
+            ``shard`` and ``data`` that hold different tokens; each token is sent to the ranks of its experts and back.
+        context: ranks over which the sequence is split; attention gathers keys and values. They shard as the ranks of
+            ``shard`` do.
+        sequence: between the split layers, each rank of ``tensor`` holds a share of the tokens.
+        sharded: what the ranks of ``shard`` and ``context`` hold parts of: ``"optimizer"`` states, ``"gradients"`` as
+            well, or ``"parameters"`` as well (1, 2 and 3, as the stages of ZeRO, are accepted). Default: parameters if
+            ``shard`` is larger than 1, else nothing.
+        checkpoint: what the backward computes again: None; ``"selective"``: attention from scores to context, where it
+            is not one fused kernel; ``"every"``: all repeated blocks; an integer: that many blocks of each stage.
         micro_batch: samples in a micro-batch.
-        recompute: what the backward computes again: ``"none"``; ``"selective"``: attention from scores to context,
-            where it is not one fused kernel; ``"full"``: every block; an integer: that many blocks of each stage.
+        virtual_stages: stages per rank of the pipeline.
         schedule: order of forwards and backwards: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"``, ``"zb"`` (ZB-H1),
             ``"zbv"`` or ``"dualpipev"``.
 
     Raises:
         InputError: a value is out of range, or values do not fit together.
 
-    >>> Plan(tensor=8, pipeline=4, data=2, micro_batch=1).devices
+    >>> Plan(tensor=8, shard=2, pipeline=4, micro_batch=1).devices
     64
     """
 
     tensor: int = 1
-    sequence_parallel: bool = False
-    context: int = 1
-    expert: int = 1
-    pipeline: int = 1
-    virtual_stages: int = 1
     data: int = 1
-    zero: int = 0
-    micro_batch: int = 1
-    recompute: str | int = "none"
-    schedule: str = "1f1b"
-    shard: int | None = None
+    shard: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    context: int = field(default=1, kw_only=True)
+    sequence: bool = field(default=False, kw_only=True)
+    sharded: str | int | None = field(default=None, kw_only=True)
+    checkpoint: str | int | None = field(default=None, kw_only=True)
+    micro_batch: int = field(default=1, kw_only=True)
+    virtual_stages: int = field(default=1, kw_only=True)
+    schedule: str = field(default="1f1b", kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "context", "expert", "pipeline", "virtual_stages", "data", "micro_batch"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name} must be an integer >= 1, got {value!r}")
-        if not isinstance(self.sequence_parallel, bool):
-            raise InputError(f"sequence_parallel must be True or False, got {self.sequence_parallel!r}")
-        if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
-            raise InputError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
+        names = ("tensor", "data", "shard", "pipeline", "expert", "context", "micro_batch", "virtual_stages")
+        check_ranks(**{name: getattr(self, name) for name in names})
+        check_sequence(self.sequence, self.tensor)
+        object.__setattr__(self, "sharded", level_of(self.sharded, self.shard))
         check_schedule(self.schedule)
-        is_count = type(self.recompute) is int and self.recompute >= 0
-        if self.recompute not in RECOMPUTE and not is_count:
-            options = ", ".join(map(repr, RECOMPUTE))
-            raise InputError(f"recompute must be one of {options} or a number of blocks, got {self.recompute!r}")
-        if self.sequence_parallel and self.tensor == 1:
-            raise InputError("sequence_parallel=True needs tensor >= 2, over whose ranks the tokens are split")
-        ranks = self.tensor * self.context * self.data
+        is_count = type(self.checkpoint) is int and self.checkpoint >= 0
+        if self.checkpoint not in (None, "selective", "every") and not is_count:
+            raise InputError(
+                "checkpoint must be None, 'selective', 'every' or a number of blocks of each stage, got "
+                f"{self.checkpoint!r:.80}"
+            )
+        ranks = self.tensor * self.copies
         if ranks % self.expert:
             raise InputError(
-                f"expert={self.expert} must divide tensor x context x data = {ranks}; pass a divisor of it"
+                f"expert={self.expert} must divide tensor x context x shard x data = {ranks}; pass a divisor of it"
             )
-        if self.expert > 1 and self.tensor > 1 and not self.sequence_parallel:
+        if self.expert > 1 and self.tensor > 1 and not self.sequence:
             raise InputError(
-                f"expert={self.expert} with tensor={self.tensor} needs sequence_parallel=True: ranks of expert "
-                "parallelism have different tokens"
+                f"expert={self.expert} with tensor={self.tensor} needs sequence=True: ranks of expert parallelism have "
+                "different tokens"
             )
-        self._check_shard()
+        if self.expert > 1 and self.sharded and self.data > 1:
+            raise InputError(
+                f"data={self.data} copies of shards are not costed with expert={self.expert}; pass shard="
+                f"{self.data * self.shard} and data=1, or expert=1"
+            )
         needed = _PER_DEVICE.get(self.schedule)
         if needed is not None and self.virtual_stages != needed and max(self.pipeline, self.virtual_stages) > 1:
             raise InputError(f"schedule={self.schedule!r} has virtual_stages={needed}, got {self.virtual_stages}")
 
-    def _check_shard(self) -> None:
-        if self.shard is None:
-            return
-        if type(self.shard) is not int or self.shard < 1:
-            raise InputError(f"shard must be an integer >= 1 or None, got {self.shard!r}")
-        if not self.zero:
-            raise InputError(
-                f"shard={self.shard} needs zero=1, 2 or 3, which says what is sharded; zero=0 shards nothing"
-            )
-        if self.copies % self.shard:
-            raise InputError(f"shard={self.shard} must divide data x context = {self.copies}; pass a divisor of it")
-        if self.expert > 1:
-            raise InputError(f"shard={self.shard} is not costed with expert={self.expert}; pass shard=None or expert=1")
-
     @property
     def devices(self) -> int:
         """The number of devices."""
-        return self.tensor * self.context * self.pipeline * self.data
+        return self.tensor * self.copies * self.pipeline
+
+    @property
+    def batch_ranks(self) -> int:
+        """The number of ranks with micro-batches of their own."""
+        return self.data * self.shard
 
     @property
     def copies(self) -> int:
-        """The number of ranks that hold the same parameters; for experts, see ``expert_copies``."""
-        return self.data * self.context
+        """The number of ranks that without sharding hold the same parameters; for experts, see ``expert_copies``."""
+        return self.data * self.shard * self.context
 
     @property
     def shards(self) -> int:
-        """The number of ranks over which ``zero`` shards what all copies hold."""
-        return self.shard or self.copies
+        """The number of ranks that together hold what is sharded."""
+        return self.shard * self.context if self.sharded else 1
 
     @property
     def replicas(self) -> int:
@@ -137,9 +165,14 @@ class Plan:
         return self.tensor * self.copies // self.expert
 
     @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO that ``sharded`` is: 0 for None, to 3 for parameters."""
+        return (None, *LEVELS).index(self.sharded)
+
+    @property
     def is_fsdp(self) -> bool:
-        """Whether parameters are sharded: several ranks hold the same ones, and ``zero`` is 3."""
-        return self.zero == 3 and max(self.copies, self.expert_copies if self.expert > 1 else 1) > 1
+        """Whether parameters are sharded, and several ranks hold the same ones."""
+        return self.zero_stage == 3 and max(self.copies, self.expert_copies if self.expert > 1 else 1) > 1
 
     @property
     def stages(self) -> int:
@@ -147,53 +180,65 @@ class Plan:
         return self.pipeline * self.virtual_stages
 
     def microbatches(self, global_batch: int) -> int:
-        """Return the micro-batches of one copy in a step.
+        """Return the micro-batches of one rank in a step.
 
         Raises:
-            InputError: the batch is not an integer >= 1, or the copies cannot share it evenly.
+            InputError: the batch is not an integer >= 1, or the ranks of ``data`` and ``shard`` cannot share it evenly.
 
         >>> Plan(data=4, micro_batch=2).microbatches(64)
         8
         """
         if type(global_batch) is not int or global_batch < 1:
             raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
-        count, rest = divmod(global_batch, self.data * self.micro_batch)
+        count, rest = divmod(global_batch, self.batch_ranks * self.micro_batch)
         if rest or not count:
             raise InputError(
-                f"global_batch={global_batch} cannot be dealt to data={self.data} copies in micro-batches of "
-                f"{self.micro_batch}; pass a multiple of {self.data * self.micro_batch}"
+                f"global_batch={global_batch} cannot be dealt to data x shard = {self.batch_ranks} ranks in micro-"
+                f"batches of {self.micro_batch}; pass a multiple of {self.batch_ranks * self.micro_batch}"
             )
         return count
 
     def describe(self) -> str:
         """Return the plan as one line: what is not at its default.
 
-        >>> Plan(tensor=2, sequence_parallel=True, data=4).describe()
-        'tensor 2, sequence_parallel, data 4'
+        >>> Plan(tensor=2, sequence=True, shard=4, sharded="optimizer").describe()
+        'tensor 2, shard 4, sequence, sharded optimizer'
         """
         parts = []
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, default in {**_DEFAULTS, "sharded": level_of(None, self.shard)}.items():
+            value = getattr(self, name)
             if value is True:
-                parts.append(field.name)
-            elif value != field.default:
-                parts.append(f"{field.name} {value}")
+                parts.append(name)
+            elif value != default:
+                parts.append(f"{name} {value}")
         return ", ".join(parts) or "one device"
 
 
+_DEFAULTS = {argument.name: argument.default for argument in fields(Plan)}
+
+
+def modern_recipe(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a ``Recipe`` whose names may be earlier ones."""
+    if "dtype" not in keywords:
+        return keywords
+    warn_renamed("Recipe", "dtype", "precision")
+    return {**{name: value for name, value in keywords.items() if name != "dtype"}, "precision": keywords["dtype"]}
+
+
+@takes_keywords(modern_recipe, {"dtype": "precision"})
 @dataclass(frozen=True)
 class Recipe:
     """How a step is computed, apart from its parallelism: dtypes, optimizer, kernels, overlap.
 
     Attributes:
-        dtype: dtype of floating-point weights, activations and products; None: as the model has them. One of 8 bits is
-            the dtype of the operands of linear layers' products alone: all else is in bfloat16, as with torchao's
+        precision: dtype of floating-point weights, activations and products; None: as the model has them. One of 8 bits
+            is the dtype of the operands of linear layers' products alone: all else is in bfloat16, as with torchao's
             ``convert_to_float8_training``.
         gradient_dtype: dtype in which gradients are summed and reduced; None: dtype of the parameters.
         optimizer: ``"adamw"``, ``"adam"``, ``"sgd-momentum"`` or ``"sgd"``.
         state_dtype: dtype of the optimizer's states.
         master_weights: the optimizer updates float32 copies of trained parameters that compute in fewer bits. Under
-            FSDP these copies are the shards; what is gathered has ``dtype``.
+            FSDP these copies are the shards; what is gathered has ``precision``.
         kernels: ``"eager"``: one kernel per operator; ``"fused"``: chains of element-wise operators are one kernel, as
             by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as
             by ``torch.compile``.
@@ -222,7 +267,7 @@ class Recipe:
     0
     """
 
-    dtype: torch.dtype | None = torch.bfloat16
+    precision: torch.dtype | None = torch.bfloat16
     gradient_dtype: torch.dtype | None = torch.float32
     optimizer: str = "adamw"
     state_dtype: torch.dtype = torch.float32
@@ -238,7 +283,7 @@ class Recipe:
     share_messages: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "gradient_dtype", "state_dtype"):
+        for name in ("precision", "gradient_dtype", "state_dtype"):
             value, may_be_none = getattr(self, name), name != "state_dtype"
             is_floating = isinstance(value, torch.dtype) and value.is_floating_point
             if not is_floating and not (value is None and may_be_none):
@@ -264,8 +309,9 @@ class Recipe:
 
     @property
     def stored_dtype(self) -> torch.dtype | None:
-        """The dtype of weights and activations in memory: ``dtype``, or bfloat16 if products compute in 8 bits."""
-        return torch.bfloat16 if self.dtype is not None and self.dtype.itemsize == 1 else self.dtype
+        """The dtype of weights and activations in memory: ``precision``, or bfloat16 if products compute in 8 bits."""
+        has_eight_bits = self.precision is not None and self.precision.itemsize == 1
+        return torch.bfloat16 if has_eight_bits else self.precision
 
     @property
     def state_bytes(self) -> int:

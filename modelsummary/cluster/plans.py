@@ -75,7 +75,7 @@ class Plans(Printed, Sequence[StepEstimate]):
 
     def _report(self) -> Report:
         headers = ["Devices", "Plan", "Step", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto", "Applies"]
-        if self._steps and not self._steps[0].sequence:
+        if self._steps and not self._steps[0].sequence_length:
             headers[3] = "Samples/s"
         reasons: list[str] = []
         rows = [

@@ -11,17 +11,18 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.errors import InputError, StepError
+from modelsummary.parallel.plan_arguments import LEVELS, level_of
 from modelsummary.split.schedule import SCHEDULES
 
 __all__ = ["SearchOptions", "candidates", "find_plans"]
 
 _SCHEDULES = ("1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 _MICRO_BATCHES = (1, 2, 4, 8)
-_VALUES = {"zero": (0, 1, 2, 3), "sequence_parallel": (False, True), "schedules": SCHEDULES}
+_VALUES = {"sequence": (False, True), "schedules": SCHEDULES}
 _APPLICABLE: SearchOptions = {  # the defaults with ``applicable``
     "virtual_stages": [1],
     "schedules": ["1f1b", "zb"],
-    "recompute": ["none", "full"],
+    "checkpoint": [None, "every"],
     "context": [1],
     "expert": [1],
 }
@@ -34,15 +35,15 @@ class SearchOptions(TypedDict, total=False):
     Attributes:
         devices: numbers of devices to use. Default: all of the cluster.
         tensor: ranks of tensor parallelism. Default: powers of two up to the devices of a node.
-        sequence_parallel: whether it shares tokens out. Default: both.
+        sequence: whether its ranks share tokens out. Default: both.
         context: ranks of context parallelism. Default: 1; up to 16 for sequences of 32,768 tokens and more.
         expert: ranks over which experts are divided. Default: powers of two that divide all stacked experts; 1 without.
         pipeline: ranks of the pipeline. Default: divisors of the devices up to the number of blocks.
         virtual_stages: stages per rank of the interleaved schedule. Default: 2, 3, 4, and one block per stage.
-        zero: stages of ZeRO. Default: 0 to 3.
-        shard: ranks over which they shard; the others are replicas. None: all. Default: None.
+        sharded: what the ranks that share the data shard, as in ``Plan``; None: nothing. Default: all four.
+        shard: ranks over which each copy is sharded, as in ``Plan``; the others are copies. None: all. Default: None.
         micro_batch: samples in a micro-batch. Default: 1, 2, 4, 8.
-        recompute: recomputation. Default: none, selective and full.
+        checkpoint: what is computed again. Default: nothing, selective and every block.
         schedules: names of schedules. Default: all but GPipe.
         applicable: only plans that ``StepEstimate.apply`` can train by; then one stage per rank, and no selective
             recomputation. Default: False.
@@ -51,15 +52,15 @@ class SearchOptions(TypedDict, total=False):
 
     devices: Sequence[int]
     tensor: Sequence[int]
-    sequence_parallel: Sequence[bool]
+    sequence: Sequence[bool]
     context: Sequence[int]
     expert: Sequence[int]
     pipeline: Sequence[int]
     virtual_stages: Sequence[int]
-    zero: Sequence[int]
+    sharded: Sequence[str | int | None]
     shard: Sequence[int | None]
     micro_batch: Sequence[int]
-    recompute: Sequence[str | int]
+    checkpoint: Sequence[str | int | None]
     schedules: Sequence[str]
     applicable: bool
     limit: int
@@ -79,7 +80,7 @@ def candidates(simulator: StepSimulator, options: SearchOptions) -> Iterator[Pla
     """Yield the plans of the search space that use their devices and the batch evenly."""
     cluster, blocks = simulator.time_model.cluster, len(simulator.model.blocks)
     powers = [2**exponent for exponent in range(20)]
-    long = simulator.sequence >= 32768
+    long = simulator.sequence_length >= 32768
     tensors = options.get("tensor", [power for power in powers if power <= cluster.devices_per_node])
     contexts = options.get("context", [power for power in powers if power <= (16 if long else 1)])
     for devices in options.get("devices", [cluster.devices]):
@@ -98,30 +99,41 @@ def candidates(simulator: StepSimulator, options: SearchOptions) -> Iterator[Pla
 def _with_stages(
     simulator: StepSimulator, options: SearchOptions, tensor: int, context: int, pipeline: int, data: int
 ) -> Iterator[Plan]:
-    shards = _shards(options, data * context)
-    sequence_parallel = [
-        parallel for parallel in options.get("sequence_parallel", (False, True)) if tensor > 1 or not parallel
-    ]
+    shards = _shards(options, data, copies=data * context)
+    sequences = [sequence for sequence in options.get("sequence", (False, True)) if tensor > 1 or not sequence]
     experts = [expert for expert in _experts(simulator, options) if tensor * context * data % expert == 0]
     batches = options.get("micro_batch", _MICRO_BATCHES)
     batches = [batch for batch in batches if simulator.global_batch % (data * batch) == 0]
     stages = list(_stages(simulator, options, pipeline))
-    again = options.get("recompute", ("none", "selective", "full") if simulator.model.has_core else ("none", "full"))
-    for (schedule, virtual), parallel, expert, (zero, shard), batch, recompute in product(
-        stages, sequence_parallel, experts, shards, batches, again
+    has_core = simulator.model.has_core if "checkpoint" not in options else False
+    again = options.get("checkpoint", (None, "selective", "every") if has_core else (None, "every"))
+    for (schedule, virtual), sequence, expert, (sharded, shard), batch, checkpoint in product(
+        stages, sequences, experts, shards, batches, again
     ):
-        if expert == 1 or ((tensor == 1 or parallel) and shard is None):
+        if expert == 1 or ((tensor == 1 or sequence) and (not sharded or shard == data)):
             yield Plan(
-                tensor, parallel, context, expert, pipeline, virtual, data, zero, batch, recompute, schedule, shard
+                tensor=tensor,
+                data=data // shard,
+                shard=shard,
+                pipeline=pipeline,
+                expert=expert,
+                context=context,
+                sequence=sequence,
+                sharded=sharded,
+                checkpoint=checkpoint,
+                micro_batch=batch,
+                virtual_stages=virtual,
+                schedule=schedule,
             )
 
 
-def _shards(options: SearchOptions, copies: int) -> list[tuple[int, int | None]]:
-    """Return stages of ZeRO with the ranks over which they shard."""
-    zeros = [zero for zero in options.get("zero", (0, 1, 2, 3)) if copies > 1 or not zero]
-    shards = [None if shard == copies else shard for shard in options.get("shard", [None])]
-    shards = [shard for shard in dict.fromkeys(shards) if shard is None or copies % shard == 0]
-    return [(zero, shard) for zero in zeros for shard in (shards if zero else [None])]
+def _shards(options: SearchOptions, data: int, copies: int) -> list[tuple[str | None, int]]:
+    """Return what is sharded, with the ranks of ``shard``."""
+    levels = [level_of(sharded, 1) for sharded in options.get("sharded", (None, *LEVELS))]
+    levels = [level for level in levels if copies > 1 or not level]
+    wanted = dict.fromkeys(data if shard is None else shard for shard in options.get("shard", [None]))
+    shards = [shard for shard in wanted if data % shard == 0]
+    return [(level, shard) for level in levels for shard in (shards if level else [1])]
 
 
 def _experts(simulator: StepSimulator, options: SearchOptions) -> Sequence[int]:
@@ -257,6 +269,9 @@ def _check(options: SearchOptions) -> None:
             type(entry) is type(_VALUES[name][0]) and entry in _VALUES[name] for entry in value
         ):
             raise InputError(f"{name} must be a list with values of {_VALUES[name]}, got {value!r}")
+        elif name == "sharded":
+            for level in value:
+                level_of(level, 1)
         elif name == "shard" and not all(entry is None or (type(entry) is int and entry >= 1) for entry in value):
             raise InputError(f"shard must be a list of integers >= 1 or None, got {value!r}")
         elif name in _NUMBERS and not all(type(entry) is int and entry >= 1 for entry in value):

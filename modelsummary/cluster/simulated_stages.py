@@ -151,10 +151,9 @@ def _stage(
     is_first: bool,
     is_last: bool,
 ) -> SimulatedStage:
-    n_recomputed = (
-        len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
-    )
-    selective = plan.recompute == "selective"
+    checkpoint = len(kinds) if plan.checkpoint == "every" else plan.checkpoint
+    n_recomputed = checkpoint if isinstance(checkpoint, int) else 0
+    selective = plan.checkpoint == "selective"
     tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
     calls: list[tuple[str, bool]] = [(BEFORE, False)] if is_first else []
     for kind in kinds:  # blocks without a backward are neither kept nor computed again

@@ -105,9 +105,9 @@ class StageTimer:
         if sender == receiver:
             return 0.0
         nbytes, network = stages[index + 1].crossing_bytes, self._time_model.network
-        stride = plan.tensor * plan.context * plan.data
+        stride = plan.tensor * plan.copies
         is_inside = network.in_one_node(stride * sender, stride * receiver, stride)
-        if not self._model.recipe.share_messages or plan.sequence_parallel or plan.tensor == 1:
+        if not self._model.recipe.share_messages or plan.sequence or plan.tensor == 1:
             return network.send(nbytes, is_inside=is_inside)
         gather = network.seconds("all_gather", nbytes, self._time_model.groups(plan)["tensor"])
         return network.send(nbytes / plan.tensor, is_inside=is_inside) + gather
@@ -131,9 +131,9 @@ class StageTimer:
         experts = sum((stage.experts for stage in stages), Weights())
         gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
         reduction = gather = replicas = 0.0
-        if plan.zero == 0:
+        if plan.zero_stage == 0:
             reduction = time_model.over_copies("all_reduce", *gradients, plan)
-        elif plan.zero < 3:
+        elif plan.zero_stage < 3:
             reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
             replicas = time_model.between_replicas(gradients[0], plan)
             gather = time_model.over_copies("all_gather", weights.trained, experts.trained, plan)
@@ -146,7 +146,7 @@ class StageTimer:
                 waited += time_model.over_units([unit] * n, plan, overlaps=recipe.overlap_gradients) - rank.compute
         tied = [stage.tied.gradient_bytes(recipe) for stage in stages if stage.tied.elements]
         if len(tied) == 1:  # another rank has the other end
-            distance = plan.tensor * plan.context * plan.data * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
+            distance = plan.tensor * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
             waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
-        held = sharded(weights, experts, plan) if plan.zero else weights + experts
+        held = sharded(weights, experts, plan) if plan.sharded else weights + experts
         return Once(waited, time_model.optimizer(held, recipe))

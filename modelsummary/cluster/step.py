@@ -30,7 +30,7 @@ class _Layout(NamedTuple):
     share: Share
     pipeline: int
     virtual_stages: int
-    recompute: str | int
+    checkpoint: str | int | None
 
 
 class StepSimulator:
@@ -40,7 +40,7 @@ class StepSimulator:
         model: the model.
         cluster: the devices.
         global_batch: samples in a step.
-        sequence: tokens in a sample; 0 if samples are not sequences.
+        sequence_length: tokens in a sample; 0 if samples are not sequences.
         make_plan: ``parallel_plan`` of the model's statistics, for estimates that apply themselves.
 
     Raises:
@@ -52,15 +52,15 @@ class StepSimulator:
         model: StepModel,
         cluster: Cluster,
         global_batch: int,
-        sequence: int,
+        sequence_length: int,
         make_plan: MakePlan | None = None,
     ) -> None:
         if type(global_batch) is not int or global_batch < 1:
             raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
         self.model, self.time_model = model, TimeModel(cluster, model.recipe.attention)
-        cluster.device.peak(model.compute_dtype, "a Recipe with dtype")  # raises if it is not known
+        cluster.device.peak(model.compute_dtype, "a Recipe with precision")  # raises if it is not known
         self._timer = StageTimer(model, self.time_model)
-        self.global_batch, self.sequence = global_batch, sequence
+        self.global_batch, self.sequence_length = global_batch, sequence_length
         self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
         self._part_seconds: dict[Share, dict[str, PartSeconds]] = {}
         self._stages: dict[_Layout, list[SimulatedStage]] = {}
@@ -79,7 +79,7 @@ class StepSimulator:
             plan=plan,
             cluster=self.time_model.cluster,
             global_batch=self.global_batch,
-            sequence=self.sequence,
+            sequence_length=self.sequence_length,
             microbatches=items.microbatches,
             seconds_by_cause=self._causes(items),
             memory=tuple(self.memory(plan)),
@@ -100,7 +100,7 @@ class StepSimulator:
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
         key = self._loads_key(plan, microbatches)
         loads, _ = self._timed(plan, microbatches)
-        group = (*key, plan.data, plan.zero, plan.shards)
+        group = (*key, plan.copies, plan.sharded, plan.shards)
         if group not in self._once:
             self._once[group] = self._timer.once(stages, loads, plan)
         return StepItems(plan, microbatches, loads, self._once[group])
@@ -113,8 +113,8 @@ class StepSimulator:
         return self._loads[key]
 
     def _loads_key(self, plan: Plan, microbatches: int) -> tuple[object, ...]:
-        stride = min(plan.tensor * plan.context * plan.data, self.time_model.cluster.devices_per_node)
-        fsdp = (plan.data, plan.shards) if plan.zero == 3 else None
+        stride = min(plan.tensor * plan.copies, self.time_model.cluster.devices_per_node)
+        fsdp = (plan.copies, plan.shards) if plan.zero_stage == 3 else None
         return self._layout(plan), microbatches > 1, stride, plan.schedule in IN_V, fsdp
 
     def _causes(self, items: StepItems) -> dict[str, float]:
@@ -135,18 +135,18 @@ class StepSimulator:
                 f"the plan needs {plan.devices} devices ({plan.describe()}), but the cluster has "
                 f"{self.time_model.cluster.devices}; use more nodes, or smaller groups"
             )
-        if plan.context > 1 and (not self.sequence or self.sequence % plan.context):
-            has = f"sequences of {self.sequence}" if self.sequence else "inputs without a sequence"
-            remedy = f"pass a divisor of {self.sequence}" if self.sequence else "pass 1"
+        if plan.context > 1 and (not self.sequence_length or self.sequence_length % plan.context):
+            has = f"sequences of {self.sequence_length}" if self.sequence_length else "inputs without a sequence"
+            remedy = f"pass a divisor of {self.sequence_length}" if self.sequence_length else "pass 1"
             raise InputError(
                 f"context={plan.context} must divide the sequence length, but the model has {has}; {remedy}"
             )
-        return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.recompute)
+        return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.checkpoint)
 
     def share(self, plan: Plan) -> Share:
         """Return what one rank computes of a micro-batch."""
         return Share(
-            plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence, expert=plan.expert
+            plan.tensor, plan.sequence, plan.context, plan.micro_batch, self.sequence_length, expert=plan.expert
         )
 
     def stages(self, plan: Plan) -> list[SimulatedStage]:
@@ -190,7 +190,7 @@ class StepSimulator:
         return max(memory_of(*rank, plan, self.model.recipe).total for rank in fullest.values())
 
     def _held(self, plan: Plan) -> list[tuple[RankLoad, int]]:
-        """Return what each rank of the pipeline holds, whatever its ZeRO stage, and the bytes of its activations."""
+        """Return what each rank of the pipeline holds, whatever is sharded, and the bytes of its activations."""
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
         key = (self._layout(plan), plan.schedule, microbatches)
         if key not in self._ranks:
@@ -223,7 +223,9 @@ class StepSimulator:
                 weights.gradient_bytes(recipe) - less.gradient_bytes(recipe),
                 weights.nbytes - less.nbytes - (weights.narrow - less.narrow if plan.is_fsdp else 0),
             )
-            least += sum(size / (copies if plan.zero >= level else 1) for level, size in enumerate(sizes, 1)) / ranks
+            least += (
+                sum(size / (copies if plan.zero_stage >= level else 1) for level, size in enumerate(sizes, 1)) / ranks
+            )
         return least / plan.pipeline
 
     def _uncounted(self, plan: Plan) -> dict[str, int]:
@@ -240,18 +242,18 @@ class StepSimulator:
         They count the forward, and the backward that the trained parameters need. Attention counts densely.
         """
         model = self.model
-        parts = model.parts(Share(1, False, 1, plan.micro_batch, self.sequence))
+        parts = model.parts(Share(1, False, 1, plan.micro_batch, self.sequence_length))
         part_counts = (*model.counts.items(), (BEFORE, 1), (AFTER, 1))
         everything = sum(count * (parts[name].flops + parts[name].backward_flops) for name, count in part_counts)
         passed = {kind: count for kind, count in model.counts.items() if parts[kind].has_backward}
         blocks = sum(count * parts[kind].flops for kind, count in passed.items())
         repeated = sum(count * parts[name].recomputed_flops for name, count in part_counts) if again else 0.0
-        if again and plan.recompute == "full":
+        if again and plan.checkpoint == "every":
             repeated += blocks
-        elif again and plan.recompute == "selective":
+        elif again and plan.checkpoint == "selective":
             repeated += sum(count * _core_flops(parts[kind]) for kind, count in passed.items())
-        elif again and isinstance(plan.recompute, int):
-            repeated += blocks * min(1.0, plan.recompute * plan.stages / max(sum(passed.values()), 1))
+        elif again and isinstance(plan.checkpoint, int):
+            repeated += blocks * min(1.0, plan.checkpoint * plan.stages / max(sum(passed.values()), 1))
         return (everything + repeated) * self.global_batch / plan.micro_batch
 
 

@@ -52,17 +52,17 @@ class Share(NamedTuple):
     """What one rank computes of a micro-batch.
 
     Attributes:
-        tensor, sequence_parallel, context: as in ``Plan``.
+        tensor, sequence, context: as in ``Plan``.
         micro_batch: samples in a micro-batch.
-        sequence: length of the whole sequence; 0 if the model's input has none.
+        sequence_length: of the whole sequence; 0 if the model's input has none.
         expert: as in ``Plan``.
     """
 
     tensor: int
-    sequence_parallel: bool
+    sequence: bool
     context: int
     micro_batch: int
-    sequence: int
+    sequence_length: int
     expert: int = 1
 
 
@@ -120,8 +120,8 @@ class StepModel:
     @cached_property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of the products: the recipe's, or the dtype that most floating-point parameters have."""
-        if self.recipe.dtype is not None:
-            return self.recipe.dtype
+        if self.recipe.precision is not None:
+            return self.recipe.precision
         elements: dict[torch.dtype, int] = {}
         for parameter in self._live.model.parameters():
             if parameter.dtype.is_floating_point:
@@ -215,7 +215,7 @@ class StepModel:
 
     def _observed(self, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
-        alone = share._replace(tensor=1, sequence_parallel=False, context=1, expert=1)
+        alone = share._replace(tensor=1, sequence=False, context=1, expert=1)
         rank = self._rank(share, gather_head=False)
         try:
             return self._run(rank, share)
@@ -242,7 +242,7 @@ class StepModel:
             self._prepared(plan),
             list(self.counts),
             last=self.blocks[-1] if self.blocks else "",
-            sequence_parallel=share.sequence_parallel,
+            sequence=share.sequence,
             gather_head=gather_head,
             experts=self.experts(share.expert),
             expert_ranks=share.expert,
@@ -251,7 +251,7 @@ class StepModel:
     def _run(self, rank: MegatronRank, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank on shapes."""
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, share.micro_batch)
-        length = share.sequence // share.context
+        length = share.sequence_length // share.context
         if length and length != self.recorded_sequence:
             call = call.with_batch(1, self.recorded_sequence, length)
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
@@ -279,7 +279,7 @@ class StepModel:
             self.recipe.kernels,
             ranks=share.tensor,
             context=share.context,
-            eight_bits=self.recipe.dtype if self.recipe.stored_dtype != self.recipe.dtype else None,
+            eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
         )
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
@@ -354,8 +354,8 @@ def _does_not_share(share: Share, error: ModelSummaryError) -> str:
     """Return the message for a model that runs on one device, but not with the share of one rank."""
     sizes = {"tensor": share.tensor, "context": share.context, "expert": share.expert}
     arguments = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    arguments += ["sequence_parallel=True"] if share.sequence_parallel else []
-    remedy = "sequence_parallel=False" if share.sequence_parallel else "1"
+    arguments += ["sequence=True"] if share.sequence else []
+    remedy = "sequence=False" if share.sequence else "1"
     reason = f"{type(error.__cause__).__name__}: {error.__cause__}" if isinstance(error, StepError) else str(error)
     return f"{', '.join(arguments)}: the step does not run with the share of one rank ({reason:.160}); pass {remedy}"
 

@@ -78,16 +78,16 @@ class TimeModel:
     def groups(self, plan: Plan) -> dict[str, RankGroup]:
         """Return the groups in which a rank communicates, by what they share.
 
-        Copies and the ranks of context parallelism reduce ``"gradients"`` together. They gather and scatter
-        ``"shards"``, and the ranks with the same shard reduce it among ``"replicas"``. Ranks that hold the same experts
-        reduce ``"expert_gradients"``.
+        Copies and the ranks of context parallelism reduce ``"gradients"`` together. Where they shard, they gather and
+        scatter ``"shards"``, and the ranks with the same shard reduce it among ``"replicas"``; without
+        shards, ``"shards"`` are the copies. Ranks that hold the same experts reduce ``"expert_gradients"``.
         """
         return {
             "tensor": self.network.group(plan.tensor),
             "context": self.network.group(plan.context, plan.tensor),
             "expert": self.network.group(plan.expert),
             "gradients": self.network.group(plan.copies, plan.tensor),
-            "shards": self.network.group(plan.shards, plan.tensor),
+            "shards": self.network.group(plan.shards if plan.sharded else plan.copies, plan.tensor),
             "replicas": self.network.group(plan.replicas, plan.tensor * plan.shards),
             "expert_gradients": self.network.group(plan.expert_copies, plan.expert),
         }

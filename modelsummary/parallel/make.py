@@ -27,6 +27,7 @@ from modelsummary.parallel.local_check import alike, check_locally, stream_failu
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.plan_arguments import check_ranks, check_sequence, level_of
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.recomputation import with_recomputation
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
@@ -55,7 +56,7 @@ def make_plan(
     split: Callable[..., Any] | None = None,
     checkpoint: Sequence[str] | str | None = None,
     precision: torch.dtype | None = None,
-    reshard_after_forward: bool = True,
+    sharded: str | int | None = None,
     offload: bool = False,
     context: int = 1,
 ) -> ParallelPlan:
@@ -66,7 +67,7 @@ def make_plan(
         split: function from a number of stages and the FQNs of modules that are not cut to the model's stages; needed
             for ``pipeline > 1``.
     """
-    _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
+    check_ranks(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
     if context > 1:
         raise InputError(
             f"context={context}: a plan does not divide attention along the sequence; run the step in "
@@ -74,8 +75,8 @@ def make_plan(
             "context=1"
         )
     _check_precision(precision, live.model)
-    if sequence and tensor == 1:
-        raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
+    check_sequence(sequence, tensor)
+    level = level_of(sharded, shard)
     if sequence and pipeline > 1:
         raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
     if loss_parallel and tensor == 1:
@@ -100,10 +101,10 @@ def make_plan(
         derivation = _derived(calls, shard, expert, boundaries)
         _keep_inside_experts_whole(derivation, layers)
         changed = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
-        sharded = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
+        sharded_layers = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
         reasons, attributes = derivation.reasons | reasons, changed
-        layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
-        if not sharded:
+        layers = in_call_order(calls, [*layers, *sharded_layers, *uncalled_plans(calls, sharded_layers)])
+        if not sharded_layers:
             raise InputError(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
                 f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}"
@@ -145,7 +146,7 @@ def make_plan(
             for name, parameter in model.named_parameters()
             if tensor * expert * pipeline > 1 and not parameter.requires_grad
         ),
-        reshard_after_forward=reshard_after_forward,
+        reshard_after_forward=level in (None, "parameters"),
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
         checkpoint=checkpointed,
@@ -213,12 +214,6 @@ def _stage_begins(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str
         return part[0].name
 
     return [begin(part) for part in calls[1:]]
-
-
-def _check_sizes(**sizes: Any) -> None:
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise InputError(f"{name}={size!r}; expected an integer >= 1")
 
 
 def _check_precision(precision: torch.dtype | None, model: nn.Module) -> None:

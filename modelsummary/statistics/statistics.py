@@ -20,6 +20,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import cycle_in
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, SplitError
+from modelsummary.keywords import takes, warn_renamed
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
@@ -46,6 +47,20 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.views.graph import Graph
 
 __all__ = ["Statistics", "as_live", "measure_memory"]
+
+
+def _with_sequence_length(keywords: dict[str, Any]) -> dict[str, Any]:
+    if "sequence" in keywords:
+        keywords["sequence_length"] = keywords.pop("sequence")
+        warn_renamed("simulate", "sequence", "sequence_length")
+    return keywords
+
+
+def _with_levels(keywords: dict[str, Any]) -> dict[str, Any]:
+    if "reshard_after_forward" in keywords:
+        keywords["sharded"] = None if keywords.pop("reshard_after_forward") else "gradients"
+        warn_renamed("parallel_plan", "reshard_after_forward", f"sharded={keywords['sharded']!r}")
+    return keywords
 
 
 class Statistics(ModelStatistics):
@@ -701,6 +716,7 @@ class Statistics(ModelStatistics):
         with self._splitting() as splitter:
             return splitter.split(by, wishes)
 
+    @takes("simulate", _with_sequence_length)
     @exclusive
     def simulate(
         self,
@@ -708,7 +724,7 @@ class Statistics(ModelStatistics):
         cluster: Cluster,
         global_batch: int,
         *,
-        sequence: int | None = None,
+        sequence_length: int | None = None,
         recipe: Recipe | None = None,
     ) -> StepEstimate:
         """Simulate a training step that is spread over a cluster: its time by cause, and the memory of each rank.
@@ -720,7 +736,7 @@ class Statistics(ModelStatistics):
             plan: how the step is spread over devices.
             cluster: the devices.
             global_batch: samples in a step.
-            sequence: tokens in a sample. Default: the second dimension of the recorded input.
+            sequence_length: tokens in a sample. Default: the second dimension of the recorded input.
             recipe: dtypes, optimizer, loss and engine. Default: ``Recipe()``: bfloat16, AdamW.
 
         Raises:
@@ -737,7 +753,7 @@ class Statistics(ModelStatistics):
         from modelsummary.cluster.entry import simulate
 
         live, make = self._tree_for("simulating a step"), self.parallel_plan
-        return simulate(live, self.root, plan, cluster, global_batch, sequence, recipe, make)
+        return simulate(live, self.root, plan, cluster, global_batch, sequence_length, recipe, make)
 
     @exclusive
     def plan(
@@ -745,7 +761,7 @@ class Statistics(ModelStatistics):
         cluster: Cluster | int | None = None,
         global_batch: int | None = None,
         *,
-        sequence: int | None = None,
+        sequence_length: int | None = None,
         recipe: Recipe | None = None,
         **options: Any,
     ) -> Plans | PipelinePlans:
@@ -757,7 +773,7 @@ class Statistics(ModelStatistics):
         Args:
             cluster: the devices.
             global_batch: samples in a step.
-            sequence: tokens in a sample. Default: the second dimension of the recorded input.
+            sequence_length: tokens in a sample. Default: the second dimension of the recorded input.
             recipe: dtypes, optimizer, loss and engine. Default: ``Recipe()``: bfloat16, AdamW.
             **options: what is searched, and how many plans are returned; see ``modelsummary.cluster.SearchOptions``.
                 ``devices``, ``memory_bytes``, ``n_microbatches``, ``by``, ``flops_per_second``, ``bandwidth`` and
@@ -782,8 +798,11 @@ class Statistics(ModelStatistics):
             with self._splitting() as splitter:
                 facts, n_samples = splitter.facts, splitter.n_samples
                 return entry.pipeline_plans(self.root, facts, n_samples, cluster, global_batch, options)
-        return entry.search(live, self.root, cluster, global_batch, sequence, recipe, options, self.parallel_plan)
+        return entry.search(
+            live, self.root, cluster, global_batch, sequence_length, recipe, options, self.parallel_plan
+        )
 
+    @takes("parallel_plan", _with_levels)
     @exclusive
     def parallel_plan(
         self,
@@ -797,7 +816,7 @@ class Statistics(ModelStatistics):
         loss_parallel: bool = False,
         checkpoint: Sequence[str] | str | None = None,
         precision: torch.dtype | None = None,
-        reshard_after_forward: bool = True,
+        sharded: str | int | None = None,
         offload: bool = False,
         context: int = 1,
     ) -> ParallelPlan:
@@ -818,7 +837,10 @@ class Statistics(ModelStatistics):
             loss_parallel: keep the logits sharded by the vocabulary, for ``loss_parallel()`` of torch.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
-            reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
+            sharded: what the ranks of ``shard`` hold parts of, each with those before it: ``"optimizer"`` states,
+                ``"gradients"``, ``"parameters"``; 1, 2 and 3, as in ZeRO, are accepted. Default: parameters: gathered
+                units are freed after their forward, and gathered again in the backward. With the others they stay
+                gathered until their backward; torch shards the gradients with the states.
             offload: keep parameters, gradients and optimizer state on the CPU.
             context: 1; attention over a divided sequence is not applied, only costed by ``simulate``.
 
@@ -846,7 +868,7 @@ class Statistics(ModelStatistics):
             split=self._split_around,
             checkpoint=checkpoint,
             precision=precision,
-            reshard_after_forward=reshard_after_forward,
+            sharded=sharded,
             offload=offload,
             context=context,
         )

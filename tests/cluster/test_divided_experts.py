@@ -170,8 +170,8 @@ def test_waiting_for_experts_is_a_cause_and_recomputation_repeats_it(stats):
     cluster = Cluster("A100", devices_per_node=4, link_bandwidth=1e6)
     recipe = Recipe(host_seconds=0.0)
     plain, full = (
-        stats.simulate(Plan(data=4, expert=4, micro_batch=2, recompute=each), cluster, 8, recipe=recipe)
-        for each in ("none", "full")
+        stats.simulate(Plan(data=4, expert=4, micro_batch=2, checkpoint=each), cluster, 8, recipe=recipe)
+        for each in (None, "every")
     )
     network = StepSimulator(StepModel(*_tiny()), cluster, 8, 0).time_model.network
     once = network.seconds("all_to_all", ROWS, network.group(4))
@@ -204,7 +204,12 @@ def test_exchanges_overlap_with_the_pass_of_another_micro_batch(model, bandwidth
 def test_memory_of_experts(simulator, expert):
     copies = 8 // expert  # ranks that hold the same experts
     own = LAYERS * ONE_BLOCK // expert
-    by_zero = [simulator.simulate(Plan(data=8, expert=expert, zero=zero, micro_batch=2)).memory[0] for zero in range(4)]
+    by_zero = [
+        simulator.simulate(
+            Plan(data=1 if sharded else 8, shard=8 if sharded else 1, expert=expert, sharded=sharded, micro_batch=2)
+        ).memory[0]
+        for sharded in range(4)
+    ]
     whole, sharded = OTHERS + own, OTHERS // 8 + own // copies
     assert [each.parameters for each in by_zero] == [2 * whole] * 3 + [4 * sharded]  # float32 under FSDP
     assert [each.gradients for each in by_zero] == [4 * whole] * 2 + [4 * sharded] * 2
@@ -251,7 +256,13 @@ def test_experts_beside_tensor_and_sequence_parallelism():
 def test_the_search_divides_experts_as_trying_everything_does(model, memory_bytes):
     cluster = Cluster("A100", devices_per_node=4, nodes=2, memory_bytes=memory_bytes)
     simulator = StepSimulator(model, cluster, 32, LENGTH)
-    space = {"tensor": [1], "pipeline": [1, 2], "zero": [0, 1, 3], "micro_batch": [1, 2], "recompute": ["none"]}
+    space = {
+        "tensor": [1],
+        "pipeline": [1, 2],
+        "sharded": [None, "optimizer", "parameters"],
+        "micro_batch": [1, 2],
+        "checkpoint": [None],
+    }
     plans = list(candidates(simulator, space))
     assert {plan.expert for plan in plans} == {1, 2, 4, 8}
     steps = {plan: simulator.simulate(plan) for plan in plans}
@@ -267,8 +278,8 @@ def test_the_search_divides_experts_as_trying_everything_does(model, memory_byte
 @pytest.mark.parametrize(
     ("make_plan", "message"),
     [
-        (lambda: Plan(expert=2), "expert=2 must divide tensor x context x data = 1"),
-        (lambda: Plan(tensor=2, expert=2), "expert=2 with tensor=2 needs sequence_parallel=True"),
+        (lambda: Plan(expert=2), "expert=2 must divide tensor x context x shard x data = 1"),
+        (lambda: Plan(tensor=2, expert=2), "expert=2 with tensor=2 needs sequence=True"),
         (lambda: Plan(expert=0), "expert must be an integer >= 1, got 0"),
     ],
 )

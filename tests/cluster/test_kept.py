@@ -35,7 +35,7 @@ def stack(device="cpu"):
 
 def kept_in_a_block(kernels):
     stats = Statistics(stack("meta"), (ROWS, WIDTH))
-    model = StepModel(stats.live, stats.root, Recipe(dtype=None, kernels=kernels))
+    model = StepModel(stats.live, stats.root, Recipe(precision=None, kernels=kernels))
     return model.parts(Share(1, False, 1, ROWS, 0))["1"].kept_bytes
 
 

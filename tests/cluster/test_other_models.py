@@ -13,7 +13,7 @@ from modelsummary.cluster.step_model import Share
 from tests.parallel.models import Decoder
 
 BATCH, CHANNELS, TIME, SIZE, GROUPS = 2, 8, 16, 8, 4
-EAGER = Recipe(dtype=None, gradient_dtype=None, master_weights=False, kernels="eager", loss=torch.Tensor.mean)
+EAGER = Recipe(precision=None, gradient_dtype=None, master_weights=False, kernels="eager", loss=torch.Tensor.mean)
 
 
 class Residual(nn.Module):
@@ -127,7 +127,7 @@ def test_heads_of_two_sizes_take_one_kernel(causal):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
     stats = Statistics(Latent(), (3, 8, 32))
-    parts = StepModel(stats.live, stats.root, Recipe(dtype=torch.bfloat16)).parts(Share(1, False, 1, 3, 8))
+    parts = StepModel(stats.live, stats.root, Recipe(precision=torch.bfloat16)).parts(Share(1, False, 1, 3, 8))
     works = [work for part in parts.values() for work, _ in part.works["forward"] if work.op_class == "attention"]
     assert [(work.sizes, work.flops, work.is_causal) for work in works] == [
         ((3 * 2, 8, 8, 24), 2 * 3 * 2 * 8 * 8 * (24 + 16), causal)

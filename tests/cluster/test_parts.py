@@ -23,11 +23,11 @@ STATISTICS = 8  # bytes per token that the norms keep
 
 @pytest.fixture(scope="module")
 def model():
-    return StepModel(statistics().live, statistics().root, Recipe(dtype=torch.float16))
+    return StepModel(statistics().live, statistics().root, Recipe(precision=torch.float16))
 
 
-def parts(model, tensor, micro_batch=1, *, sequence_parallel=False):
-    return model.parts(Share(tensor, sequence_parallel, 1, micro_batch, LENGTH))
+def parts(model, tensor, micro_batch=1, *, sequence=False):
+    return model.parts(Share(tensor, sequence, 1, micro_batch, LENGTH))
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
@@ -48,19 +48,19 @@ def test_activations_with_tensor_parallelism(model, t):
 
 @pytest.mark.parametrize("t", [2, 4])
 def test_activations_with_sequence_parallelism(model, t):
-    block = parts(model, t, sequence_parallel=True)["blocks.0"]
+    block = parts(model, t, sequence=True)["blocks.0"]
     assert block.kept_bytes == S / t * (H * (34 + 5 * A * S / H) + STATISTICS)
     assert block.entered_bytes == 2 * S * H / t
 
 
 def test_collectives_of_a_block(model):
     whole = 2 * S * H
-    for sequence_parallel, forward, backward in (
+    for sequence, forward, backward in (
         (False, {"all_reduce": 2}, {"all_reduce": 2}),
         # in the backward, what the column-parallel layers took is gathered again
         (True, {"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 4, "reduce_scatter": 2}),
     ):
-        block = parts(model, 2, sequence_parallel=sequence_parallel)["blocks.0"]
+        block = parts(model, 2, sequence=sequence)["blocks.0"]
         assert {each.nbytes for each in block.collectives} == {whole}
         for phase, wanted in (("forward", forward), ("backward", backward)):
             found = [each.operation for each in block.collectives if each.phase == phase]
@@ -92,7 +92,7 @@ def test_the_model_stays_untouched():
     before = {name: id(each) for name, each in module.named_parameters()}
     hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in module.modules()]
     stats = Statistics(module, ids)
-    parts(StepModel(stats.live, stats.root, Recipe()), 2, sequence_parallel=True)
+    parts(StepModel(stats.live, stats.root, Recipe()), 2, sequence=True)
     assert before == {name: id(each) for name, each in module.named_parameters()}
     assert hooks == [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in module.modules()]
     assert module.blocks[0].attention.heads == HEADS
@@ -107,7 +107,7 @@ def test_functions_of_a_block_call_the_layers_of_the_copy():
     for block in module.blocks:
         block.up.forward = through(block.up)
     stats = Statistics(module, ids)
-    block = parts(StepModel(stats.live, stats.root, Recipe(dtype=torch.float16)), 1)["blocks.0"]
+    block = parts(StepModel(stats.live, stats.root, Recipe(precision=torch.float16)), 1)["blocks.0"]
     assert block.kept_bytes == S * (H * (34 + 5 * A * S / H) + STATISTICS)  # no parameter is among the activations
 
 
@@ -125,9 +125,9 @@ def test_a_block_that_needs_whole_sequences_is_refused_with_what_shares_them():
     stats = Statistics(module, torch.zeros(1, LENGTH, dtype=torch.long))
     model = StepModel(stats.live, stats.root, Recipe())
     assert parts(model, 2)
-    message = r"^tensor=2, sequence_parallel=True: the step does not run .*; pass sequence_parallel=False$"
+    message = r"^tensor=2, sequence=True: the step does not run .*; pass sequence=False$"
     with pytest.raises(InputError, match=message):
-        parts(model, 2, sequence_parallel=True)
+        parts(model, 2, sequence=True)
 
 
 def test_context_parallelism_gathers_keys_and_values():
@@ -146,7 +146,7 @@ def test_context_parallelism_gathers_keys_and_values():
 
 def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
     stats = Statistics(*models.make("mixture"))
-    model = StepModel(stats.live, stats.root, Recipe(dtype=torch.float32))
+    model = StepModel(stats.live, stats.root, Recipe(precision=torch.float32))
     found = {}
     for name, part in model.parts(Share(2, False, 1, model.recorded_batch, model.recorded_sequence)).items():
         for each in part.collectives:
@@ -157,13 +157,13 @@ def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
     planned = {key: (count, nbytes // 2) for key, (count, nbytes) in plan.collectives.items()}  # its float64 halved
     del planned["forward", "all_gather"]  # of the logits: here the loss takes shards
     assert found == planned
-    with pytest.raises(InputError, match=r"sequence_parallel=True is not costed for .*; use sequence_parallel=False"):
+    with pytest.raises(InputError, match=r"sequence=True is not costed for .*; use sequence=False"):
         model.parts(Share(2, True, 1, model.recorded_batch, model.recorded_sequence))
 
 
 def test_gradients_of_weights_alone():
     """Each product of a linear layer has one for its weight; scores and context of attention have none."""
-    model = StepModel(statistics().live, statistics().root, Recipe(dtype=torch.float16, kernels="eager"))
+    model = StepModel(statistics().live, statistics().root, Recipe(precision=torch.float16, kernels="eager"))
     flops = {
         (name, phase): sum(work.flops * times for work, times in part.works[phase])
         for name, part in parts(model, 1).items()

@@ -19,11 +19,11 @@ SPACE = {
     "tensor": [1, 2],
     "pipeline": [1, 2, 4],
     "micro_batch": [1, 2],
-    "zero": [0, 3],
+    "sharded": [None, "parameters"],
     "shard": [None, 2],
     "devices": [4, 8],
-    "recompute": ["none", "full"],
-    "sequence_parallel": [False],
+    "checkpoint": [None, "every"],
+    "sequence": [False],
     "schedules": ["1f1b", "interleaved1f1b", "zbv"],
 }
 
@@ -77,7 +77,7 @@ def test_the_search_equals_trying_everything(model, memory_bytes):
 
 def test_bounds_are_not_above_the_simulation(model):
     simulator = simulator_of(model)
-    for plan in candidates(simulator, {**SPACE, "zero": [0, 3], "devices": [8]}):
+    for plan in candidates(simulator, {**SPACE, "sharded": [None, "parameters"], "devices": [8]}):
         try:
             step = simulator.simulate(plan)
         except InputError:
@@ -93,17 +93,24 @@ def test_candidates_use_all_devices_and_the_batch(model):
     plans = list(candidates(simulator_of(model), {}))
     assert len(set(plans)) == len(plans) > 200
     assert {plan.devices for plan in plans} == {8}
-    assert all(16 % (plan.data * plan.micro_batch) == 0 for plan in plans)
+    assert all(16 % (plan.batch_ranks * plan.micro_batch) == 0 for plan in plans)
     assert {plan.schedule for plan in plans} == {"1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev"}
-    assert {plan.shard for plan in plans} == {None}
+    assert all(1 in (plan.data, plan.shard) for plan in plans)  # all copies shard, or none
 
 
 def test_candidates_shard_over_a_part_of_the_copies(model):
-    options = {"tensor": [1, 2], "pipeline": [1], "zero": [0, 3], "shard": [2, 4, 8], "micro_batch": [1]}
-    plans = list(candidates(simulator_of(model), {**options, "recompute": ["none"], "sequence_parallel": [False]}))
-    found = {(plan.tensor, plan.data, plan.zero, plan.shard) for plan in plans}
-    none = {(1, 8, 0, None), (1, 8, 3, None), (2, 4, 0, None), (2, 4, 3, None)}  # all copies: 8, then 4
-    assert found == none | {(1, 8, 3, 2), (1, 8, 3, 4), (2, 4, 3, 2)}
+    options = {
+        "tensor": [1, 2],
+        "pipeline": [1],
+        "sharded": [None, "parameters"],
+        "shard": [2, 4, 8],
+        "micro_batch": [1],
+    }
+    plans = list(candidates(simulator_of(model), {**options, "checkpoint": [None], "sequence": [False]}))
+    found = {(plan.tensor, plan.data, plan.shard, plan.sharded) for plan in plans}
+    whole = {(1, 8, 1, None), (2, 4, 1, None)}
+    some = {(1, 1, 8), (1, 4, 2), (1, 2, 4), (2, 1, 4), (2, 2, 2)}  # shards of 8 copies, then of 4
+    assert found == whole | {(*sizes, "parameters") for sizes in some}
 
 
 def test_long_tables_end():
@@ -114,7 +121,7 @@ def test_long_tables_end():
 
 
 def test_printing_records_and_traces(tmp_path):
-    plans = statistics().plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], zero=[0], limit=3)
+    plans = statistics().plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], sharded=[None], limit=3)
     refused = {step.obstacle for step in plans} - {""}
     assert len(str(plans).splitlines()) == len(plans) + 2 + len(refused)
     assert str(plans).splitlines()[0].split()[:2] == ["Devices", "Plan"]
@@ -149,7 +156,7 @@ def test_plans_become_code():
     stats = Statistics(model, (1, 64))
     for plan, wanted in (
         (Plan(tensor=2, data=2), "parallelize_module"),
-        (Plan(data=4, zero=3), "fully_shard"),
+        (Plan(shard=4), "fully_shard"),
         (Plan(pipeline=2, data=2), "Schedule1F1B"),
     ):
         code = stats.simulate(plan, Cluster("A100"), 8).to_code()
@@ -158,8 +165,8 @@ def test_plans_become_code():
     deep = stats.simulate(Plan(pipeline=2, virtual_stages=2, schedule="interleaved1f1b"), Cluster("A100"), 8)
     with pytest.raises(InputError, match=r"virtual_stages=2; search with virtual_stages=\[1\]"):
         deep.parallel_plan()
-    partly = stats.simulate(Plan(recompute="selective"), Cluster("A100"), 8)
-    with pytest.raises(InputError, match=r"recompute='selective'; search with recompute=\['none', 'full'\]"):
+    partly = stats.simulate(Plan(checkpoint="selective"), Cluster("A100"), 8)
+    with pytest.raises(InputError, match=r"checkpoint='selective'; search with checkpoint=\[None, 'every'\]"):
         partly.to_code()
     interleaved = stats.simulate(Plan(pipeline=2, schedule="interleaved1f1b"), Cluster("A100"), 8).to_code()
     assert "ScheduleInterleaved1F1B([stage], n_microbatches" in interleaved
@@ -168,7 +175,7 @@ def test_plans_become_code():
 def test_the_table_says_what_can_be_applied():
     stats = statistics()
     cluster = Cluster("A100", devices_per_node=2)
-    space = {"micro_batch": [1], "zero": [0, 3], "tensor": [1]}
+    space = {"micro_batch": [1], "sharded": [None, "parameters"], "tensor": [1]}
     plans = stats.plan(cluster, 8, limit=20, **space)
     assert {step.applicable for step in plans} == {True, False}
     for step in plans:
@@ -199,7 +206,7 @@ def test_too_few_micro_batches_for_the_engine_are_said():
 
 def test_replicas_become_a_dimension_of_the_mesh():
     stats = Statistics(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), (1, 64))
-    step = stats.simulate(Plan(data=8, zero=3, shard=4), Cluster("A100"), 8)
+    step = stats.simulate(Plan(data=2, shard=4), Cluster("A100"), 8)
     assert step.parallel_plan() == stats.parallel_plan(data=2, shard=4, precision=torch.bfloat16)
     assert "data" in step.to_code()
 
@@ -207,11 +214,11 @@ def test_replicas_become_a_dimension_of_the_mesh():
 def test_sequence_parallelism_is_applied_without_stages():
     stats = Statistics(*decoder("decoder"))
     cluster = Cluster("A100", devices_per_node=4)
-    step = stats.simulate(Plan(tensor=2, sequence_parallel=True), cluster, 4)
-    shared = stats.parallel_plan(tensor=2, sequence=True, precision=torch.bfloat16, reshard_after_forward=False)
+    step = stats.simulate(Plan(tensor=2, sequence=True), cluster, 4)
+    shared = stats.parallel_plan(tensor=2, sequence=True, precision=torch.bfloat16, sharded="gradients")
     assert step.parallel_plan() == shared
-    staged = stats.simulate(Plan(tensor=2, sequence_parallel=True, pipeline=2), cluster, 4)
-    with pytest.raises(InputError, match=r"sequence_parallel=True with pipeline=2; search with .*=\[False\]"):
+    staged = stats.simulate(Plan(tensor=2, sequence=True, pipeline=2), cluster, 4)
+    with pytest.raises(InputError, match=r"sequence=True with pipeline=2; search with .*=\[False\]"):
         staged.parallel_plan()
 
 
@@ -224,13 +231,13 @@ def test_sequence_parallelism_is_applied_without_stages():
         ({"tensr": [1]}, "unknown option 'tensr' of plan; expected .*; did you mean 'tensor'"),
         ({"tensor": 2}, "tensor must be a list of values to try, got 2"),
         ({"shard": [0]}, r"shard must be a list of integers >= 1 or None, got \[0\]"),
-        ({"zero": [3, True]}, r"zero must be a list with values of \(0, 1, 2, 3\), got \[3, True\]"),
+        ({"sharded": [3, True]}, r"sharded must be one of 'optimizer', .*, or None, got True"),
         ({"schedules": ["1f1B"], "pipeline": [1]}, r"schedules must be a list .* 'dualpipev'\), got \['1f1B'\]"),
-        ({"sequence_parallel": [2], "tensor": [1]}, r"sequence_parallel must be a list .*, got \[2\]"),
+        ({"sequence": [2], "tensor": [1]}, r"sequence must be a list .*, got \[2\]"),
         ({"expert": [0]}, r"expert must be a list of integers >= 1, got \[0\]"),
         ({"applicable": 1}, "applicable must be True or False, got 1"),
         ({"limit": 0}, "limit must be an integer >= 1, got 0"),
-        ({"sequence": -1}, "sequence must be an integer >= 1 or None, got -1"),
+        ({"sequence_length": -1}, "sequence_length must be an integer >= 1, got -1"),
         ({"cluster": Cluster("A100", memory_bytes=10_000)}, "none of .* plans"),
         ({"micro_batch": [3]}, "none of 0 plans is possible; widen"),
     ],

@@ -148,8 +148,10 @@ def test_a_recorded_batch_of_0_is_refused():
 
 
 def test_a_dtype_without_a_peak_names_the_recipe():
-    stats, recipe = Statistics(nn.Linear(4, 4), (2, 4)), Recipe(dtype=torch.bfloat16)
-    message = r"the peak of V100 with torch\.bfloat16 is not known; pass a Recipe with dtype= one of torch\.float16, "
+    stats, recipe = Statistics(nn.Linear(4, 4), (2, 4)), Recipe(precision=torch.bfloat16)
+    message = (
+        r"the peak of V100 with torch\.bfloat16 is not known; pass a Recipe with precision= one of torch\.float16, "
+    )
     for run in (
         lambda: stats.simulate(Plan(), Cluster("V100"), 4, recipe=recipe),
         lambda: stats.plan(Cluster("V100"), 8),
@@ -159,8 +161,8 @@ def test_a_dtype_without_a_peak_names_the_recipe():
 
 
 def test_recomputation_adds_its_forward(simulator):
-    plain, full = (simulator.simulate(Plan(recompute=each)) for each in ("none", "full"))
-    one = simulator.simulate(Plan(recompute=1))
+    plain, full = (simulator.simulate(Plan(checkpoint=each)) for each in (None, "every"))
+    one = simulator.simulate(Plan(checkpoint=1))
     added = full.seconds_by_cause["recomputation"]
     assert plain.seconds_by_cause["recomputation"] == 0
     assert one.seconds_by_cause["recomputation"] == pytest.approx(added / LAYERS)
@@ -172,7 +174,10 @@ def test_recomputation_adds_its_forward(simulator):
 
 
 def test_zero_shards_what_it_says(simulator):
-    by_zero = [simulator.simulate(Plan(data=4, zero=zero)).memory[0] for zero in range(4)]
+    by_zero = [
+        simulator.simulate(Plan(data=1 if sharded else 4, shard=4 if sharded else 1, sharded=sharded)).memory[0]
+        for sharded in range(4)
+    ]
     params = by_zero[0].parameters // 2
     assert by_zero[0].gradients == 4 * params  # float32
     assert by_zero[0].optimizer == 12 * params  # two states and the master weights
@@ -217,7 +222,7 @@ def test_collectives_take_units_from_kernels(simulator):
     # one unit per 12 GB/s: 233 GB/s inside a node, 22.5 GB/s of one network interface
     assert time_model.network.units_taken(inside) * 108 == pytest.approx(20)
     assert time_model.network.units_taken(across) * 108 == pytest.approx(2)
-    plan = Plan(data=16, zero=3, shard=8)
+    plan = Plan(data=2, shard=8)
     # a unit gathers, the other computes meanwhile: 10 s, of which 20 / 108 of 4 s are lost; before that, 1 s for itself
     units = [UnitSeconds(1.0, 10.0), UnitSeconds(4.0, 1.0)]
     assert time_model.over_units(units, plan) == pytest.approx(1 + 10 + 4 * 20 / 108 + 1)
@@ -233,14 +238,14 @@ def test_collectives_take_units_from_kernels(simulator):
 @given(count=st.integers(5, 12), times=st.tuples(*[st.floats(0.1, 2.0)] * 4), head=st.floats(0.1, 5.0))
 def test_equal_units_run_for_a_period(simulator, count, times, head):
     """A rank's pass over many equal units takes what running all of them takes."""
-    plan, units = Plan(data=16, zero=3, shard=8), [UnitSeconds(head, head), *[UnitSeconds(*times)] * count]
+    plan, units = Plan(data=2, shard=8), [UnitSeconds(head, head), *[UnitSeconds(*times)] * count]
     whole = [unit._replace(compute=unit.compute + 1e-12 * index) for index, unit in enumerate(units)]  # none are equal
     time_model = simulator.time_model
     assert time_model.over_units(units, plan) == pytest.approx(time_model.over_units(whole, plan), rel=0.02)
 
 
 def test_fsdp_copies_and_waits_without_overlap(simulator):
-    plan = Plan(data=4, zero=3)
+    plan = Plan(shard=4)
     (load,), time_model = simulator.items(plan).loads, simulator.time_model
     (stage,), group = simulator.stages(plan), time_model.groups(plan)["gradients"]
     root, block = stage.root.shared.nbytes, stage.units[1].weights.nbytes
@@ -255,22 +260,22 @@ def test_fsdp_copies_and_waits_without_overlap(simulator):
     assert alone.items(plan).loads[0].forward == pytest.approx(forward + of_root + LAYERS * of_block)
 
 
-@pytest.mark.parametrize("zero", [1, 3])
-def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
+@pytest.mark.parametrize("sharded", ["optimizer", "parameters"])
+def test_replicas_reduce_the_shards_that_their_nodes_scatter(sharded):
     """Two nodes of eight: gathers stay inside a node, and an eighth of the gradients crosses."""
     own = {"link_bandwidth": 100e9, "network_bandwidth": 10e9, "link_latency": 0.0, "network_latency": 0.0}
     cluster = Cluster("A100", nodes=2, **own, link_efficiency=1.0, network_efficiency=1.0)
     model = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
     simulator = StepSimulator(model, cluster, 32, LENGTH)
-    plan = Plan(data=16, zero=zero, shard=8)
+    plan = Plan(data=2, shard=8, sharded=sharded)
     stage, items = simulator.stages(plan)[0], simulator.items(plan)
-    n, root, units = stage.weights.elements, stage.root.shared.elements, LAYERS + 1 if zero == 3 else 1
+    n, root, units = stage.weights.elements, stage.root.shared.elements, LAYERS + 1 if sharded == "parameters" else 1
     base = simulator.time_model.network._base
     gather = units * base + 7 / 8 * 2 * n / 100e9
     scatter = units * base + 7 / 8 * 4 * n / 100e9
     between = units * base + 2 * 1 / 2 * 4 * n / 8 / 10e9
     time_model = simulator.time_model
-    if zero == 3:
+    if sharded == "parameters":
         out, into = ([time_model.moved("copies", each * of) for of in (root, (n - root) // LAYERS)] for each in (4, 6))
         (load,) = items.loads
         assert load.forward == pytest.approx(sum(stage.forward.values()) + gather + out[0] + LAYERS * out[1])
@@ -284,13 +289,13 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
         assert items.once[0].gradients == pytest.approx(gather + scatter + between)
     memory = simulator.simulate(plan).memory[0]
     share = -(-n // 8)  # two states and the float32 weights, which under FSDP are the shards
-    assert memory.optimizer == (8 if zero == 3 else 12) * share
-    assert memory.parameters == (4 * share if zero == 3 else 2 * n)
+    assert memory.optimizer == (8 if sharded == "parameters" else 12) * share
+    assert memory.parameters == (4 * share if sharded == "parameters" else 2 * n)
 
 
 def test_ends_of_the_model_are_units_unless_they_share_a_weight():
     """Embedding and head of 1,000 x 32 weights; as torchtitan shards them, and tied in the root."""
-    plan, cluster = Plan(data=8, zero=3, micro_batch=4), Cluster("A100")
+    plan, cluster = Plan(shard=8, micro_batch=4), Cluster("A100")
     for ties, n_units, largest in ((False, 4, 1_000 * 32 + 32), (True, 3, 1_000 * 32 + 32)):
         model = Decoder(1_000, 32, 2)
         if ties:
@@ -317,7 +322,7 @@ def test_fsdp_gathers_the_unit_before_and_reduces_the_one_after(ties, dtype):
     block = sum(weight.numel() for weight in model.blocks[0].parameters())
     stats = Statistics(model, torch.zeros(1, 1, dtype=torch.long))
     recipe = Recipe(kernels="eager", gradient_dtype=dtype, master_weights=dtype is not None)
-    step = stats.simulate(Plan(data=8, zero=3), Cluster("A100"), 8, recipe=recipe)
+    step = stats.simulate(Plan(shard=8), Cluster("A100"), 8, recipe=recipe)
     reduced = 2 if dtype is None else 4
     with_root = 2 * 2 * ends + (3 * 2 + reduced) * block  # its parameters and gradients: it stays gathered
     of_head = (2 + reduced) * ends + 2 * block  # its gradients, in both dtypes, while the last block is gathered
@@ -331,10 +336,10 @@ def test_fsdp_gathers_the_unit_before_and_reduces_the_one_after(ties, dtype):
     assert max(point["temporary"] for point in held) == pytest.approx(expected - whole, rel=0.05)
 
 
-def test_sharding_over_all_copies_is_the_default(simulator):
-    whole, named = (simulator.simulate(Plan(data=16, zero=3, shard=each)) for each in (None, 16))
-    assert whole.step_seconds == named.step_seconds
-    assert whole.memory == named.memory
+def test_ranks_that_shard_hold_parts_of_parameters_by_default():
+    assert Plan(shard=16) == Plan(shard=16, sharded="parameters") == Plan(shard=16, sharded=3)
+    assert hash(Plan(shard=16)) == hash(Plan(shard=16, sharded=3))
+    assert Plan(data=16).sharded is None
 
 
 def test_a_step_that_raises_says_why():
@@ -408,7 +413,7 @@ def test_messages_between_nodes_take_the_network():
     simulator = StepSimulator(step_model(), Cluster("A100", nodes=2), 32, LENGTH)
     network, nbytes = simulator.time_model.network, 2 * LENGTH * 32
     inside, across = (network.send(nbytes, is_inside=each) for each in (True, False))
-    items = simulator.items(Plan(tensor=4, pipeline=4, recompute="full"))
+    items = simulator.items(Plan(tensor=4, pipeline=4, checkpoint="every"))
     assert [each.message for each in items.loads] == [inside, across, inside, 0.0]
     # ranks 0 to 5 send to ranks 6 to 11, of which two are in their node
     items = StepSimulator(step_model(), Cluster("A100", nodes=2), 36, LENGTH).items(Plan(data=6, pipeline=2))
@@ -451,27 +456,29 @@ def test_eight_bits_are_of_products_alone():
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(4)))
         stats = Statistics(model, (4096, 4096))
-    cluster, plan = Cluster("H100"), Plan(data=2, zero=3, micro_batch=4096)
+    cluster, plan = Cluster("H100"), Plan(shard=2, micro_batch=4096)
     half, eight = (
-        stats.simulate(plan, cluster, 8192, recipe=Recipe(dtype=dtype))
+        stats.simulate(plan, cluster, 8192, recipe=Recipe(precision=dtype))
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     )
     assert eight.memory == half.memory
     assert eight.model_flops == half.model_flops
     assert eight.peak_flops == cluster.device.peak(torch.float8_e4m3fn) > half.peak_flops
     assert 0.5 < eight.seconds_by_cause["compute"] / half.seconds_by_cause["compute"] < 0.95
-    part = StepModel(stats.live, stats.root, Recipe(dtype=torch.float8_e4m3fn)).parts(Share(1, False, 1, 4096, 0))["2"]
+    part = StepModel(stats.live, stats.root, Recipe(precision=torch.float8_e4m3fn)).parts(Share(1, False, 1, 4096, 0))[
+        "2"
+    ]
     n = 4096**2
     assert sorted((work.op_class, work.nbytes, times) for work, times in part.works["forward"]) == [
         ("elementwise", 3 * n, 2),  # both operands
         ("gemm", 4 * n, 1),  # two operands of a byte, and a result of two
     ]
     with pytest.raises(
-        InputError, match=r"does not apply Recipe\(dtype=torch\.float8_e4m3fn\): convert the layers with t"
+        InputError, match=r"does not apply Recipe\(precision=torch\.float8_e4m3fn\): convert the layers with t"
     ):
         eight.to_code()
     with pytest.raises(InputError, match=r"the peak of A100 80GB with torch\.float8_e4m3fn is not known"):
-        stats.simulate(plan, Cluster("A100"), 8192, recipe=Recipe(dtype=torch.float8_e4m3fn))
+        stats.simulate(plan, Cluster("A100"), 8192, recipe=Recipe(precision=torch.float8_e4m3fn))
 
 
 def test_a_faster_network_is_faster():
@@ -487,7 +494,7 @@ def test_a_faster_network_is_faster():
     ("plan", "message"),
     [
         (Plan(tensor=32), "the plan needs 32 devices .tensor 32., but the cluster has 16"),
-        (Plan(data=3), "global_batch=32 cannot be dealt to data=3 copies .* pass a multiple of 3"),
+        (Plan(data=3), "global_batch=32 cannot be dealt to data x shard = 3 ranks .* pass a multiple of 3"),
         (Plan(pipeline=8), "8 stages need 6 blocks or more, but the model has 4; use fewer stages"),
         (Plan(context=2), "context=2 needs a model whose attention is scaled_dot_product_attention"),
         (Plan(tensor=3), r"tensor=3 does not divide"),
@@ -506,27 +513,30 @@ def test_what_does_not_fit_together(simulator, plan, message):
     ("make", "message"),
     [
         (lambda: Plan(tensor=0), "tensor must be an integer >= 1, got 0"),
-        (lambda: Plan(zero=4), "zero must be 0, 1, 2 or 3, got 4"),
-        (lambda: Plan(zero=1.0), "zero must be 0, 1, 2 or 3, got 1.0"),
-        (lambda: Plan(data=4, zero=3, shard=2.0), "shard must be an integer >= 1 or None, got 2.0"),
-        (lambda: Plan(data=4, shard=2), "shard=2 needs zero=1, 2 or 3"),
-        (lambda: Plan(data=4, zero=3, shard=3), "shard=3 must divide data x context = 4"),
-        (lambda: Plan(data=4, zero=3, shard=2, expert=2), "shard=2 is not costed with expert=2"),
+        (lambda: Plan(sharded=4), "sharded must be one of 'optimizer', 'gradients', 'parameters' .*, or None, got 4"),
+        (lambda: Plan(sharded=1.0), "sharded must be one of .*, or None, got 1.0"),
+        (lambda: Plan(shard=2.0), "shard must be an integer >= 1, got 2.0"),
+        (lambda: Plan(shard=2, sharded=0), "sharded=0 shards nothing over shard=2 ranks; pass data=2 for whole copies"),
+        (lambda: Plan(shard=4, expert=3), "expert=3 must divide tensor x context x shard x data = 4"),
+        (
+            lambda: Plan(data=2, shard=2, expert=2),
+            "data=2 copies of shards are not costed with expert=2; pass shard=4 and data=1",
+        ),
         (lambda: Plan().microbatches(4.0), "global_batch must be an integer >= 1, got 4.0"),
-        (lambda: Plan(recompute="some"), "recompute must be one of 'none', .* or a number of blocks, got 'some'"),
+        (lambda: Plan(checkpoint="some"), "checkpoint must be None, 'selective', .* of each stage, got 'some'"),
         (lambda: Plan(schedule="best"), "schedule must be one of 'gpipe', .* got 'best'"),
-        (lambda: Plan(sequence_parallel=True), "sequence_parallel=True needs tensor >= 2"),
+        (lambda: Plan(sequence=True), "sequence=True shards activations .*; pass tensor >= 2"),
         (lambda: Plan(pipeline=2, schedule="zbv"), "schedule='zbv' has virtual_stages=2, got 1"),
         (lambda: Plan(virtual_stages=2), "schedule='1f1b' has virtual_stages=1, got 2"),
         (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
-        (lambda: Recipe(dtype=torch.int8), "dtype must be a floating point torch.dtype"),
+        (lambda: Recipe(precision=torch.int8), "precision must be a floating point torch.dtype"),
         (lambda: Recipe(attention="fast"), "attention must be None or one of 'flash', 'cudnn', got 'fast'"),
         (lambda: Recipe(copies_per_token=-1), "copies_per_token must be a number >= 0 or None, got -1"),
         (lambda: Recipe(host_seconds=-1), "host_seconds must be a number >= 0 or None, got -1"),
         (lambda: Recipe(overlap_experts="no"), "overlap_experts must be True or False, got 'no'"),
         (lambda: Recipe(state_dtype=None), "state_dtype must be a floating point torch.dtype, got None"),
         (lambda: Recipe(loss=3), "loss must be a function or None, got 3"),
-        (lambda: Plan(sequence_parallel=2), "sequence_parallel must be True or False, got 2"),
+        (lambda: Plan(sequence=2), "sequence must be True or False, got 2"),
         (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
     ],
 )
@@ -538,14 +548,14 @@ def test_unusable_values(make, message):
 @pytest.mark.parametrize(
     ("length", "message"),
     [
-        (0, "sequence must be an integer >= 1 or None, got 0"),
-        (16, r"sequence=16 needs a first input of tokens \(batch x length \[x features\]\); pass None"),
+        (0, "sequence_length must be an integer >= 1, got 0"),
+        (16, r"sequence_length=16 needs a first input of tokens \(batch x length \[x features\]\); pass None"),
     ],
 )
 def test_a_length_that_no_input_has_is_refused(length, message):
     stats = Statistics(nn.Linear(8, 8), (2, 8))
     with pytest.raises(InputError, match=message):
-        stats.simulate(Plan(), Cluster("A100"), 8, sequence=length)
+        stats.simulate(Plan(), Cluster("A100"), 8, sequence_length=length)
 
 
 def test_operators_of_unknown_work_are_named(simulator):

@@ -115,7 +115,7 @@ def test_one_device_holds_what_memory_says(make):
     model = make()
     stats = statistics_of(model)
     own = next(model.parameters()).dtype
-    recipe = Recipe(dtype=None, gradient_dtype=None, state_dtype=own, master_weights=False, kernels="eager")
+    recipe = Recipe(precision=None, gradient_dtype=None, state_dtype=own, master_weights=False, kernels="eager")
     rank = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), 2 * BATCH, recipe=recipe).memory[0]
     memory = stats.memory(optimizer="adamw", accumulates=True, device="cuda", block_bytes=1, workspaces=False)
     assert rank.parameters == memory.params == sum(each.nbytes for each in model.parameters())
@@ -137,7 +137,7 @@ def checkpointed():
 def test_model_flops_are_those_of_flops_per_token(make):
     stats = statistics_of(make())
     counted = stats.flops_per_token()
-    for plan, devices in ((Plan(micro_batch=BATCH), 1), (Plan(tensor=2, data=2, micro_batch=BATCH, zero=3), 4)):
+    for plan, devices in ((Plan(micro_batch=BATCH), 1), (Plan(tensor=2, shard=2, micro_batch=BATCH), 4)):
         step = stats.simulate(plan, Cluster("A100"), 4)
         assert step.model_flops == 4 * LENGTH * counted.training
         assert step.mfu == pytest.approx(step.tokens_per_second * counted.training / (devices * 312e12))
@@ -165,7 +165,7 @@ def test_frozen_layers_are_gathered_and_not_reduced():
     stats = statistics_of(lora())
     model = StepModel(stats.live, stats.root, Recipe(overlap_gradients=False))
     simulator = StepSimulator(model, Cluster("A100"), 8, LENGTH)
-    plan = Plan(data=4, zero=3, micro_batch=BATCH)
+    plan = Plan(shard=4, micro_batch=BATCH)
     (stage,), items, times = simulator.stages(plan), simulator.items(plan), simulator.time_model
     group, root, block = times.groups(plan)["shards"], stage.root.shared, stage.units[1].weights.shared
     assert root.nbytes + LAYERS * block.nbytes == stage.weights.nbytes
@@ -193,7 +193,7 @@ def test_stages_behind_frozen_layers_still_send():
     model.head = nn.Linear(32, 64, device="meta")
     stats = statistics_of(model)
     simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), Cluster("A100"), 8, LENGTH)
-    plan = Plan(pipeline=2, micro_batch=BATCH, recompute="full")
+    plan = Plan(pipeline=2, micro_batch=BATCH, checkpoint="every")
     first, second = simulator.stages(plan)
     assert second.crossing_bytes == 2 * BATCH * LENGTH * 32
     assert sum(first.backward.values()) == first.of_weights == first.kept_bytes == 0
@@ -219,11 +219,13 @@ def test_sums():
 
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="FSDP of older versions does not run without data")
 @pytest.mark.parametrize("make", [dense, lora])
-@pytest.mark.parametrize("plan", [Plan(), Plan(data=2, zero=3), Plan(tensor=2)], ids=lambda plan: plan.describe())
+@pytest.mark.parametrize("plan", [Plan(), Plan(shard=2), Plan(tensor=2)], ids=lambda plan: plan.describe())
 def test_a_rank_holds_what_the_applied_plan_holds(make, plan):
     """Where FSDP computes in copies, these are the estimate's parameters, and its parameters are the master weights."""
     plan, model = replace(plan, micro_batch=BATCH), make()
-    step = statistics_of(model).simulate(plan, Cluster("A100"), BATCH * plan.data, recipe=Recipe(kernels="eager"))
+    step = statistics_of(model).simulate(
+        plan, Cluster("A100"), BATCH * plan.batch_ranks, recipe=Recipe(kernels="eager")
+    )
     applied = step.parallel_plan()
     step.applier.cast(model)
     alone = {"device": "cuda", "block_bytes": 1, "workspaces": False}
@@ -232,7 +234,7 @@ def test_a_rank_holds_what_the_applied_plan_holds(make, plan):
     steps = 4 * sum(each.requires_grad for each in model.parameters())
     states = memory.optimizer_state - steps
     assert 0.9 < rank.total / memory.peak < 1.05
-    if plan.zero == 3:
+    if plan.zero_stage == 3:
         assert (rank.parameters, rank.optimizer) == (memory.params, states)
     else:
         trained = rank.gradients // 4

@@ -110,7 +110,7 @@ def _gathered(_rank, _n, cases):
 @pytest.mark.slow
 def test_collectives_and_their_bytes():
     cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert", "captioner", "looped", "in_place")]
-    cases += [(name, {"shard": 2, "reshard_after_forward": False}) for name in ("decoder", "looped")]
+    cases += [(name, {"shard": 2, "sharded": "gradients"}) for name in ("decoder", "looped")]
     cases += [("decoder", {"data": 2})]
     cases += [(name, {"tensor": 2}) for name in (*SPLIT, "called", "inline", "again", "pairs", "biased", "grouped")]
     cases += [(name, {"tensor": 2, "sequence": True}) for name in (*CHUNKED, "odd")] + [("odd", {"tensor": 2})]

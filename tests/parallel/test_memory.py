@@ -17,7 +17,7 @@ from tests.untouched import untouched
 
 ACTIVATION = 3 * 10 * 16 * 4  # 3 x 10 tokens of 16 features in float32
 needs_fsdp = pytest.mark.skipif(OLD, reason="FSDP runs without data since torch 2.10")
-PLAIN = Recipe(dtype=None, gradient_dtype=None, optimizer="adamw", master_weights=False, kernels="eager")
+PLAIN = Recipe(precision=None, gradient_dtype=None, optimizer="adamw", master_weights=False, kernels="eager")
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_products_are_in_bfloat16_and_weights_in_float32():
     staged = {"pipeline": 2, "micro_batch": 2}
     cases = [
         ({"tensor": 2}, False, True),
-        ({"data": 2, "zero": 3}, True, False),
+        ({"shard": 2}, True, False),
         (staged, False, True),
     ]
     for found in processes.run(_all_trained, 2, cases):
@@ -106,11 +106,11 @@ def test_what_a_recipe_trains_otherwise_is_refused():
         ),
         (Recipe(master_weights=False), r"Recipe\(gradient_dtype=torch\.float32\).*, here torch\.bfloat16; pass"),
     ):
-        step = stats.simulate(Plan(data=2, zero=3), CLUSTER, 4, recipe=recipe)
+        step = stats.simulate(Plan(shard=2), CLUSTER, 4, recipe=recipe)
         with pytest.raises(InputError, match=message):
             step.to_code()
         assert not step.applicable
-    step = stats.simulate(Plan(data=2), CLUSTER, 4, recipe=Recipe(dtype=None))
+    step = stats.simulate(Plan(data=2), CLUSTER, 4, recipe=Recipe(precision=None))
     assert step.parallel_plan() == stats.parallel_plan(data=2)  # the model's own float32
 
 

@@ -67,7 +67,7 @@ def test_each_plan_trains_like_one_process_or_is_refused(plan):
     ("sizes", "schedule"),
     [
         ({"pipeline": 2, "shard": 2}, "zb"),
-        ({"pipeline": 2, "shard": 2, "reshard_after_forward": False}, "zb"),
+        ({"pipeline": 2, "shard": 2, "sharded": "gradients"}, "zb"),
         ({"pipeline": 2, "data": 2}, "zb"),
         ({"pipeline": 2, "tensor": 2}, "zb"),
         ({"pipeline": 2, "tensor": 2}, "1f1b"),

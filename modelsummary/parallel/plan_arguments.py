@@ -1,0 +1,58 @@
+"""The arguments that ``Statistics.parallel_plan`` and ``cluster.Plan`` have in common: their values and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelsummary.errors import InputError
+
+__all__ = ["LEVELS", "check_ranks", "check_sequence", "level_of"]
+
+LEVELS = ("optimizer", "gradients", "parameters")
+"""What ranks shard, each with those before it: stages 1, 2 and 3 of ZeRO."""
+
+
+def check_ranks(**sizes: Any) -> None:
+    """Raise ``InputError`` for a number of ranks, or of other things, that is not an integer >= 1.
+
+    >>> check_ranks(tensor=0)
+    Traceback (most recent call last):
+    modelsummary.errors.InputError: tensor must be an integer >= 1, got 0
+    """
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise InputError(f"{name} must be an integer >= 1, got {size!r:.80}")
+
+
+def check_sequence(sequence: Any, tensor: int) -> None:
+    """Raise ``InputError`` if activations cannot be sharded along the sequence over the ranks of ``tensor``."""
+    if not isinstance(sequence, bool):
+        raise InputError(f"sequence must be True or False, got {sequence!r:.80}")
+    if sequence and tensor == 1:
+        raise InputError(
+            "sequence=True shards activations over the ranks of tensor, of which there is one; pass tensor >= 2"
+        )
+
+
+def level_of(sharded: Any, shard: int) -> str | None:
+    """Return what the ranks of ``shard`` hold parts of; None: nothing.
+
+    Args:
+        sharded: one of ``LEVELS``, its stage of ZeRO, 0 for none, or None: parameters if ``shard`` is larger than 1.
+        shard: number of ranks.
+
+    Raises:
+        InputError: the level is unknown, or ranks would shard nothing.
+
+    >>> level_of(None, 8), level_of(1, 8), level_of(None, 1)
+    ('parameters', 'optimizer', None)
+    """
+    if sharded is None:
+        return "parameters" if shard > 1 else None
+    is_stage = type(sharded) is int and 0 <= sharded <= len(LEVELS)
+    if not is_stage and sharded not in LEVELS:
+        options = ", ".join(map(repr, LEVELS))
+        raise InputError(f"sharded must be one of {options} (or 1, 2, 3 as in ZeRO), or None, got {sharded!r:.80}")
+    if sharded == 0 and shard > 1:
+        raise InputError(f"sharded=0 shards nothing over shard={shard} ranks; pass data={shard} for whole copies")
+    return (None, *LEVELS)[sharded] if is_stage else sharded

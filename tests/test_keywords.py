@@ -1,0 +1,117 @@
+"""Names of earlier versions, and guesses for names that no version had."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import InputError, Statistics
+from modelsummary.cluster import Cluster, Plan, Recipe
+
+
+def _statistics():
+    return Statistics(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), (1, 64))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ({"data": 8, "zero": 3}, Plan(shard=8), "zero=3 of Plan is deprecated: use data=1, shard=8, sharded=3"),
+        ({"data": 8, "zero": 2, "shard": 4}, Plan(data=2, shard=4, sharded="gradients"), "zero=2 of Plan"),
+        ({"data": 8, "zero": 0}, Plan(data=8), "zero=0 of Plan"),
+        ({"zero": 1}, Plan(sharded="optimizer"), "zero=1 of Plan"),
+        ({"data": 4, "context": 2, "zero": 3}, Plan(shard=4, context=2, sharded=3), "zero=3 of Plan"),
+        ({"data": 4, "context": 2, "zero": 3, "shard": 4}, Plan(data=2, shard=2, context=2), "zero=3 of Plan"),
+        ({"tensor": 2, "sequence_parallel": True}, Plan(tensor=2, sequence=True), "sequence_parallel of Plan"),
+        ({"recompute": "full"}, Plan(checkpoint="every"), "use checkpoint='every'"),
+        ({"recompute": "none"}, Plan(), "recompute='none' of Plan is deprecated: use checkpoint=None"),
+        ({"recompute": 2}, Plan(checkpoint=2), "use checkpoint=2"),
+    ],
+)
+def test_plans_take_earlier_names(old, new, message):
+    with pytest.warns(DeprecationWarning, match=message) as caught:
+        plan = Plan(**old)
+    assert plan == new
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_attributes_have_earlier_names():
+    with pytest.warns(DeprecationWarning, match="zero of Plan is deprecated: use zero_stage"):
+        assert Plan(shard=8).zero == 3
+    with pytest.warns(DeprecationWarning, match="dtype of Recipe is deprecated: use precision"):
+        assert Recipe().dtype is torch.bfloat16
+    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'zer'"):
+        _ = Plan().zer
+
+
+def test_searches_and_recipes_take_earlier_names():
+    stats, cluster = _statistics(), Cluster("A100", devices_per_node=2)
+    common = {"tensor": [1, 2], "pipeline": [1], "micro_batch": [1]}
+    with pytest.warns(DeprecationWarning, match="of plan is deprecated") as caught:
+        old = stats.plan(cluster, 8, zero=[0, 3], recompute=["none", "full"], sequence_parallel=[False], **common)
+    assert {warning.filename for warning in caught} == {__file__}
+    new = stats.plan(cluster, 8, sharded=[None, "parameters"], checkpoint=[None, "every"], sequence=[False], **common)
+    assert [step.plan for step in old] == [step.plan for step in new]
+    with pytest.warns(DeprecationWarning, match="dtype of Recipe is deprecated: use precision"):
+        assert Recipe(dtype=None) == Recipe(precision=None)
+    with pytest.warns(
+        DeprecationWarning, match="reshard_after_forward of parallel_plan is deprecated: use sharded='gr"
+    ):
+        kept = stats.parallel_plan(shard=2, reshard_after_forward=False)
+    assert kept == stats.parallel_plan(shard=2, sharded=2)
+    tokens = Statistics(nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8)), (1, 4), dtypes=torch.long)
+    with pytest.warns(DeprecationWarning, match="sequence of simulate is deprecated: use sequence_length"):
+        step = tokens.simulate(Plan(), Cluster("A100"), 8, sequence=8)
+    with pytest.warns(DeprecationWarning, match="sequence of plan is deprecated: use sequence_length"):
+        plans = tokens.plan(Cluster("A100", devices_per_node=1), 8, sequence=8)
+    assert (step.sequence_length, plans[0].sequence_length) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [("tp", "tensor"), ("dp", "data"), ("pp", "pipeline"), ("fsdp", "shard"), ("sp", "sequence"), ("tensr", "tensor")],
+)
+def test_unknown_names_are_guessed(name, guess):
+    stats, cluster = _statistics(), Cluster("A100")
+    calls = {
+        "Plan": lambda: Plan(**{name: 2}),
+        "parallel_plan": lambda: stats.parallel_plan(**{name: 2}),
+        "plan": lambda: stats.plan(cluster, 8, **{name: [2]}),
+    }
+    if guess == "data":
+        del calls["plan"]  # which shares the data among the ranks that are left
+    for call, function in calls.items():
+        with pytest.raises(
+            InputError, match=rf"^unknown option '{name}' of {call}; expected .*; did you mean '{guess}'\?$"
+        ):
+            function()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tensor": 0}, "tensor must be an integer >= 1, got 0"),
+        ({"shard": 2.0}, "shard must be an integer >= 1, got 2.0"),
+        ({"sequence": True}, "sequence=True shards activations over the ranks of tensor, of which there is one"),
+        ({"tensor": 2, "sequence": 1}, "sequence must be True or False, got 1"),
+        ({"shard": 4, "sharded": 0}, "sharded=0 shards nothing over shard=4 ranks; pass data=4 for whole copies"),
+        ({"shard": 4, "sharded": "all"}, "sharded must be one of 'optimizer', .* or None, got 'all'"),
+    ],
+)
+def test_both_rooms_refuse_with_the_same_words(arguments, message):
+    said = []
+    for call in (Plan, _statistics().parallel_plan):
+        with pytest.raises(InputError, match=message) as caught:
+            call(**arguments)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_present_names_do_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Plan(tensor=2, sequence=True, shard=4, sharded="optimizer", checkpoint="every")
+        Recipe(precision=torch.float16)
