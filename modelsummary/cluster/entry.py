@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.estimate import StepEstimate
-from modelsummary.cluster.pipeline_plan import PipelinePlans, cluster_of, make_plans
 from modelsummary.cluster.plan import Plan, Recipe, modern_checkpoint
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.search import SearchOptions, find_plans
@@ -21,20 +18,8 @@ from modelsummary.errors import InputError
 from modelsummary.keywords import check_names, warn_renamed
 from modelsummary.layer_info import LayerInfo
 from modelsummary.parallel.plan_arguments import check_ranks
-from modelsummary.split.stage_facts import StageFacts
 
-__all__ = ["Cluster", "is_deprecated", "pipeline_plans", "search", "simulate"]
-
-_DEPRECATED: dict[str, Any] = {
-    "devices": None,
-    "memory_bytes": None,
-    "n_microbatches": (8, 16, 32, 64),
-    "schedules": ("gpipe", "1f1b", "interleaved1f1b", "zb"),
-    "by": "macs",
-    "flops_per_second": 1e14,
-    "bandwidth": 25e9,
-    "optimizer_states": 2,
-}
+__all__ = ["search", "simulate"]
 
 
 def simulate(
@@ -107,38 +92,3 @@ def _modern(options: dict[str, Any]) -> dict[str, Any]:
             is_list = old == "recompute" and isinstance(values, (list, tuple))
             options[new] = [modern_checkpoint(value) for value in values] if is_list else values
     return options
-
-
-# ------------------------------------------------------------------------------------------- deprecated
-
-
-def is_deprecated(options: Mapping[str, Any]) -> bool:
-    """Return True if a call of ``plan`` passes arguments of version 0.1."""
-    return bool((_DEPRECATED.keys() - {"schedules"}) & options.keys())
-
-
-def pipeline_plans(
-    root: LayerInfo,
-    facts: Callable[..., Sequence[StageFacts] | None],
-    n_samples: int,
-    devices: Any,
-    memory_bytes: Any,
-    options: Mapping[str, Any],
-) -> PipelinePlans:
-    """Return the plans of pipeline x data parallelism, for the arguments that version 0.1 had."""
-    warnings.warn(
-        "plan(devices, memory_bytes, ...) is deprecated: pass plan(Cluster(device, nodes=...), global_batch=...); "
-        "Cluster and Recipe replace the other arguments",
-        DeprecationWarning,
-        stacklevel=5,
-    )
-    arguments = {"devices": devices, "memory_bytes": memory_bytes}
-    values = {**_DEPRECATED, **{name: value for name, value in arguments.items() if value is not None}, **options}
-    for name in values:
-        if name not in _DEPRECATED:
-            raise InputError(f"unknown option {name!r} of plan; expected {', '.join(_DEPRECATED)}")
-    names = ("flops_per_second", "devices", "memory_bytes", "bandwidth", "optimizer_states")
-    cluster = cluster_of(root, values["by"], *(values[name] for name in names))
-    return make_plans(
-        partial(facts, by=values["by"]), n_samples, cluster, values["n_microbatches"], values["schedules"]
-    )

@@ -17,10 +17,10 @@ from modelsummary.record.fingerprint import compared, difference
 from modelsummary.record.merging import alone
 from modelsummary.record.runs import kept_records
 from modelsummary.split.build import build, inputs_of
-from modelsummary.split.call_costs import By, call_costs, check_by, held_by_calls
+from modelsummary.split.call_costs import By, call_costs, check_by
 from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
 from modelsummary.split.legal_cuts import CallSequence, analyse
-from modelsummary.split.stage_facts import Crossing, StageFacts, facts_of_parts
+from modelsummary.split.stage_facts import Crossing, facts_of_parts
 from modelsummary.split.stage_parts import parts_of, written_before
 from modelsummary.split.stages import Stages
 
@@ -43,7 +43,6 @@ class Splitter:
         # Autocast has no effect on meta tensors.
         under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._execution = "real" if under_autocast else live.execution
-        self.n_samples = live.call.size_along(live.batch_dim or 0) or 1
         self._begin()
 
     def _begin(self) -> None:
@@ -63,15 +62,6 @@ class Splitter:
     def split_around(self, n_stages: int, whole: frozenset[str]) -> Stages:
         """Return stages balanced by multiply-adds, none of which begins inside one of the named modules."""
         return self.split("macs", Wishes(n_stages, whole=whole))
-
-    def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
-        """Return the facts of the stages without building them; None if the model has too few places to cut."""
-        check_by(by, self._rows)
-        with self._paused_collection():
-            try:
-                return self._facts(self._best(by, Wishes(n_stages)))
-            except SplitError:
-                return None
 
     def _paused_collection(self) -> AbstractContextManager[None]:
         """Return a context without garbage collection, except in real runs, whose tensors need memory."""
@@ -164,11 +154,6 @@ class Splitter:
             record=sequence.record,
             calls=[part.events for part in parts],
         )
-
-    def _facts(self, choice: Choice) -> list[StageFacts]:
-        calls = held_by_calls(choice.sequence, self._live.model)
-        held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in choice.ranges]
-        return facts_of_parts(choice, parts_of(choice.sequence, choice.cuts), held, self._rows)
 
     def _compare(self, stages: Stages) -> None:
         """Raise ``SplitError`` unless the stages run the same operators as the model."""

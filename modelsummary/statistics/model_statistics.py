@@ -461,8 +461,8 @@ class ModelStatistics(ReadableNumbers):
     def estimate_latency(self, device: DeviceSpec | str, *, dtype: Precision | None = None) -> float:
         """Return the least milliseconds of a forward on a device, by its roofline.
 
-        Fills ``estimated_latency_ms`` of every row; ``split(by="latency")`` and ``plan(by="latency")`` use it if
-        nothing was measured. For a live model, ``Statistics`` predicts the time of kernels and of the backward instead.
+        Fills ``estimated_latency_ms`` of every row; ``split(by="latency")`` uses it if nothing was measured. For a live
+        model, ``Statistics`` predicts the time of kernels and of the backward instead.
 
         Args:
             device: a spec, or its name in the table of accelerators.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # imported on first use
     from typing_extensions import Self, Unpack
 
     from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepEstimate
-    from modelsummary.cluster.pipeline_plan import PipelinePlans
     from modelsummary.devices.device_spec import DeviceSpec
     from modelsummary.formulas import DimensionNames, FiguresAt, FlopsPerToken, Scaling
     from modelsummary.latency import Calibration, Kernels, TimeOptions
@@ -296,7 +295,7 @@ class Statistics(ModelStatistics):
         """Predict the milliseconds of a forward, or of a training step, from its kernels, without running it.
 
         Fills ``estimated_latency_ms`` of every row, and with a backward ``estimated_backward_latency_ms``.
-        ``split(by="latency")`` and ``plan(by="latency")`` use them if nothing was measured. The result has them, too:
+        ``split(by="latency")`` uses them if nothing was measured. The result has them, too:
         ``split(by=estimate)`` uses it whatever was estimated later.
 
         Args:
@@ -758,13 +757,13 @@ class Statistics(ModelStatistics):
     @exclusive
     def plan(
         self,
-        cluster: Cluster | int | None = None,
-        global_batch: int | None = None,
+        cluster: Cluster,
+        global_batch: int,
         *,
         sequence_length: int | None = None,
         recipe: Recipe | None = None,
         **options: Any,
-    ) -> Plans | PipelinePlans:
+    ) -> Plans:
         """Search for the best plans to train the model on a cluster.
 
         Plans that do not fit into memory are left out. The others are ranked by the time of their step. A plan is
@@ -776,8 +775,6 @@ class Statistics(ModelStatistics):
             sequence_length: tokens in a sample. Default: the second dimension of the recorded input.
             recipe: dtypes, optimizer, loss and engine. Default: ``Recipe()``: bfloat16, AdamW.
             **options: what is searched, and how many plans are returned; see ``modelsummary.cluster.SearchOptions``.
-                ``devices``, ``memory_bytes``, ``n_microbatches``, ``by``, ``flops_per_second``, ``bandwidth`` and
-                ``optimizer_states`` are deprecated; ``cluster`` and ``recipe`` replace them.
 
         Returns:
             The plans, fastest first; each is a ``StepEstimate``.
@@ -791,16 +788,10 @@ class Statistics(ModelStatistics):
         >>> plans[0].fits, plans[0].plan.devices <= 2
         (True, True)
         """
-        from modelsummary.cluster import entry
+        from modelsummary.cluster.entry import search
 
-        live = self._tree_for("planning")
-        if not isinstance(cluster, entry.Cluster) and (isinstance(cluster, int) or entry.is_deprecated(options)):
-            with self._splitting() as splitter:
-                facts, n_samples = splitter.facts, splitter.n_samples
-                return entry.pipeline_plans(self.root, facts, n_samples, cluster, global_batch, options)
-        return entry.search(
-            live, self.root, cluster, global_batch, sequence_length, recipe, options, self.parallel_plan
-        )
+        live, make = self._tree_for("planning"), self.parallel_plan
+        return search(live, self.root, cluster, global_batch, sequence_length, recipe, options, make)
 
     @takes("parallel_plan", _with_levels)
     @exclusive

@@ -177,11 +177,6 @@ def test_split_by_latency():
     assert [each.calls for each in stages.facts] == [1, 3]
     assert [each.cost for each in stages.facts] == pytest.approx([5e-3, 4e-3])  # in seconds
     assert stages.by == "latency"
-    stats.root.backward_latency_ms = 27.0
-    with pytest.warns(DeprecationWarning, match="Cluster and Recipe replace"):
-        plan = stats.plan(2, 10**9, by="latency", n_microbatches=1, schedules=["gpipe"])
-    # one device each: 9 ms forward, three times that backward, then the gradients: 80 x 4 bytes once over
-    assert max(plan, key=lambda each: each.data_parallel).step_seconds == pytest.approx(36e-3 + 320 / 25e9)
 
 
 def test_compiled_models():

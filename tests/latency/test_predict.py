@@ -225,13 +225,11 @@ def test_statistics_without_a_live_model_have_the_bound():
         data.kernels("A100")
 
 
-def test_splits_and_plans_without_a_run():
+def test_splits_without_a_run():
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
     stats = Statistics(model, (64, 256))
     stats.estimate_latency("A100", backward=True)
     assert len(stats.split(2, by="latency").facts) == 2
-    with pytest.warns(DeprecationWarning, match="Cluster and Recipe replace"):
-        assert len(stats.plan(2, 10**12, by="latency")) > 0
     assert stats.suggest_checkpoint(10**9, by="latency").recomputed_macs == 0
     assert stats.roofline("A100")[0].predicted_ms == stats.root.estimated_latency_ms
 
