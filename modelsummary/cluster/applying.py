@@ -187,6 +187,11 @@ class Applier:
                     f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to "
                     "apply"
                 )
+        if isinstance(plan.blocks, tuple):
+            raise InputError(
+                f"parallel_plan does not apply blocks={plan.blocks}: it balances the stages by their cost; pass "
+                "blocks='cost'"
+            )
         if plan.checkpoint not in (None, "every", 0):
             raise InputError(
                 f"parallel_plan does not apply checkpoint={plan.checkpoint!r}; search with checkpoint=[None, 'every'] "

@@ -82,6 +82,9 @@ class Plan:
         virtual_stages: stages per rank of the pipeline.
         schedule: order of forwards and backwards: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"``, ``"zb"`` (ZB-H1),
             ``"zbv"`` or ``"dualpipev"``.
+        blocks: which blocks each stage has: ``"even"``: as many as the others, and fewer at the ends if they do not
+            divide; ``"cost"``: so that the largest stage is the smallest possible, with what precedes and follows the
+            blocks; or the number of blocks of each stage.
 
     Raises:
         InputError: a value is out of range, or values do not fit together.
@@ -102,6 +105,7 @@ class Plan:
     micro_batch: int = field(default=1, kw_only=True)
     virtual_stages: int = field(default=1, kw_only=True)
     schedule: str = field(default="1f1b", kw_only=True)
+    blocks: str | tuple[int, ...] = field(default="even", kw_only=True)
 
     def __post_init__(self) -> None:
         names = ("tensor", "data", "shard", "pipeline", "expert", "context", "micro_batch", "virtual_stages")
@@ -130,9 +134,23 @@ class Plan:
                 f"data={self.data} copies of shards are not costed with expert={self.expert}; pass shard="
                 f"{self.data * self.shard} and data=1, or expert=1"
             )
+        self._check_blocks()
         needed = _PER_DEVICE.get(self.schedule)
         if needed is not None and self.virtual_stages != needed and max(self.pipeline, self.virtual_stages) > 1:
             raise InputError(f"schedule={self.schedule!r} has virtual_stages={needed}, got {self.virtual_stages}")
+
+    def _check_blocks(self) -> None:
+        if self.blocks in ("even", "cost"):
+            return
+        are_numbers = isinstance(self.blocks, (tuple, list)) and all(
+            type(count) is int and count >= 0 for count in self.blocks
+        )
+        if not are_numbers or len(self.blocks) != self.stages:
+            raise InputError(
+                f"blocks must be 'even', 'cost' or the number of blocks of each of {self.stages} stages, got "
+                f"{self.blocks!r:.80}"
+            )
+        object.__setattr__(self, "blocks", tuple(self.blocks))
 
     @property
     def devices(self) -> int:

@@ -15,7 +15,7 @@ from modelsummary.cluster.weights import FsdpUnit, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 
-__all__ = ["SimulatedStage", "StageUnit", "added", "deal", "stages_of"]
+__all__ = ["SimulatedStage", "StageUnit", "added", "deal", "deal_by_cost", "stages_of"]
 
 
 class StageUnit(NamedTuple):
@@ -103,15 +103,50 @@ def deal(costs: Sequence[int], stages: int) -> list[int]:
             f"{stages} stages need {stages - 2} blocks or more, but the model has {count}; use fewer stages"
         )
     if len(set(costs)) > 1 and count >= stages:
-        cuts = partition(Chain(list(costs), dict.fromkeys(range(1, count), 1)), stages)
-        assert cuts is not None
-        return [end - begin for begin, end in zip([0, *cuts], [*cuts, count], strict=True)]
+        return deal_by_cost(costs, 0, 0, stages)
     per_stage = -(-count // stages)
     missing = per_stage * stages - count
     dealt = [per_stage] * stages
     for stage in [stages - 1, 0, *range(stages - 2, 0, -1)][:missing]:
         dealt[stage] -= 1
     return dealt
+
+
+def deal_by_cost(costs: Sequence[int], first: int, last: int, stages: int) -> list[int]:
+    """Return how many consecutive blocks each stage gets, if the largest stage is to be the smallest possible.
+
+    Args:
+        costs: of the blocks.
+        first, last: of what precedes and follows them.
+        stages: their number.
+
+    Raises:
+        InputError: there are fewer blocks than stages.
+
+    >>> deal_by_cost([1] * 16, 0, 4, 2)  # a head that takes as long as four blocks
+    [10, 6]
+    """
+    ends = [*costs]
+    ends[0], ends[-1] = ends[0] + first, ends[-1] + last
+    cuts = partition(Chain(ends, dict.fromkeys(range(1, len(ends)), 1)), stages)
+    if cuts is None:
+        raise InputError(f"{stages} stages need {stages} blocks or more, but the model has {len(costs)}; use fewer")
+    return [end - begin for begin, end in zip([0, *cuts], [*cuts, len(costs)], strict=True)]
+
+
+def _dealt(kinds: Sequence[str], parts: Mapping[str, Part], plan: Plan) -> list[int]:
+    """Return how many consecutive blocks each stage of a plan gets."""
+    if isinstance(plan.blocks, tuple):
+        if sum(plan.blocks) != len(kinds):
+            raise InputError(
+                f"blocks={plan.blocks} are {sum(plan.blocks)} blocks, but the model has {len(kinds)}; pass numbers "
+                f"that add up to {len(kinds)}"
+            )
+        return list(plan.blocks)
+    costs = [max(parts[kind].flops, 1) for kind in kinds]
+    if plan.blocks == "cost" and plan.stages > 1:
+        return deal_by_cost(costs, parts[BEFORE].flops, parts[AFTER].flops, plan.stages)
+    return deal(costs, plan.stages)
 
 
 def stages_of(
@@ -126,7 +161,7 @@ def stages_of(
     n_stages = plan.stages
     if not kinds and n_stages > 1:
         raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
-    dealt = deal([max(parts[kind].flops, 1) for kind in kinds], n_stages) if kinds else [0]
+    dealt = _dealt(kinds, parts, plan) if kinds else [0]
     stages, begin = [], 0
     stage_of: dict[tuple[tuple[str, ...], bool, bool, int], SimulatedStage] = {}
     for index, count in enumerate(dealt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from modelsummary.cluster.memory import gathered, sharded
 from modelsummary.cluster.pipeline import Once, by_rank, rank_of
@@ -14,6 +15,8 @@ from modelsummary.cluster.weights import Weights
 from modelsummary.split.schedule import StageLoad
 
 __all__ = ["StageTimer"]
+
+_BUCKET_BYTES = 25 * 2**20  # of gradients that DistributedDataParallel reduces at once, by default
 
 
 class StageTimer:
@@ -122,28 +125,36 @@ class StageTimer:
     def _once_on(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> Once:
         """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
 
-        Gradients of the last micro-batch are reduced block by block while its backward runs. Sharded optimizers gather
-        the parameters during the next forward. The first and the last stage add the gradients of weights that they
-        share.
+        Gradients of the last micro-batch are reduced while its backward runs: in the buckets of
+        ``DistributedDataParallel``, or where they are sharded, block by block. Sharded optimizers gather the parameters
+        during the next forward. Without overlap, all of them are reduced at once. The first and the last stage add the
+        gradients of weights that they share.
         """
         time_model, recipe = self._time_model, self._model.recipe
         weights = sum((stage.weights for stage in stages), Weights())
         experts = sum((stage.experts for stage in stages), Weights())
         gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
+        blocks = max(sum(unit.is_block for stage in stages for unit in stage.units), 1)
+        pieces = 1
+        if recipe.overlap_gradients:
+            pieces = blocks if plan.zero_stage else max(ceil(sum(gradients) / _BUCKET_BYTES), 1)
+        of_piece = [nbytes / pieces for nbytes in gradients]
         reduction = gather = replicas = 0.0
         if plan.zero_stage == 0:
-            reduction = time_model.over_copies("all_reduce", *gradients, plan)
+            reduction = time_model.over_copies("all_reduce", *of_piece, plan)
         elif plan.zero_stage < 3:
-            reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
-            replicas = time_model.between_replicas(gradients[0], plan)
-            gather = time_model.over_copies("all_gather", weights.trained, experts.trained, plan)
-        n = max(sum(unit.is_block for stage in stages for unit in stage.units), 1)
+            reduction = time_model.over_copies("reduce_scatter", *of_piece, plan)
+            replicas = time_model.between_replicas(of_piece[0], plan)
+            gather = time_model.over_copies("all_gather", weights.trained / pieces, experts.trained / pieces, plan)
         forward, backward = sum(load.forward for load in loads), sum(load.backward for load in loads)
         waited = 0.0
-        for rank in (UnitSeconds(0.0, backward, reduction, replicas), UnitSeconds(gather, forward)):
-            if rank.gather or rank.reduce:
-                unit = UnitSeconds(*(seconds / n for seconds in rank))
-                waited += time_model.over_units([unit] * n, plan, overlaps=recipe.overlap_gradients) - rank.compute
+        for unit, computing in (
+            (UnitSeconds(0.0, backward / pieces, reduction, replicas), backward),
+            (UnitSeconds(gather, forward / pieces), forward),
+        ):
+            if unit.gather or unit.reduce:
+                over = time_model.over_units([unit] * pieces, plan, overlaps=recipe.overlap_gradients)
+                waited += over - computing
         tied = [stage.tied.gradient_bytes(recipe) for stage in stages if stage.tied.elements]
         if len(tied) == 1:  # another rank has the other end
             distance = plan.tensor * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))

@@ -31,6 +31,7 @@ class _Layout(NamedTuple):
     pipeline: int
     virtual_stages: int
     checkpoint: str | int | None
+    blocks: str | tuple[int, ...]
 
 
 class StepSimulator:
@@ -141,7 +142,7 @@ class StepSimulator:
             raise InputError(
                 f"context={plan.context} must divide the sequence length, but the model has {has}; {remedy}"
             )
-        return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.checkpoint)
+        return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.checkpoint, plan.blocks)
 
     def share(self, plan: Plan) -> Share:
         """Return what one rank computes of a micro-batch."""

@@ -481,6 +481,67 @@ def test_eight_bits_are_of_products_alone():
         stats.simulate(plan, Cluster("A100"), 8192, recipe=Recipe(precision=torch.float8_e4m3fn))
 
 
+def test_gradients_are_reduced_in_buckets_while_the_backward_runs():
+    """Two layers of 1,200 x 3,000: 27.5 MiB of float32 gradients are two buckets."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1200, 3000, bias=False), nn.ReLU(), nn.Linear(3000, 1200, bias=False))
+    stats, plan = Statistics(model, (8, 1200)), Plan(data=2, micro_batch=8)
+    cluster = Cluster("A100", nodes=2, devices_per_node=1, network_bandwidth=1e9, network_efficiency=1.0)
+    simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), cluster, 16, 0)
+    items, network = simulator.items(plan), simulator.time_model.network
+    nbytes = 4 * 2 * 1200 * 3000
+    assert 25 * 2**20 < nbytes < 2 * 25 * 2**20
+    bucket = network.seconds("all_reduce", nbytes / 2, network.group(2))
+    backward = items.loads[0].backward
+    assert bucket > backward  # the first bucket follows half of the backward, and hides the other half
+    assert items.once[0].gradients == pytest.approx(2 * bucket - backward / 2)
+    alone = StepModel(stats.live, stats.root, Recipe(overlap_gradients=False))
+    at_once = StepSimulator(alone, cluster, 16, 0).items(plan).once[0].gradients
+    assert at_once == pytest.approx(network.seconds("all_reduce", nbytes, network.group(2)))
+
+
+def test_stages_by_cost_and_by_hand():
+    """A head of 512 x 4,096 that takes as long as eight blocks of 512 x 512: 10 and 2 of 12 blocks."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(512, 512, bias=False)
+
+        def forward(self, x):
+            return torch.relu(self.layer(x))
+
+    class Tower(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(12))
+            self.head = nn.Linear(512, 4096, bias=False)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    with torch.device("meta"):
+        stats = Statistics(Tower(), (4, 512))
+    simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), Cluster("A100"), 16, 0)
+
+    def dealt(blocks):
+        stages = simulator.stages(Plan(pipeline=2, micro_batch=4, blocks=blocks))
+        return [sum(unit.is_block for unit in stage.units) for stage in stages]
+
+    assert dealt("even") == [6, 6]
+    assert dealt("cost") == [10, 2]
+    assert dealt((7, 5)) == dealt([7, 5]) == [7, 5]
+    assert dealt((12, 0)) == [12, 0]
+    with pytest.raises(InputError, match=r"blocks=\(6, 5\) are 11 blocks, but the model has 12; pass numbers that add"):
+        dealt((6, 5))
+    with pytest.raises(InputError, match="14 stages need 14 blocks or more, but the model has 12; use fewer"):
+        simulator.stages(Plan(pipeline=2, virtual_stages=7, schedule="interleaved1f1b", blocks="cost"))
+    step = stats.simulate(Plan(pipeline=2, micro_batch=4, blocks=(7, 5)), Cluster("A100"), 16)
+    assert "blocks=(7, 5)" in step.obstacle
+
+
 def test_a_faster_network_is_faster():
     model, plan = step_model(), Plan(data=16)
     slow, fast = (
@@ -536,6 +597,12 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Recipe(overlap_experts="no"), "overlap_experts must be True or False, got 'no'"),
         (lambda: Recipe(state_dtype=None), "state_dtype must be a floating point torch.dtype, got None"),
         (lambda: Recipe(loss=3), "loss must be a function or None, got 3"),
+        (
+            lambda: Plan(blocks="equal"),
+            "blocks must be 'even', 'cost' or the number .* of each of 1 stages, got 'equal'",
+        ),
+        (lambda: Plan(pipeline=2, blocks=(3,)), r"the number of blocks of each of 2 stages, got \(3,\)"),
+        (lambda: Plan(pipeline=2, blocks=(3, True)), r"number of blocks of each of 2 stages, got \(3, True\)"),
         (lambda: Plan(sequence=2), "sequence must be True or False, got 2"),
         (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
     ],
