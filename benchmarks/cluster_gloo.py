@@ -43,9 +43,9 @@ from modelsummary import Statistics
 from modelsummary.cluster import Plan, Recipe, StepModel, StepSimulator
 from modelsummary.devices.kernel_table import table_of
 from modelsummary.latency.calibrate import calibrate_calls
-from modelsummary.operators.kernels import whole_call
+from modelsummary.operators.kernels import one_kernel_of
 from modelsummary.operators.operator_calls import OperatorCall
-from modelsummary.operators.operator_work import Work, is_free, work_of
+from modelsummary.operators.operator_work import Work, work_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from parallel_train import Decoder
@@ -116,7 +116,7 @@ def calls_of_all_plans() -> list[OperatorCall]:
     simulator = StepSimulator(model, cluster_of(1e9, 1e-4, 1e9, 4), BATCH, LENGTH)
     shares = {simulator.share(trial.plan) for trials in TRIALS.values() for trial in trials}
     found = {each.run.call.key: each.run.call for share in shares for each in model.operators(share)}
-    return [call for call in found.values() if not is_free(call)]
+    return [call for call in found.values() if call.rule.launches_kernel]
 
 
 def kernel_seconds(rank: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def kernel_seconds(rank: int) -> dict[str, Any]:
         table = table_of(CPU)
         by_work: defaultdict[Work, list[float]] = defaultdict(list)
         for call in calls:
-            seconds, _ = table.seconds(call.key, whole_call(call))
+            seconds, _ = table.seconds(call.key, one_kernel_of(call))
             for number, work in enumerate(work_of(call)):
                 by_work[work].append(0.0 if number else seconds)
     if rank == 0:

@@ -37,7 +37,6 @@ from interleaved_runs import between_rounds
 
 from modelsummary import Statistics
 from modelsummary.latency.kernel_runs import arguments_of
-from modelsummary.operators.operator_work import is_free
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import run_request
 
@@ -125,7 +124,7 @@ class Decoder:
         """Measure the operators in their order, with random arguments and without the code of the model."""
         made = run_request(self.model, request_of(self.stats.live), 1, self.context)
         for phase in self.replayed:
-            calls = [each.run.call for each in getattr(made, phase).operators if not is_free(each.run.call)]
+            calls = [each.run.call for each in getattr(made, phase).operators if each.run.call.rule.launches_kernel]
             ready = [(call.func, *arguments_of(call, torch.device("cpu"))[:2]) for call in calls]
             with torch.no_grad():
                 for _ in range(rounds + 1):

@@ -17,7 +17,7 @@ from single_kernels import put_value
 
 from modelsummary import DeviceSpec
 from modelsummary.devices.kernel_time import DeviceModel, device_model
-from modelsummary.operators.operator_work import Work, is_free, work_of
+from modelsummary.operators.operator_work import Work, work_of
 
 F16 = torch.float16
 
@@ -76,7 +76,7 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
     for each in operators:
         if each.phase != "step":
             works.update(work_of(each.run.call))
-    dispatched = sum(not is_free(each.run.call) for each in operators)
+    dispatched = sum(each.run.call.rule.launches_kernel for each in operators)
     return row["model"], float(row[f"{kind}_step_time"]) * 1e-3, dict(works), dispatched, params if train else 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from modelsummary.capture.trace import Storage
 from modelsummary.operators.kernels import StepOperator
-from modelsummary.operators.operator_work import POINTWISE, is_free, work_of
+from modelsummary.operators.operator_work import POINTWISE, work_of
 
 __all__ = ["kept_bytes", "recomputed"]
 
@@ -75,7 +75,7 @@ def recomputed(operators: Sequence[StepOperator], saved: Collection[int]) -> fro
     products = {
         key
         for operator in operators
-        if operator.phase == "backward" and not _fuses(operator) and not is_free(operator.run.call)
+        if operator.phase == "backward" and not _fuses(operator) and operator.run.call.rule.launches_kernel
         for key in operator.run.reads
     }
     lacking = set(outputs)  # storages that are neither kept nor made again from kept ones

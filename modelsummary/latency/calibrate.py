@@ -14,9 +14,8 @@ from modelsummary.devices.device_spec import least_seconds
 from modelsummary.devices.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.latency.grid import standard_grid
 from modelsummary.latency.kernel_runs import seconds_of, workspaces_of
-from modelsummary.operators.kernels import whole_call
+from modelsummary.operators.kernels import one_kernel_of
 from modelsummary.operators.operator_calls import OperatorCall
-from modelsummary.operators.operator_work import is_free
 
 __all__ = ["Calibration", "calibrate_calls", "calibrate_grid"]
 
@@ -75,7 +74,7 @@ def calibrate_calls(calls: Iterable[OperatorCall], device: torch.device, *, agai
     begin = time.perf_counter()
     table = KernelTable.load(machine_of(device))
     share = _cpu_share()
-    wanted = {call.key: call for call in calls if not is_free(call)}
+    wanted = {call.key: call for call in calls if call.rule.launches_kernel}
     missing = [call for key, call in wanted.items() if again or key not in table.entries]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # arguments are drawn at random
         if not table.facts or again:
@@ -86,7 +85,7 @@ def calibrate_calls(calls: Iterable[OperatorCall], device: torch.device, *, agai
         for call, seconds in zip(usable, seconds_of(usable, device), strict=True):
             if seconds is not None:
                 n_measured += 1
-                entry = table.entries.get(call.key) or Entry.of(whole_call(call))
+                entry = table.entries.get(call.key) or Entry.of(one_kernel_of(call))
                 entry.workspace = workspaces[call.key]
                 entry.visit(seconds)
                 table.add(call.key, entry)

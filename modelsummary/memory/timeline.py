@@ -15,9 +15,8 @@ from modelsummary.capture.trace import Storage, Trace, bytes_alive
 from modelsummary.devices.kernel_table import table_of
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.operators.kernels import whole_call
+from modelsummary.operators.kernels import one_kernel_of
 from modelsummary.operators.operator_calls import OperatorCall
-from modelsummary.operators.operator_work import is_free
 
 __all__ = ["RowMemory", "Workspaces", "by_call", "estimate_of", "timeline_of", "workspaces_on"]
 
@@ -128,7 +127,9 @@ def workspaces_on(device: torch.device) -> Callable[[OperatorCall], int]:
     def workspace(call: OperatorCall) -> int:
         if has_gloo and call.name in _COPIED_BY_GLOO:
             return _gloo(call)
-        return 0 if call.func is None or is_free(call) else table.workspace(call.key, whole_call(call)) or 0
+        if call.func is None or not call.rule.launches_kernel:
+            return 0
+        return table.workspace(call.key, one_kernel_of(call)) or 0
 
     return workspace
 
@@ -140,4 +141,4 @@ def _gloo(call: OperatorCall) -> int:
 
 
 def _cublas(call: OperatorCall) -> int:
-    return _CUBLAS_BYTES if call.func is not None and whole_call(call).op_class == "gemm" else 0
+    return _CUBLAS_BYTES if call.func is not None and one_kernel_of(call).op_class == "gemm" else 0

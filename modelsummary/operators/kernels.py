@@ -21,9 +21,9 @@ import torch
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, specs_in
-from modelsummary.operators.operator_work import POINTWISE, Work, is_free, work_of
+from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 
-__all__ = ["MODES", "Kernel", "StepOperator", "Timing", "check_mode", "kernels_of", "whole_call"]
+__all__ = ["MODES", "Kernel", "StepOperator", "Timing", "check_mode", "kernels_of", "one_kernel_of"]
 
 MODES = ("eager", "compiled")
 _FUSES = POINTWISE | {"norm", "softmax", "reduction"}
@@ -127,7 +127,7 @@ class Kernel:
         }
 
 
-def whole_call(call: OperatorCall) -> Work:
+def one_kernel_of(call: OperatorCall) -> Work:
     """Return the work of an operator call as one kernel, as on a CPU, with the class of its largest part."""
     parts = work_of(call)
     if len(parts) < 2:
@@ -168,7 +168,7 @@ def kernels_of(
     for operator in operators:
         if id(operator.run.call) not in works:
             call = operator.run.call
-            works[id(call)] = work_of(call) if not whole_calls or is_free(call) else (whole_call(call),)
+            works[id(call)] = (one_kernel_of(call),) if whole_calls and call.rule.launches_kernel else work_of(call)
     timing = timing or (lambda *_: (None, ""))
     kernels = _fused(main, works, timing) if mode == "compiled" else _eager(main, works, timing)
     if foreach:
@@ -277,7 +277,7 @@ class _Group:
 def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
     readers: Counter[int] = Counter()
     for operator in operators:
-        if not is_free(operator.run.call):
+        if operator.run.call.rule.launches_kernel:
             readers.update(set(operator.run.reads))
     launches: list[_Group | Kernel] = []
     writers: dict[int, int] = {}  # storage -> index of the kernel that wrote it last

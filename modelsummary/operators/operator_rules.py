@@ -74,8 +74,8 @@ class OpRule:
         per_element: elements that count as element-wise operations: "in" (input), "out" (result) or "" (none).
         overwrites: does not read its first argument, which it writes, or whose shape it takes.
         is_composite: consists of other operators; runs undecomposed only under ``torch.inference_mode``.
-        is_free: a device runs no kernel for it: a view, an allocation, a question about metadata, bookkeeping. The time
-            of a collective is the network's.
+        launches_kernel: a device runs a kernel for it. A view, an allocation, a question about metadata and bookkeeping
+            launch none; the time of a collective is the network's.
         is_pointwise: computes each element of the result from one element of each argument.
         is_builtin: an operator of torch itself without a formula of the user: shapes and cost of its result follow from
             its arguments in every run.
@@ -97,7 +97,7 @@ class OpRule:
     per_element: str = ""
     overwrites: bool = False
     is_composite: bool = False
-    is_free: bool = False
+    launches_kernel: bool = True
     is_pointwise: bool = False
     is_builtin: bool = False
 
@@ -198,7 +198,9 @@ def _classify(func: Any, facts: OperatorFacts) -> OpRule:
         else "",
         overwrites=facts.overwrites or base.startswith("new_") or base.endswith("_like"),
         is_composite=_is_composite(func, namespace),
-        is_free=moves_shape or namespace in COLLECTIVES or _has_no_kernel(func, namespace, writes=bool(writes)),
+        launches_kernel=not (
+            moves_shape or namespace in COLLECTIVES or _has_no_kernel(func, namespace, writes=bool(writes))
+        ),
         is_pointwise=is_pointwise,
         is_builtin=namespace == "aten" and facts.is_own,
     )

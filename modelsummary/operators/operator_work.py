@@ -17,7 +17,7 @@ import torch
 
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 
-__all__ = ["POINTWISE", "Work", "is_free", "work", "work_of"]
+__all__ = ["POINTWISE", "Work", "work", "work_of"]
 
 POINTWISE = frozenset({"elementwise", "copy", "batch_norm"})
 
@@ -65,14 +65,9 @@ class Work(NamedTuple):
         return f"{self.operator} ({details})" if details else self.operator
 
 
-def is_free(call: OperatorCall) -> bool:
-    """Return True if a call launches no kernel, as views and allocations do."""
-    return call.rule.is_free
-
-
 def work_of(call: OperatorCall) -> tuple[Work, ...]:
     """Return the work of each kernel of a call; an empty tuple for a view or an allocation."""
-    if is_free(call):
+    if not call.rule.launches_kernel:
         return ()
     if call.rule.facts.kernels is not None:
         try:

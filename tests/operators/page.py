@@ -53,12 +53,12 @@ def row(name: str) -> tuple[str, ...]:
     names = rule.signature.names
     writes = [names[key] if isinstance(key, int) else key for key in rule.writes]
     writes += [f"{written} (training)" for written in rule.facts.writes_in_training]
-    is_free = rule.is_free
+    launches_nothing = not rule.launches_kernel
     return (
         f"`{name}`",
-        "none" if is_free else counted,
-        "none" if is_free else moved,
-        "none" if is_free else kernels,
+        "none" if launches_nothing else counted,
+        "none" if launches_nothing else moved,
+        "none" if launches_nothing else kernels,
         " ".join(shapes),
         ", ".join(writes) or "-",
         "yes" if rule.is_random else "-",

@@ -168,26 +168,28 @@ UNKNOWN = (
 def test_every_operator_has_a_kernel_or_is_known_to_have_none():
     rules = list(overloads())
     assert len(rules) > 1500
-    unknown = {rule.name for rule in rules if not rule.is_free and rule.facts.macs is None and rule.op_class == "other"}
+    unknown = {
+        rule.name for rule in rules if rule.launches_kernel and rule.facts.macs is None and rule.op_class == "other"
+    }
     assert sorted(name for name in unknown if not any(part in name for part in UNKNOWN)) == []
 
 
 def test_operators_without_a_kernel_are_told_by_their_schemas():
-    assert op_rule(aten.t_.default).is_free
-    assert op_rule(aten.split.Tensor).is_free
-    assert op_rule(aten.resize_.default).is_free
-    assert op_rule(aten.sym_size.int).is_free
-    assert op_rule(torch.ops.profiler._record_function_enter_new.default).is_free
-    assert not op_rule(aten.equal.default).is_free  # reads both tensors
-    assert not op_rule(aten._foreach_add_.List).is_free
+    assert not op_rule(aten.t_.default).launches_kernel
+    assert not op_rule(aten.split.Tensor).launches_kernel
+    assert not op_rule(aten.resize_.default).launches_kernel
+    assert not op_rule(aten.sym_size.int).launches_kernel
+    assert not op_rule(torch.ops.profiler._record_function_enter_new.default).launches_kernel
+    assert op_rule(aten.equal.default).launches_kernel  # reads both tensors
+    assert op_rule(aten._foreach_add_.List).launches_kernel
     with torch.library._scoped_library("told_by_schema", "DEF") as library:
         library.define("view(Tensor(a) x) -> Tensor(a)")
         library.define("new(Tensor x) -> Tensor")
         library.define("write(Tensor(a!) x) -> ()")
         library.define("look(Tensor x) -> int")
         ops = torch.ops.told_by_schema
-        assert op_rule(ops.view.default).is_free
-        assert not any(op_rule(op.default).is_free for op in (ops.new, ops.write, ops.look))
+        assert not op_rule(ops.view.default).launches_kernel
+        assert all(op_rule(op.default).launches_kernel for op in (ops.new, ops.write, ops.look))
 
 
 @pytest.fixture(scope="module")
