@@ -18,8 +18,8 @@ from torch.distributed import pipelining
 from torch.utils._pytree import tree_map
 
 from modelsummary import Statistics
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.step import loss_of
-from modelsummary.capture.values import tensors_of
 from modelsummary.split.engine import ENGINE_SCHEDULES, pipeline_stages
 from tests.parallel import models, processes
 from tests.real_memory import alive, allocated

@@ -16,12 +16,12 @@ from modelsummary._torch import tree_leaves
 from modelsummary.capture import Recording, capture
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
+from modelsummary.capture.containers import argument_sizes
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.timer import TimedStep, Timer, cost_of_timing
-from modelsummary.capture.values import argument_sizes
 from modelsummary.errors import InputError, ProfilerError
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.latency.timings import IN_THREADS, Timings, latencies_of

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.capture.clock import Clock
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.capture.timer import TimedCall, TimedStep
-from modelsummary.capture.values import tensors_of
 
 __all__ = ["BackwardNodes", "BackwardTimer"]
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from modelsummary import _torch
+from modelsummary.capture.containers import argument_sizes, result_sizes
 from modelsummary.capture.module_calls import ModuleCall, calls_wrapped
-from modelsummary.capture.values import argument_sizes, result_sizes
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey, CallKeys, Sizes
 

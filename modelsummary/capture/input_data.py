@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary._torch import tree_leaves
+from modelsummary.capture.containers import is_array
 from modelsummary.capture.devices import check_together, requested_device
 from modelsummary.capture.inputs import CallArguments, InputArray, InputSize
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.values import is_array
 from modelsummary.errors import InputError, close_to
 
 __all__ = ["OPTIONS", "Dtypes", "call_arguments", "call_like", "is_size"]

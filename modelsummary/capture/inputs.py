@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from modelsummary._torch import tree_leaves
+from modelsummary.capture.containers import is_array, map_leaves, tensors_of
 from modelsummary.capture.templates import map_template, taken_apart
-from modelsummary.capture.values import is_array, map_leaves, tensors_of
 
 __all__ = ["CallArguments", "InputArray", "InputSize", "InputTensor"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelsummary.capture.values import tensors_of
+from modelsummary.capture.containers import tensors_of
 
 __all__ = [
     "cycle_in",

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from modelsummary import _torch
+from modelsummary.capture.containers import replace_in_objects
 from modelsummary.capture.devices import device_of, takes_gradients
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.real import RealExecution
@@ -29,7 +30,6 @@ from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.trace import Trace
 from modelsummary.capture.tree import ModuleFacts, call_tree, module_facts, static_tree
-from modelsummary.capture.values import replace_in_objects
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.progress import counted

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
+from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.step import StepRun
 from modelsummary.capture.trace import Trace
-from modelsummary.capture.values import map_tensors, tensors_of
 
 __all__ = ["StageRun", "StageTrace", "trial_of"]
 

@@ -16,12 +16,12 @@ from torch.nn.parameter import is_lazy
 from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.calls import Call, Watch
+from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
 from modelsummary.capture.observer import Level, Observer, SavedTensor
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace, TracedCall, storages_of
-from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import StepOperator

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelsummary.capture.values import map_tensors
+from modelsummary.capture.containers import map_tensors
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.tensor_functions import dispatch
 from modelsummary.cluster.weights import Weights, weight_of

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.values import map_leaves, tensors_of
+from modelsummary.capture.containers import map_leaves, tensors_of
 from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.values import map_tensors, tensors_of
+from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.cluster.divided_experts import DividedExperts, exchange
 from modelsummary.cluster.tensor_functions import enter, gather, join, leave, scatter, share_out, take
 from modelsummary.errors import InputError

@@ -12,7 +12,6 @@ from modelsummary.capture.inputs import CallArguments, InputSize
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import capture
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.capture.values import map_leaves
 from modelsummary.errors import ModelSummaryError
 from modelsummary.formulas.dimensions import Dimension, held_elements, resized
 from modelsummary.layer_info import LayerInfo

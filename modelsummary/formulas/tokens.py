@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments, InputTensor
 from modelsummary.capture.live import LiveModel
@@ -16,7 +17,6 @@ from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import no_collection, running
 from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error
-from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import HiddenScores

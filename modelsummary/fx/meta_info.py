@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Node
 
-from modelsummary.capture.values import tensors_of
+from modelsummary.capture.containers import tensors_of
 
 __all__ = ["MetaInfo", "TensorSet", "info_of", "sim_env"]
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from modelsummary._torch import FakeTensorMode, swapped
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.devices import takes_gradients
-from modelsummary.capture.values import tensors_of
 
 __all__ = ["MetaTensorMode"]
 

@@ -13,13 +13,13 @@ from torch.fx import GraphModule, Node
 
 from modelsummary import _torch
 from modelsummary._torch import tree_leaves
+from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Costs, Counters
 from modelsummary.capture.run import no_collection
-from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import TensorSet, info_of, sim_env

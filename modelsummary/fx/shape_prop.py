@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.utils.rnn import PackedSequence
 
 from modelsummary._torch import tensor_metadata, tree_map
+from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
@@ -19,7 +20,6 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Counting, Operators
 from modelsummary.capture.run import running
-from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo, info_of

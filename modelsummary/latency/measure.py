@@ -14,6 +14,7 @@ from torch import nn
 
 from modelsummary.capture.backward import BackwardTimer, gradients_of
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.devices import available_device, device_of
 from modelsummary.capture.input_data import call_like
 from modelsummary.capture.inputs import CallArguments
@@ -23,7 +24,6 @@ from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import WANTS_GRADIENT, no_collection, nothing_hidden, running
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.timer import Timer, cost_of_timing
-from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.latency.timings import IN_THREADS, RowLatencies, TimedRun, Timings, latencies_of
 from modelsummary.layer_info import LayerInfo

@@ -10,6 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.capture.checkpoints import apply_checkpoint
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.inputs import CallArguments
@@ -21,7 +22,6 @@ from modelsummary.capture.run import running
 from modelsummary.capture.step import casting, loss_of
 from modelsummary.capture.step_error import as_step_error, remedies_for
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryMeasurement

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from modelsummary.capture.checkpoints import is_checkpointed
-from modelsummary.capture.values import map_tensors
+from modelsummary.capture.containers import map_tensors
 from modelsummary.errors import InputError
 from modelsummary.operators.tensor_bytes import is_distributed
 from modelsummary.parallel.code import parallelize

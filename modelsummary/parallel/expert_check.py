@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary._torch import FakeTensorMode, tree_leaves
+from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import Attribute, map_template
-from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, in_short
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.experts import StackedExperts

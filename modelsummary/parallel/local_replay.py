@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.templates import Attribute, map_template
-from modelsummary.capture.values import tensors_of
 from modelsummary.parallel.placements import local_shape
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region

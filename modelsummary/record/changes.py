@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import get_overridable_functions
 
 from modelsummary import _torch
+from modelsummary.capture.containers import is_array
 from modelsummary.capture.state.process_state import surroundings
-from modelsummary.capture.values import is_array
 
 __all__ = [
     "Generators",

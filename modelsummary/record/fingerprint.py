@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.containers import sizes_of, tensors_of
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.run import running
-from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary import _torch
+from modelsummary.capture.containers import sizes_of
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.modules import named_modules, own_tensors
 from modelsummary.capture.templates import Attribute, Marker, OwnDevice, Unknown, map_template
-from modelsummary.capture.values import sizes_of
 from modelsummary.operators.tensor_bytes import nbytes_of, storage_of
 
 __all__ = ["CONSTANTS", "Foreign", "TensorsOfRun", "Token", "is_tainted"]

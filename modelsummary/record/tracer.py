@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from modelsummary import _torch
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.shape_only import ShapeOnly, selects_by_mask
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import modules_of, named_modules
@@ -30,7 +31,6 @@ from modelsummary.capture.templates import (
     taken_apart,
     tells_dtype,
 )
-from modelsummary.capture.values import tensors_of
 from modelsummary.layer_info import CallKeys
 from modelsummary.operators.operator_rules import OpCost, OpRule, tensors_in
 from modelsummary.operators.tensor_bytes import storage_of

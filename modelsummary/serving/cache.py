@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
-from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError, MissingExtraError, close_to
 from modelsummary.operators.tensor_bytes import inner_tensors, nbytes_of
 

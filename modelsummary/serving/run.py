@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.calls import Watch
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
@@ -16,7 +17,6 @@ from modelsummary.capture.observer import Observer
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import no_collection, obstacle_of, running
 from modelsummary.capture.trace import bytes_alive
-from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.cache import CacheBytes, MakeCache, bytes_of_cache, cache_in

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.templates import leaves_of, map_template, structure_of, taken_apart
-from modelsummary.capture.values import tensors_of
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage
 

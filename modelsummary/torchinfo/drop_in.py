@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from modelsummary.capture import capture, list_layers
+from modelsummary.capture.containers import is_array
 from modelsummary.capture.devices import named_device
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
-from modelsummary.capture.values import is_array
 from modelsummary.errors import InputError, harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.statistics import Statistics

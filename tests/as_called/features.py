@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from modelsummary import ForwardError, ModelStatistics, ModelSummaryError, Statistics, StepError
-from modelsummary.capture.values import map_tensors
+from modelsummary.capture.containers import map_tensors
 from modelsummary.cluster import Cluster, Plan
 from tests.as_called.ways import Way
 from tests.untouched import untouched

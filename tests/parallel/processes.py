@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from modelsummary.capture.values import tensors_of
+from modelsummary.capture.containers import tensors_of
 
 _GRACE = 3  # seconds in which processes fail after the first one
 # Number of processes -> processes that wait for a function, and the store of their process group. Starting them takes

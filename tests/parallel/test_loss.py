@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.capture.values import tensors_of
+from modelsummary.capture.containers import tensors_of
 from tests.parallel import collectives, models, processes
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.overrides import TorchFunctionMode
 
 from modelsummary import ModelSummaryError, Statistics
-from modelsummary.capture.values import tensors_of
+from modelsummary.capture.containers import tensors_of
 from tests.parallel import models, processes
 
 # Name of a plan -> processes, options of ``parallel_plan``, schedule. "split" has two stages per rank, without a plan.

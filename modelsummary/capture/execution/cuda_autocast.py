@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from modelsummary import _torch
+from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
-from modelsummary.capture.values import map_tensors, tensors_of
 
 __all__ = ["cuda_autocast"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary import _torch
-from modelsummary.capture.values import map_leaves
+from modelsummary.capture.containers import map_leaves
 from modelsummary.operators.operator_rules import OpRule, tensors_in
 
 __all__ = ["KnownValues", "is_small"]

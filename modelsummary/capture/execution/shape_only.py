@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from modelsummary import _torch
 from modelsummary._torch import OpOverload, disable_current_modes
+from modelsummary.capture.containers import map_tensors
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.results import Remake, remake_of
 from modelsummary.capture.execution.shape_tensor import (
@@ -36,7 +37,6 @@ from modelsummary.capture.execution.shape_tensor import (
     storages_resized,
 )
 from modelsummary.capture.execution.twins import Twins
-from modelsummary.capture.values import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
 from modelsummary.operators.operator_calls import DistinctCall

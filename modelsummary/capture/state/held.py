@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.capture.values import is_array
+from modelsummary.capture.containers import is_array
 
 __all__ = ["Held"]
 

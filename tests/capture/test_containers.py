@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.capture.values import argument_sizes, map_tensors, result_sizes, sizes_of
+from modelsummary.capture.containers import argument_sizes, map_tensors, result_sizes, sizes_of
 from modelsummary.layer_info import UNKNOWN, first_shape
 from tests.models import Output, Pair
 
