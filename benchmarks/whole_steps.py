@@ -6,9 +6,11 @@ import csv
 import pickle
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -17,67 +19,148 @@ from single_kernels import put_value
 
 from modelsummary import DeviceSpec
 from modelsummary.devices.kernel_time import DeviceModel, device_model
-from modelsummary.operators.operator_work import Work, work_of
+from modelsummary.operators.kernels import StepOperator, kernels_of
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_rules import OpCost, op_rule
+from modelsummary.operators.operator_work import Work
 
+SEED = 0
 F16 = torch.float16
 
 Model = tuple[str, float, dict[Work, int], int, float]  # name, seconds, kernels and how often, operators, parameters
 
 
-def timm_models(folder: Path, kind: str, count: int, cache: Path | None) -> list[Model]:
-    """Return the kernels of the models in a table, without models that timm has changed since."""
-    name = {"infer": "infer-amp-nchw-pt240-cu124-rtx3090", "train": "train-amp-nchw-pt112-cu113-rtx3090"}[kind]
-    with open(folder / "timm" / f"{name}.csv") as file:
-        rows = list(csv.DictReader(file))
-    order = np.random.default_rng(0).permutation(len(rows))[:count]
-    found = []
-    for place in order:
-        kept = cache / f"{kind}-{rows[place]['model']}.pickle" if cache else None
+@dataclass(frozen=True)
+class Table:
+    """A published table of timm: half precision under autocast.
+
+    Attributes:
+        file: name of the table.
+        device: name of the device.
+        train: training steps without fused attention, which torch 1.12 did not have; else inference.
+        channels_last: memory format of model and images.
+        mode: ``"eager"`` or ``"compiled"``.
+    """
+
+    file: str
+    device: str
+    train: bool = False
+    channels_last: bool = False
+    mode: str = "eager"
+
+    @property
+    def kind(self) -> str:
+        """The prefix of its columns."""
+        return "train" if self.train else "infer"
+
+
+TABLES = {
+    "infer": Table("infer-amp-nchw-pt240-cu124-rtx3090", "RTX 3090"),
+    "train": Table("train-amp-nchw-pt112-cu113-rtx3090", "RTX 3090", train=True),
+    "infer nhwc": Table("infer-amp-nhwc-pt240-cu124-rtx3090", "RTX 3090", channels_last=True),
+    "train nhwc": Table("train-amp-nhwc-pt112-cu113-rtx3090", "RTX 3090", train=True, channels_last=True),
+    "compiled": Table("infer-amp-nchw-pt240-cu124-rtx4090-dynamo", "RTX 4090", mode="compiled"),
+}
+
+
+class Step(NamedTuple):
+    """A measured step of a model, and the operators that it runs on the device."""
+
+    name: str
+    seconds: float
+    operators: list[StepOperator]
+    parameters: int  # that an optimizer updates
+    macs: int  # of the forward, by timm's own count
+
+
+def models_of(folder: Path, table: Table, count: int, cache: Path | None = None) -> list[Step]:
+    """Return steps of a table, without models that timm has changed since.
+
+    The choice follows from the names alone: tables share their models, and ``is_held_out`` parts all of them alike.
+    """
+    with open(folder / "timm" / f"{table.file}.csv") as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    steps = []
+    for name in sorted(rows, key=_rank)[:count]:
+        kept = cache / f"{table.file}-{name}.pickle" if cache else None
         if kept is not None and kept.exists():
-            model = pickle.loads(kept.read_bytes())
+            step = pickle.loads(kept.read_bytes())
         else:
-            model = _timm_model(rows[place], kind)
+            step = _step_of(rows[name], table)
             if kept is not None:
-                kept.write_bytes(pickle.dumps(model))
-        if model is not None:
-            found.append(model)
-    return found
+                kept.write_bytes(_pickled(step))
+        if step is not None:
+            steps.append(step)
+    return steps
 
 
-def _timm_model(row: dict[str, str], kind: str) -> Model | None:
+def _rank(name: str) -> int:
+    """Return a number that orders models at random, always in the same way."""
+    return crc32(f"{SEED} {name.split('.')[0]}".encode())
+
+
+def is_held_out(name: str) -> bool:
+    """Return True for the half of the models that no fit sees, in any table.
+
+    >>> is_held_out("resnet50.a1_in1k") is is_held_out("resnet50")
+    True
+    """
+    return bool(_rank(name) >> 4 & 1)
+
+
+def _pickled(step: Step | None) -> bytes:
+    """Return a step as bytes; an operator call is made anew from its operator, whose properties are not data."""
+    buffer = BytesIO()
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, OperatorCall):
+                return _call_of, (str(value.func), value.args, value.kwargs, value.outputs, value.cost)
+            return NotImplemented
+
+    Pickler(buffer).dump(step)
+    return buffer.getvalue()
+
+
+def _call_of(operator: str, args: Any, kwargs: Any, outputs: Any, cost: OpCost) -> OperatorCall:
+    func = torch.ops
+    for part in operator.split("."):
+        func = getattr(func, part)
+    return OperatorCall(func, op_rule(func), args, kwargs, outputs, cost)
+
+
+def _step_of(row: dict[str, str], table: Table) -> Step | None:
     import timm
 
     from modelsummary.capture.input_data import call_arguments
     from modelsummary.capture.observe import observe
     from modelsummary.capture.step_plan import StepPlan
-    from modelsummary.memory.step_options import OPTIMIZERS
 
-    train = kind == "train"
+    train, kind = table.train, table.kind
     timm.layers.set_fused_attn(not train)  # torch 1.12 had none
     size, batch = int(row[f"{kind}_img_size"]), int(row[f"{kind}_batch_size"])
+    memory_format = torch.channels_last if table.channels_last else torch.contiguous_format
     try:
         with torch.device("meta"):
             try:
                 model = timm.create_model(row["model"].split(".")[0], img_size=size)
             except TypeError:
                 model = timm.create_model(row["model"].split(".")[0])
-            x = torch.empty(batch, 3, size, size)
-        params = sum(each.numel() for each in model.parameters())
+            x = torch.empty(batch, 3, size, size).to(memory_format=memory_format)
+        model = model.to(memory_format=memory_format)
+        params = sum(parameter.numel() for parameter in model.parameters())
         if abs(params / 1e6 / float(row["param_count"]) - 1) > 0.02:
             return None
-        make = OPTIMIZERS["sgd-momentum"] if train else None
-        plan = StepPlan(train, make, torch.device("cuda"), loss=_loss if train else None, autocast=F16)
+        plan = StepPlan(train, None, torch.device("cuda"), loss=_loss if train else None, autocast=F16)
         call = call_arguments(model.train(train), x, (), {}, batch_dim=None, device=None, dtypes=None)
         operators = observe(model, call, plan, storages=False).operators
     except Exception as error:
         print(f"left out: {row['model']}: {type(error).__name__}: {str(error)[:80]}")
         return None
-    works: Counter[Work] = Counter()
-    for each in operators:
-        if each.phase != "step":
-            works.update(work_of(each.run.call))
-    dispatched = sum(each.run.call.rule.launches_kernel for each in operators)
-    return row["model"], float(row[f"{kind}_step_time"]) * 1e-3, dict(works), dispatched, params if train else 0
+    macs = 1e9 * float(row.get("infer_gmacs", 0)) * batch
+    operators = [operator for operator in operators if operator.phase != "step"]
+    seconds = float(row[f"{kind}_step_time"]) * 1e-3
+    return Step(row["model"], seconds, operators, params if train else 0, round(macs))
 
 
 def _loss(output: Any) -> torch.Tensor:
@@ -107,6 +190,14 @@ HALF_START: dict[tuple[str, ...], float] = {
     ("moving", "depthwise"): 0.7,
 }
 _PRIOR = 0.5  # weight of the logarithm of a coefficient over its start, beside one residual per model
+
+
+def kernels_in(step: Step, mode: str) -> Model:
+    """Return the distinct kernels of a step and how often each runs."""
+    kernels = kernels_of(step.operators, mode)
+    works = Counter(kernel.work for kernel in kernels)
+    dispatched = sum(kernel.n_operators for kernel in kernels) if mode == "eager" else 0
+    return step.name, step.seconds, dict(works), dispatched, step.parameters
 
 
 def step_ratios(models: list[Model], device: DeviceModel) -> np.ndarray:
