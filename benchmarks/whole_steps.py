@@ -96,7 +96,7 @@ def models_of(folder: Path, table: Table, count: int, cache: Path | None = None)
 
 def _rank(name: str) -> int:
     """Return a number that orders models at random, always in the same way."""
-    return crc32(f"{SEED} {name.split('.')[0]}".encode())
+    return crc32(f"{SEED} {name.split('.', maxsplit=1)[0]}".encode())
 
 
 def is_held_out(name: str) -> bool:

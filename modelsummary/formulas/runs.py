@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from modelsummary.capture.containers import map_leaves
 from modelsummary.capture.inputs import CallArguments, InputSize
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import capture
