@@ -226,6 +226,7 @@ class StepError(ModelSummaryError, RuntimeError):
 
     Attributes:
         phase: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
+        line: file and line of the model's code to change; None if it is not known.
 
     >>> import torch, modelsummary
     >>> stats = modelsummary.Statistics(torch.nn.Linear(4, 2), (1, 4))
@@ -236,12 +237,12 @@ class StepError(ModelSummaryError, RuntimeError):
     the loss of the step failed: AttributeError: ...; loss takes the model's result and returns the scalar ...
     """
 
-    def __init__(self, message: str, phase: str = "forward") -> None:
+    def __init__(self, message: str, phase: str = "forward", line: tuple[str, int] | None = None) -> None:
         super().__init__(message)
-        self.phase = phase
+        self.phase, self.line = phase, line
 
-    def __reduce__(self) -> tuple[type[StepError], tuple[str, str]]:
-        return type(self), (str(self), self.phase)
+    def __reduce__(self) -> tuple[type[StepError], tuple[str, str, tuple[str, int] | None]]:
+        return type(self), (str(self), self.phase, self.line)
 
 
 class TraceError(ModelSummaryError, RuntimeError):

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor, disable_current_modes, tree_map
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
+from modelsummary.capture.model_lines import model_line
 from modelsummary.capture.operator_mode import Execution
-from modelsummary.operators.operator_calls import OperatorLog
+from modelsummary.operators.operator_calls import Line, OperatorLog
 from modelsummary.operators.operator_rules import OpCost, OpRule, op_rule, tensors_in
 from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from modelsummary.capture.calls import Call, Watch
 
-__all__ = ["Allocation", "Level", "Observer", "SavedTensor"]
+__all__ = ["Allocation", "Level", "Observer", "OverwrittenError", "SavedTensor"]
 
 Level = Literal["costs", "operators", "storages"]
 """What is noted of operators: their costs; their arguments as well; also the storages that they make."""
@@ -129,6 +130,18 @@ class _Identities:
         return key
 
 
+class OverwrittenError(RuntimeError):
+    """Error for a tensor that changed in place after autograd saved it, with torch's message.
+
+    Attributes:
+        line: file and line of the model's code that wrote it last; None if it is not known.
+    """
+
+    def __init__(self, message: str, line: Line | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
 class Observer:
     """An execution around another one that notes the operators that it runs, between ``__enter__`` and ``__exit__``.
 
@@ -210,7 +223,7 @@ class Observer:
             self._forget_importers()
         self.inside.append(self._innermost())
         self._meet(out, operator_number)
-        self.log.note(func, args, kwargs, out, rule, cost, self._execution.distinct)
+        self.log.note(func, args, kwargs, out, rule, cost, self._execution.distinct, model_line())
         self._execution.distinct = None  # it would keep the tensors alive
         return out, cost
 
@@ -320,6 +333,22 @@ class Observer:
         if allocation is not None:
             allocation.save(self._innermost())
         return SavedTensor.of(tensor)
+
+    def unpack(self, saved: SavedTensor) -> Tensor:
+        """Return a saved tensor, for ``saved_tensors_hooks``.
+
+        Raises:
+            OverwrittenError: it has changed in place since it was saved; says which operator wrote it.
+        """
+        try:
+            return saved.unpack()
+        except RuntimeError as error:
+            storage = self._identify(saved.tensor)
+            writer = next((run for run in reversed(self.log.runs) if storage in run.writes), None)
+            if writer is None:
+                raise
+            where = "" if writer.line is None else f" in line {writer.line[1]} of {writer.line[0]}"
+            raise OverwrittenError(f"{error}; {writer.call.name} wrote it{where}", writer.line) from error
 
     def note_node(self, node: Any) -> None:
         """Follow a node of the backward: its end, and a Python number that it keeps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 from weakref import ref
@@ -18,8 +18,8 @@ from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
-from modelsummary.capture.modules import modules_of, tensors_in_attributes
-from modelsummary.capture.observer import Level, Observer, SavedTensor
+from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
+from modelsummary.capture.observer import Level, Observer
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace, TracedCall, storages_of
 from modelsummary.errors import InputError
@@ -58,6 +58,9 @@ class StepRun:
         self._backwards: list[BackwardNodes] = []
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
+        self._tensors: dict[str, int] = {}  # name -> identity of its storage
+        self._results: set[int] = set()  # identities of storages
+        self._without_gradient: list[nn.Parameter] = []
         self.doing = "step"  # what runs: also "forward", "loss", "backward"; the optimizer's state is made first
 
     def _n_operators(self) -> int:
@@ -83,12 +86,14 @@ class StepRun:
         if self._follows:  # finding them takes long, and only bytes depend on them
             follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
         follow.hold(inputs, "inputs")
+        if self._follows:
+            self._tensors = {name: follow.identity(tensor) for name, tensor in _named_tensors(self.model)}
 
     def _saving(self) -> AbstractContextManager[Any]:
         """Return a context in which tensors that are saved for the backward are noted."""
         if not (self.plan.train and self._follows):
             return nullcontext()
-        return torch.autograd.graph.saved_tensors_hooks(self.observer.save, SavedTensor.unpack)
+        return torch.autograd.graph.saved_tensors_hooks(self.observer.save, self.observer.unpack)
 
     def _begin(self, phase: str) -> None:
         self._phases.append((phase, self._n_operators()))
@@ -145,6 +150,8 @@ class StepRun:
         with self._saving(), casting(self.plan.autocast, self._device):
             with self._generator_states():
                 output = self._watches[-1].call(self._args, self._kwargs)
+            strided = (tensor for tensor in tensors_of(output) if tensor.layout is torch.strided)
+            self._results = {self.observer.identity(tensor) for tensor in strided} if self._follows else set()
             if not has_loss:
                 return output, None
             self.doing = "loss"
@@ -192,7 +199,8 @@ class StepRun:
         """
         states = {} if self._optimizer is None else self._optimizer.state
         unused: list[Any] = []
-        for parameter in self._given.unused():
+        self._without_gradient = self._given.unused()
+        for parameter in self._without_gradient:
             unused.append(parameter.grad)
             parameter.grad = None
             if states and id(parameter) not in self._made_at_once:
@@ -245,10 +253,26 @@ class StepRun:
             optimizer=type(self._optimizer).__name__ if self._optimizer is not None else None,
             failed=[keys[call] for call in self.watch.failed if id(call.module) in names],
             n_in_other_threads=self.watch.n_in_other_threads,
+            tensors=self._tensors,
+            results=frozenset(self._results),
+            without_gradient=self._names_without_gradient(),
             **facts,
         )
 
+    def _names_without_gradient(self) -> list[str]:
+        """Return the names of the trained parameters that got no gradient, tied ones under all their names."""
+        missing = set(map(id, self._without_gradient))
+        return [name for name, tensor in _named_tensors(self.model) if id(tensor) in missing] if missing else []
+
     _kind: ClassVar[type[Trace]] = Trace
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers by name, tied ones under all their names."""
+    for fqn, module in named_modules(model):
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and not is_lazy(tensor):
+                yield f"{fqn}.{name}".lstrip("."), tensor
 
 
 def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch.utils.checkpoint import CheckpointError
 
+from modelsummary.capture.observer import OverwrittenError
 from modelsummary.errors import InputError, ModelSummaryError, StepError, in_short
 
 __all__ = ["NeedsValuesError", "as_step_error", "remedies_for"]
@@ -82,7 +83,8 @@ def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str]) -> Iter
     except ModelSummaryError:
         raise
     except Exception as error:
-        raise StepError(_message(error, doing(), remedies), doing()) from error
+        line = error.line if isinstance(error, OverwrittenError) else None
+        raise StepError(_message(error, doing(), remedies), doing(), line) from error
 
 
 def _message(error: Exception, phase: str, remedies: Mapping[str, str]) -> str:

@@ -134,6 +134,10 @@ class Trace:
         optimizer: class name of the optimizer, or None.
         failed: the innermost call that raised and the calls around it, innermost first; empty if none did.
         n_in_other_threads: calls of modules in other threads, whose operators were not observed.
+        tensors: name of each parameter and buffer, tied ones under all their names -> identity of its storage; empty if
+            storages were not followed.
+        results: identities of the storages of the model's result, likewise.
+        without_gradient: names of the trained parameters that got no gradient.
         noted: result of the function ``note`` of ``observe``.
     """
 
@@ -151,6 +155,9 @@ class Trace:
     optimizer: str | None = None
     failed: Sequence[CallKey] = ()
     n_in_other_threads: int = 0
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    results: frozenset[int] = frozenset()
+    without_gradient: Sequence[str] = ()
     noted: Any = None
 
     @property

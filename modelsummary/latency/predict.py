@@ -34,6 +34,7 @@ __all__ = [
     "predict_kernels",
     "target_of",
     "time_operators",
+    "timing_on",
 ]
 
 _PHASES = ("forward", "backward", "step")
@@ -106,7 +107,7 @@ def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) 
 def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
     """Return the kernels that a device runs for some operators, with their predicted seconds."""
     check_mode(mode)
-    timing = _timing_on(target)
+    timing = timing_on(target)
     whole_calls = target.table is not None  # they were measured as a whole
     kernels = kernels_of(operators, mode, foreach=not target.is_cpu, whole_calls=whole_calls, timing=timing)
     if target.model is None:
@@ -115,7 +116,7 @@ def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: T
     return join_recurrent(kernels, recurrent, timing) if recurrent else kernels
 
 
-def _timing_on(target: Target) -> Timing:
+def timing_on(target: Target) -> Timing:
     """Return a function from a kernel to its seconds on a device and their source, which times equal kernels once."""
     times: dict[tuple[Work, str | None], tuple[float, str]] = {}
 

@@ -18,7 +18,10 @@ from modelsummary._torch import next_node_number
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
 from modelsummary.operators.table import Arguments
 
-__all__ = ["DistinctCall", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
+__all__ = ["DistinctCall", "Line", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
+
+Line: TypeAlias = tuple[str, int]
+"""A file and a line in it, from 1."""
 
 _DTYPES = {
     torch.float32: "f32",
@@ -156,6 +159,8 @@ class OperatorRun(NamedTuple):
         nodes: autograd nodes that were made for it.
         with_grad: whether gradients were enabled. A backward computes without; what runs with them there is the forward
             of a checkpoint.
+        offsets: where each argument begins in its storage, in elements. Views of one storage differ in them alone.
+        line: file and line of the model's code that asked for it, if storages are followed; None for torch's own code.
     """
 
     call: OperatorCall
@@ -163,6 +168,25 @@ class OperatorRun(NamedTuple):
     makes: tuple[int, ...]
     nodes: int = 0
     with_grad: bool = False
+    offsets: tuple[int, ...] = ()
+    line: Line | None = None
+
+    @property
+    def is_view(self) -> bool:
+        """True if its results have the storages of its arguments, and nothing is written."""
+        rule = self.call.rule
+        return rule.is_view or (bool(self.makes) and not rule.may_write and set(self.makes) <= set(self.reads))
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """The identities of the storages that it writes in place."""
+        call = self.call
+        if not call.rule.may_write:
+            return ()
+        specs = specs_in((call.args, tuple(call.kwargs.values())))
+        storages = {id(spec): storage for spec, storage in zip(specs, self.reads, strict=False)}
+        written = specs_in(call.rule.written(call.args, call.kwargs))
+        return tuple([storages[id(spec)] for spec in written if id(spec) in storages])
 
 
 DistinctCall: TypeAlias = "tuple[object, Sequence[Tensor]]"
@@ -199,22 +223,26 @@ class OperatorLog:
         rule: OpRule | None = None,
         cost: OpCost = NO_COST,
         distinct: DistinctCall | None = None,
+        line: Line | None = None,
     ) -> None:
         """Note one run of an operator with its result ``out``; its rule and cost are found unless they are given."""
         call: OperatorCall | None = None
         key: Any = None
         reads: tuple[int, ...] = ()
+        offsets: tuple[int, ...] = ()
         if distinct is not None:
-            reads = tuple([self._identify(tensor) for tensor in distinct[1] if tensor.layout is torch.strided])
+            strided = [tensor for tensor in distinct[1] if tensor.layout is torch.strided]
+            reads = tuple([self._identify(tensor) for tensor in strided])
+            offsets = tuple([tensor.storage_offset() for tensor in strided])
             key = id(distinct[0]), *[storage in self._params for storage in reads]
             call = self._calls.get(key)
         if call is None:
-            call, reads = self._call(func, args, kwargs, out, op_rule(func) if rule is None else rule, cost)
+            call, reads, offsets = self._call(func, args, kwargs, out, op_rule(func) if rule is None else rule, cost)
             if key is not None:
                 self._calls[key] = call
         results = (out,) if isinstance(out, Tensor) else tensors_in(out)
         makes = tuple([self._identify(tensor) for tensor in results if tensor.layout is torch.strided])
-        self.runs.append(OperatorRun(call, reads, makes, self._new_nodes(), torch.is_grad_enabled()))
+        self.runs.append(OperatorRun(call, reads, makes, self._new_nodes(), torch.is_grad_enabled(), offsets, line))
 
     def note_cost(self, func: Any, rule: OpRule, cost: OpCost) -> None:
         """Note one run of an operator without its arguments: of a view, which runs no kernel, or if costs suffice."""
@@ -234,9 +262,9 @@ class OperatorLog:
 
     def _call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, rule: OpRule, cost: OpCost
-    ) -> tuple[OperatorCall, tuple[int, ...]]:
-        """Return the call, the same object for equal ones, and the identities of the storages that it reads."""
-        reads: list[int] = []
+    ) -> tuple[OperatorCall, tuple[int, ...], tuple[int, ...]]:
+        """Return the call, the same object for equal ones, and the storages that it reads: identities and offsets."""
+        reads: list[tuple[int, int]] = []
         specs = tuple(self._specs(args, reads))
         named = dict(zip(kwargs, self._specs(kwargs.values(), reads), strict=True)) if kwargs else {}
         cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
@@ -246,9 +274,9 @@ class OperatorLog:
         if call is None:
             outputs = tuple(_spec_of(tensor, False) for tensor in tensors_in(out) if tensor.layout is torch.strided)
             call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
-        return call, tuple(reads)
+        return call, tuple([storage for storage, _ in reads]), tuple([offset for _, offset in reads])
 
-    def _specs(self, values: Iterable[Any], reads: list[int]) -> list[Any]:
+    def _specs(self, values: Iterable[Any], reads: list[tuple[int, int]]) -> list[Any]:
         specs: list[Any] = []
         for value in values:
             kind = type(value)
@@ -259,7 +287,7 @@ class OperatorLog:
                     specs.append(str(value.layout))
                     continue
                 storage = self._identify(value)
-                reads.append(storage)
+                reads.append((storage, value.storage_offset()))
                 specs.append(_spec_of(value, storage in self._params))
             elif kind is tuple or kind is list:
                 specs.append(tuple(self._specs(value, reads)))

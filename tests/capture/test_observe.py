@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.observe import observe
+from modelsummary.errors import StepError
 from modelsummary.memory.step_options import step_plan
 
 
@@ -36,3 +37,58 @@ def test_the_operators_of_a_step_are_those_that_torch_dispatches(activation):
     first = next(call for call in found if call.name == "aten.addmm")
     assert first.key == "aten.addmm.default(f32[8]p, f32[3x4], f32[4x8/1x4]p)"
     assert all(call.args == () for call in found if call.rule.is_view)
+
+
+class Chunked(nn.Module):
+    def __init__(self, in_place=False):
+        super().__init__()
+        self.inner, self.table = nn.Linear(4, 8), nn.Buffer(torch.ones(8))
+        self.spare, self.in_place = nn.Parameter(torch.ones(2)), in_place
+
+    def forward(self, x):
+        first, second = self.inner(x).chunk(2, -1)
+        gate = first.sigmoid()
+        if self.in_place:
+            gate.mul_(2)
+        return gate * second.sigmoid()
+
+
+def trace_of(model):
+    call = call_arguments(model, torch.rand(3, 4), (), {}, batch_dim=None, device=None, dtypes=None)
+    return observe(model, call, step_plan("train", {}), storages=True)
+
+
+def test_a_trace_names_tensors_and_results():
+    trace = trace_of(Chunked())
+    assert list(trace.tensors) == ["spare", "table", "inner.weight", "inner.bias"]
+    assert trace.without_gradient == ["spare"]
+    product = next(step.run for step in trace.operators if step.run.call.name == "aten.addmm")
+    assert product.reads[0] == trace.tensors["inner.bias"]
+    assert product.reads[2] == trace.tensors["inner.weight"]
+    assert trace.results == {next(step.run for step in trace.operators if step.run.call.name == "aten.mul").makes[0]}
+
+
+def test_an_operator_has_its_line_and_the_offsets_of_its_arguments():
+    lines = Chunked.forward.__code__
+    runs = [step.run for step in trace_of(Chunked()).operators if step.run.call.name == "aten.sigmoid"]
+    assert [run.offsets for run in runs] == [(0,), (4,)]  # two halves of one storage
+    assert runs[0].reads == runs[1].reads
+    assert runs[0].call is runs[1].call
+    assert [run.line for run in runs] == [(__file__, lines.co_firstlineno + row) for row in (2, 5)]
+    # torch's own modules have no lines of a model
+    assert {step.run.line for step in trace_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).operators} == {None}
+
+
+def test_writes_are_the_storages_of_the_arguments_that_are_written():
+    trace = trace_of(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True)))
+    norm, relu = (
+        next(step.run for step in trace.operators if name in step.run.call.name) for name in ("batch_norm", "relu")
+    )
+    assert norm.writes == tuple(trace.tensors[f"1.{name}"] for name in ("running_mean", "running_var"))
+    assert relu.writes == relu.makes == (norm.makes[0],)
+
+
+def test_the_operator_that_overwrites_a_saved_tensor_is_named():
+    with pytest.raises(StepError, match=r"aten\.mul_ wrote it in line") as error:
+        trace_of(Chunked(in_place=True))
+    assert error.value.line == (__file__, Chunked.forward.__code__.co_firstlineno + 4)
