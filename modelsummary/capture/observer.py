@@ -173,8 +173,8 @@ class Observer:
         self._live: dict[int, tuple[Any, Allocation]] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
         self._params: set[int] = set()  # identities of the storages of parameters
-        self._identify = self._identity if self._follows else _Identities().of
-        self.log = OperatorLog(self._identify, self._params)
+        self.identity = self._identity if self._follows else _Identities().of
+        self.log = OperatorLog(self.identity, self._params)
         self._imported = len(sys.modules)
         self._in_layer = 0  # calls of linear and recurrent functions that run
 
@@ -242,7 +242,7 @@ class Observer:
             return
         if not self._follows:
             inner_of = (inner for tensor in tensors for inner in inner_tensors(tensor)) if kind == "params" else ()
-            self._params.update(self._identify(inner) for inner in inner_of if inner.layout is torch.strided)
+            self._params.update(self.identity(inner) for inner in inner_of if inner.layout is torch.strided)
             return
         for tensor in tensors:
             for inner in stored_tensors(tensor):
@@ -343,7 +343,7 @@ class Observer:
         try:
             return saved.unpack()
         except RuntimeError as error:
-            storage = self._identify(saved.tensor)
+            storage = self.identity(saved.tensor)
             writer = next((run for run in reversed(self.log.runs) if storage in run.writes), None)
             if writer is None:
                 raise

@@ -101,7 +101,7 @@ class RoutedWatch(Watch):
         """Note a ``topk``, or a maximum along a dimension; a router that takes the maximum k times chooses k."""
         scores, dim, k = bound["self"], bound.get("dim"), bound.get("k", 1)
         if scores.dim() and isinstance(dim, int):
-            counts = self.chosen.setdefault((name == _TOPK, self.running), Counter())
+            counts = self.chosen.setdefault((name == _TOPK, self.innermost), Counter())
             counts[scores.shape[dim]] = k if name == _TOPK else counts[scores.shape[dim]] + k
 
 
