@@ -133,6 +133,7 @@ def _step_of(row: dict[str, str], table: Table) -> Step | None:
     import timm
 
     from modelsummary.capture.input_data import call_arguments
+    from modelsummary.capture.modules import ModelParts
     from modelsummary.capture.observe import observe
     from modelsummary.capture.step_plan import StepPlan
 
@@ -152,7 +153,7 @@ def _step_of(row: dict[str, str], table: Table) -> Step | None:
         if abs(params / 1e6 / float(row["param_count"]) - 1) > 0.02:
             return None
         plan = StepPlan(train, None, torch.device("cuda"), loss=_loss if train else None, autocast=F16)
-        call = call_arguments(model.train(train), x, (), {}, batch_dim=None, device=None, dtypes=None)
+        call = call_arguments(ModelParts.of(model.train(train)), x, (), {}, batch_dim=None, device=None, dtypes=None)
         operators = observe(model, call, plan, storages=False).operators
     except Exception as error:
         print(f"left out: {row['model']}: {type(error).__name__}: {str(error)[:80]}")

@@ -20,7 +20,7 @@ from modelsummary.capture.containers import argument_sizes
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
+from modelsummary.capture.modules import ModelParts, modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.timer import TimedStep, Timer, cost_of_timing
 from modelsummary.errors import InputError, ProfilerError
 from modelsummary.latency.measure import LatencyOverhead
@@ -231,7 +231,7 @@ class _Session:
     @exclusive
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | Exception:
         try:
-            return capture(unwrap(self._model), CallArguments(args, kwargs, None), "auto")
+            return capture(ModelParts.of(unwrap(self._model)), CallArguments(args, kwargs, None), "auto")
         except Exception as error:
             return error
 

@@ -15,7 +15,7 @@ from modelsummary._torch import tree_leaves
 from modelsummary.capture.containers import is_array
 from modelsummary.capture.devices import check_together, requested_device
 from modelsummary.capture.inputs import CallArguments, InputArray, InputSize
-from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.modules import ModelParts
 from modelsummary.errors import InputError, close_to
 
 __all__ = ["OPTIONS", "Dtypes", "call_arguments", "call_like", "is_size"]
@@ -31,7 +31,7 @@ _CONSTANT = (bool, int, float, complex, str, bytes, type(None))
 
 
 def call_arguments(
-    model: nn.Module,
+    parts: ModelParts,
     input_data: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -40,26 +40,26 @@ def call_arguments(
     device: torch.device | str | None,
     dtypes: Dtypes,
 ) -> CallArguments | None:
-    """Return the arguments of ``model.forward``; None if nothing was passed to run it with.
+    """Return the arguments of the model's forward; None if nothing was passed to run it with.
 
     Raises:
         InputError: an argument is unusable; the message echoes it and says what to pass instead.
 
     >>> options = {"batch_dim": None, "device": None, "dtypes": None}
-    >>> call_arguments(nn.Linear(4, 2), (3, 4), (), {}, **options).args
+    >>> call_arguments(ModelParts.of(nn.Linear(4, 2)), (3, 4), (), {}, **options).args
     (InputSize(shape=(3, 4), dtype=torch.float32),)
     """
     if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
         raise InputError(f"batch_dim must be an integer >= 0 or None, got {batch_dim!r}")
-    device_types = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
+    device_types = {tensor.device.type for tensor in parts.tensors}
     input_device = requested_device(device_types, device)
-    signature = _signature(model)
+    signature = _signature(parts.model)
     input_data, kwargs = _as_input_data(signature, input_data, args, kwargs)
     if dtypes is not None and input_data is None:
         raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds none; pass sizes, or leave dtypes out")
     if input_data is None and not args and not kwargs:
         return None
-    first, named = _split(model, signature, input_data, batch_dim, dtypes)
+    first, named = _split(parts, signature, input_data, batch_dim, dtypes)
     overlap = named.keys() & kwargs.keys()
     if overlap:
         raise InputError(
@@ -73,13 +73,14 @@ def call_arguments(
             raise InputError(call.nothing_found)
     if input_device is None:
         check_together(device_types, tensors)
-    _check_signature(model, signature, call)
+    _check_signature(parts.model, signature, call)
     return call
 
 
 def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> CallArguments:
     """Return arguments for another call of the same sizes. Raises ``InputError`` if sizes or dtypes differ."""
-    call = call_arguments(model, input_data, (), {}, batch_dim=None, device=recorded.device, dtypes=None)
+    parts = ModelParts.of(model)
+    call = call_arguments(parts, input_data, (), {}, batch_dim=None, device=recorded.device, dtypes=None)
     if call is None or call.shapes() != recorded.shapes():
         passed = "nothing" if call is None else list(map(list, call.shapes()))
         raise InputError(
@@ -129,7 +130,7 @@ def _as_input_data(
 
 
 def _split(
-    model: nn.Module, signature: inspect.Signature | None, input_data: Any, batch_dim: int | None, dtypes: Dtypes
+    parts: ModelParts, signature: inspect.Signature | None, input_data: Any, batch_dim: int | None, dtypes: Dtypes
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and the keyword arguments in ``input_data``."""
     if input_data is None:
@@ -140,7 +141,7 @@ def _split(
         )
     sizes = _listed_sizes(input_data)
     if sizes is not None:
-        return _inputs_of(sizes, None, model, batch_dim, dtypes), {}
+        return _inputs_of(sizes, None, parts, batch_dim, dtypes), {}
     if isinstance(input_data, Mapping):
         wrong = [key for key in input_data if not isinstance(key, str)]
         if wrong:
@@ -150,7 +151,7 @@ def _split(
             )
         named = _named_sizes(input_data, signature)
         if named:
-            inputs = _inputs_of(list(named.values()), list(named), model, batch_dim, dtypes)
+            inputs = _inputs_of(list(named.values()), list(named), parts, batch_dim, dtypes)
             return (), {**input_data, **dict(zip(named, inputs, strict=True))}
     if dtypes is not None:
         raise InputError(
@@ -286,21 +287,26 @@ def _takes_sequence(signature: inspect.Signature | None, name: str | None = None
 
 
 def _inputs_of(
-    sizes: Sequence[Sequence[Any]], names: Sequence[str] | None, model: nn.Module, batch_dim: int | None, dtypes: Dtypes
+    sizes: Sequence[Sequence[Any]],
+    names: Sequence[str] | None,
+    parts: ModelParts,
+    batch_dim: int | None,
+    dtypes: Dtypes,
 ) -> tuple[InputSize, ...]:
     """Return the inputs that sizes describe.
 
     Args:
         sizes: the sizes.
         names: names of forward's arguments that they are for; None: they are given by position.
-        model: its first floating point parameter has the default dtype.
+        parts: the first floating point parameter of the model has the default dtype.
         batch_dim: position at which a batch of one is inserted; None: none is.
         dtypes: one dtype for all, one per size, or a dict by argument name; text such as ``"long"`` is a dtype, too.
 
     Raises:
         InputError: a size or dtype is unusable.
     """
-    floats = (parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point)
+    parameters = (tensor for tensor in parts.tensors if isinstance(tensor, nn.Parameter))
+    floats = (parameter.dtype for parameter in parameters if parameter.dtype.is_floating_point)
     usual = next(floats, torch.get_default_dtype())
     shapes = [_with_batch(_checked_size(size), batch_dim) for size in sizes]
     return tuple(map(InputSize, shapes, _dtypes(dtypes, sizes, names, usual)))

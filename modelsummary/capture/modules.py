@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from modelsummary.capture.containers import tensors_of
 
 __all__ = [
+    "ModelParts",
     "cycle_in",
     "is_compiled",
     "modules_of",
@@ -25,6 +27,42 @@ __all__ = [
 
 _NO_TENSORS = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})  # most attributes of modules
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The modules and tensors of a model, found by one walk; they hold until the model changes.
+
+    Attributes:
+        model: the model.
+        names: id of each module -> its FQN.
+        modules: every module once, in the order of ``model.modules()``.
+        tensors: the parameters and buffers, a tied one each time that it is registered.
+
+    >>> parts = ModelParts.of(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
+    >>> list(parts.names.values()), len(parts.tensors), parts.are_on_meta
+    (['', '0', '1'], 2, False)
+    """
+
+    model: nn.Module
+    names: dict[int, str]
+    modules: list[nn.Module]
+    tensors: list[Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelParts:
+        """Return the parts that a model has now."""
+        names: dict[int, str] = {}
+        modules: list[nn.Module] = []
+        for fqn, module in named_modules(model):
+            names[id(module)] = fqn
+            modules.append(module)
+        return cls(model, names, modules, list(tensors_of_modules(modules)))
+
+    @property
+    def are_on_meta(self) -> bool:
+        """Whether a parameter or buffer is on meta, and has no values."""
+        return any(tensor.is_meta for tensor in self.tensors)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

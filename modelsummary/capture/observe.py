@@ -19,7 +19,7 @@ from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
+from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import EVEN_ROUTES, no_collection, obstacle_of, running
 from modelsummary.capture.stage_step import StageRun
@@ -45,7 +45,7 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
         InputError: a parameter is not initialised; see also ``observe``.
     """
     check_initialized(live)
-    step = _key_of(plan, live.model)
+    step = _key_of(plan, device_of(ModelParts.of(live.model).tensors))
     traces = live.kept(step)
     trace = traces.get("storages") or (None if storages else traces.get("operators"))
     if trace is None:
@@ -54,30 +54,26 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
     return trace
 
 
-def _key_of(plan: StepPlan, model: nn.Module) -> StepPlan:
+def _key_of(plan: StepPlan, model_device: torch.device) -> StepPlan:
     """Return the plan under which a trace is kept; which workspaces count is asked when it is read."""
-    model_device = _own_device(model)
-    is_own = plan.device is None or plan.device.type == model_device.type
-    return replace(plan, workspaces=True, device=model_device if is_own else plan.device)
+    own = _kernels_of(model_device)
+    is_own = plan.device is None or plan.device.type == own.type
+    return replace(plan, workspaces=True, device=own if is_own else plan.device)
+
+
+def _kernels_of(model_device: torch.device) -> torch.device:
+    """Return the device whose kernels a model runs unless another one is wanted: on meta, as on the CPU."""
+    return _CPU if model_device.type == "meta" else model_device
 
 
 def _is_absent(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.cuda.is_available()
 
 
-def _has_recurrent(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.RNNBase) for module in modules_of(model))
-
-
 def check_initialized(live: LiveModel) -> None:
     """Raise ``InputError`` if a parameter has no shape yet, or the forward adds a module."""
     if live.uninitialized is not None:
         raise InputError(f"predicting memory: {live.uninitialized}; run the model once")
-
-
-def _own_device(model: nn.Module) -> torch.device:
-    device = device_of(tensors_of_modules(modules_of(model)))
-    return device if device.type != "meta" else _CPU
 
 
 def observe(
@@ -101,10 +97,9 @@ def observe(
         InputError: no result requires a gradient, the loss is not a scalar, or the step needs values that are missing.
         StepError: the step raised.
     """
-    names = {id(module): fqn for fqn, module in named_modules(model)}  # the forward may replace modules
-    modules = modules_of(model)
-    model_device = device_of(tensors_of_modules(modules))
-    wanted = plan.device or _own_device(model)
+    parts = ModelParts.of(model)  # the forward may replace modules
+    model_device = device_of(parts.tensors)
+    wanted = plan.device or _kernels_of(model_device)
     notes, device = [], wanted
     if _is_absent(wanted):
         device = _CPU
@@ -115,7 +110,7 @@ def observe(
     if routes_evenly:
         notes.append(EVEN_ROUTES)
     is_absent = wanted != device
-    has_values = not any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors()))
+    has_values = not (parts.are_on_meta or any(tensor.is_meta for tensor in call.tensors()))
     can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == model_device or not storages)
     forward_only = "mode='inference'" if storages else "backward=False"
     remedies = remedies_for(
@@ -125,10 +120,11 @@ def observe(
         checkpointed=bool(plan.checkpoint),
     )
     block = plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1)
+    has_recurrent = any(isinstance(module, nn.RNNBase) for module in parts.modules)
     with (
         no_collection(),
-        running(modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
-        fused_lstm(is_absent=is_absent) if _has_recurrent(model) else nullcontext(),  # it costs time at each operator
+        running(parts.modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
+        fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
         cuda_kernels() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):
@@ -140,7 +136,7 @@ def observe(
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
-            return run.trace(names, device=str(wanted), execution="shape", notes=notes, noted=note())
+            return run.trace(parts.names, device=str(wanted), execution="shape", notes=notes, noted=note())
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
@@ -148,7 +144,7 @@ def observe(
         raise NeedsValuesError(reason, model_device, run.doing)
     # Optimizers compile their steps; a dispatch mode cannot be compiled.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    real = running(modules, call, on_shapes=False, grad=plan.train, as_is=True)
+    real = running(parts.modules, call, on_shapes=False, grad=plan.train, as_is=True)
     with eager, real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
         run = StepRun(model, args, kwargs, plan, model_device, block, level="storages")
@@ -157,7 +153,7 @@ def observe(
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         notes = [f"The step ran for real: {reason}"]
-        return run.trace(names, device=str(wanted), execution="real", notes=notes, noted=note())
+        return run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:

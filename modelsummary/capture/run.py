@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.modules import ModelParts, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.step import StepRun
@@ -70,6 +71,7 @@ class Recording:
         fallback_reason: why the run fell back from shape-only to real execution; None if it did not.
         error: exception of the forward, if it raised; the tree then reaches up to the failing layer.
         failed: the layers that were running when it raised, innermost first.
+        added: FQN of a module that the forward added to the model, which is gone again; None if it added none.
     """
 
     root: LayerInfo
@@ -77,16 +79,17 @@ class Recording:
     fallback_reason: str | None = None
     error: Exception | None = None
     failed: list[LayerInfo] = field(default_factory=list)
+    added: str | None = None
 
 
-def list_layers(model: nn.Module) -> Recording:
+def list_layers(parts: ModelParts) -> Recording:
     """Return the layers of a model without running it.
 
-    >>> [row.fqn for row in list_layers(nn.Sequential(nn.Linear(4, 2), nn.ReLU())).root.walk()]
+    >>> [row.fqn for row in list_layers(ModelParts.of(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))).root.walk()]
     ['', '0', '1']
     """
-    _check_whole(modules_of(model))
-    return Recording(static_tree(module_facts(model)), "none")
+    _check_whole(parts.modules)
+    return Recording(static_tree(module_facts(parts.model)), "none")
 
 
 def check_execution(execution: str) -> None:
@@ -95,8 +98,8 @@ def check_execution(execution: str) -> None:
         raise InputError(f"execution={execution!r} is unknown; expected 'auto', 'shape' or 'real'")
 
 
-def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
-    """Run ``model`` and record it, leaving model, arguments and global state untouched.
+def capture(parts: ModelParts, call: CallArguments, execution: str) -> Recording:
+    """Run a model and record it, leaving model, arguments and global state untouched.
 
     Args:
         execution: ``"shape"`` runs on shapes; ``"real"`` computes; ``"auto"`` runs on shapes and falls back to real
@@ -105,37 +108,33 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     Raises:
         InputError: real execution was requested, but the model or an input is on meta.
     """
-    with no_collection():
-        modules = modules_of(model)
-    only_shapes = _needs_meta(modules, call)
+    only_shapes = _needs_meta(parts, call)
     if execution == "real":
         if only_shapes:
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
-        return _real(model, modules, call)
+        return _real(parts, call)
     with no_collection():
-        recording = _on_shapes(model, modules, call, fails=execution == "shape", lacks_values=only_shapes is not None)
+        recording = _on_shapes(parts, call, fails=execution == "shape", lacks_values=only_shapes is not None)
     if isinstance(recording, Recording):
         return recording
-    reason, recording = recording, _real(model, modules, call)
+    reason, recording = recording, _real(parts, call)
     recording.fallback_reason = recording.fallback_reason or reason
     return recording
 
 
-def _on_shapes(
-    model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, *, fails: bool, lacks_values: bool
-) -> Recording | str:
+def _on_shapes(parts: ModelParts, call: CallArguments, *, fails: bool, lacks_values: bool) -> Recording | str:
     """Return a shape-only recording. If the run met an obstacle, return the reason, unless the run must be shape-only.
 
     Args:
         fails: the caller wants no other run.
         lacks_values: the model or an input is on meta. Experts are then chosen in turn if the forward reads which are.
     """
-    run = _attempt(model, modules, call, on_shapes=True)
+    run = _attempt(parts, call, on_shapes=True)
     reason = _obstacle(run)
     if reason is None:
         return _recording(run, "shape")
     if lacks_values and isinstance(run.execution, ShapeOnly) and run.execution.needs_values:
-        evenly = _attempt(model, modules, call, on_shapes=True, routes_evenly=True)
+        evenly = _attempt(parts, call, on_shapes=True, routes_evenly=True)
         if _obstacle(evenly) is None:
             recording = _recording(evenly, "shape")
             recording.root.note = EVEN_ROUTES
@@ -143,11 +142,11 @@ def _on_shapes(
     return _with_obstacle(run) if fails or lacks_values else reason
 
 
-def _needs_meta(modules: Sequence[nn.Module], call: CallArguments) -> str | None:
+def _needs_meta(parts: ModelParts, call: CallArguments) -> str | None:
     """Return why the run must be shape-only: a tensor is on meta. Return None if it need not be."""
     if call.device is not None and call.device.type == "meta":
         return "device='meta' was requested"
-    if any(tensor.is_meta for tensor in tensors_of_modules(modules)):
+    if parts.are_on_meta:
         return "the model has tensors on meta"
     return "an input is on meta" if any(tensor.is_meta for tensor in call.tensors()) else None
 
@@ -182,11 +181,11 @@ def _with_obstacle(run: _Run) -> Recording:
     return recording
 
 
-def _real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -> Recording:
+def _real(parts: ModelParts, call: CallArguments) -> Recording:
     """Return the recording of a real run. If it fails and numpy arrays were passed, run again with the arrays as is."""
-    run = _attempt(model, modules, call, on_shapes=False)
+    run = _attempt(parts, call, on_shapes=False)
     if run.error is not None and call.has_arrays:
-        with_arrays = _attempt(model, modules, call, on_shapes=False, raw_arrays=True)
+        with_arrays = _attempt(parts, call, on_shapes=False, raw_arrays=True)
         if with_arrays.error is None:
             recording = _recording(with_arrays, "real")
             recording.fallback_reason = "the forward takes numpy arrays"
@@ -199,38 +198,46 @@ def _real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -
 
 @dataclass
 class _Run:
-    """The result of one run, before the tree is built."""
+    """The result of one run, before the tree is built.
 
+    Attributes:
+        parts: the model before the run, which is as it was again.
+        facts: facts of its modules during the run.
+        lacks_autocast: whether the autocast of an accelerator was on, which has no effect on a CPU.
+    """
+
+    parts: ModelParts
     trace: Trace
     execution: ShapeOnly | RealExecution
     error: Exception | None
     facts: dict[int, ModuleFacts]
-    lacks_autocast: bool = False  # that an accelerator would have
+    lacks_autocast: bool = False
 
 
 def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
     root = call_tree(run.facts, run.trace)
+    names = frozenset(run.parts.names.values())
+    added = next((facts.fqn for facts in run.facts.values() if facts.fqn not in names), None)
     if run.error is None:
-        return Recording(root, execution)
+        return Recording(root, execution, added=added)
     rows = {row.key: row for row in root.walk() if row.executed}
     return Recording(root, execution, error=run.error, failed=[rows[key] for key in run.trace.failed])
 
 
-def _attempt(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, **options: bool) -> _Run:
+def _attempt(parts: ModelParts, call: CallArguments, **options: bool) -> _Run:
     """Run without gradients; if the forward computes gradients itself, run again with gradients enabled."""
     compiles = "torch._dynamo" in sys.modules
-    run = _run_once(model, modules, call, **options, grad=False)
+    run = _run_once(parts, call, **options, grad=False)
     if run.error is not None and not compiles and "torch._dynamo" in sys.modules:
         # the forward was the first to compile (``torch.cond`` does), and now compiling can be switched off
-        run = _run_once(model, modules, call, **options, grad=False)
+        run = _run_once(parts, call, **options, grad=False)
     if run.error is not None and WANTS_GRADIENT.search(str(run.error)):
-        run = _run_once(model, modules, call, **options, grad=True)
+        run = _run_once(parts, call, **options, grad=True)
     return run
 
 
 def _run_once(
-    model: nn.Module,
-    modules: Sequence[nn.Module],
+    parts: ModelParts,
     call: CallArguments,
     *,
     on_shapes: bool,
@@ -240,8 +247,8 @@ def _run_once(
 ) -> _Run:
     """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
     error: Exception | None = None
-    on = running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad)
-    device = _device_of(modules, call)
+    on = running(parts.modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad)
+    device = _device_of(parts.modules, call)
     is_on_meta = on_shapes and device.type == "meta"
     seen = nullcontext() if on_shapes else counted("real run", "operator")
     casts = _autocast_of_cuda() if is_on_meta else nullcontext()
@@ -252,17 +259,17 @@ def _run_once(
             execution.routes_evenly = routes_evenly
         # The trace of the table is not kept, as ``LiveModel`` keeps others: to note arguments, and what tells later
         # whether the model has changed, makes a table of 100,000 modules a quarter slower.
-        step = StepRun(model, args, kwargs, _FORWARD, device, level="costs")
+        step = StepRun(parts.model, args, kwargs, _FORWARD, device, level="costs")
         try:
             with Operators(step.observer.around(execution)):
                 step.step()
         except Exception as raised:
             error = raised
-        facts = module_facts(model)
+        facts = module_facts(parts.model)
         names = {id(module.module): module.fqn for module in facts.values()}
         way = "shape" if on_shapes else "real"
         trace = step.trace(names, device=str(device), execution=way, notes=[EVEN_ROUTES] if routes_evenly else [])
-    return _Run(trace, execution, error, facts, is_on_meta and step.watch.under_foreign_autocast)
+    return _Run(parts, trace, execution, error, facts, is_on_meta and step.watch.under_foreign_autocast)
 
 
 @contextmanager
@@ -276,7 +283,8 @@ def _autocast_of_cuda() -> Iterator[None]:
 
 
 def _device_of(modules: Sequence[nn.Module], call: CallArguments) -> torch.device:
-    device = device_of((*tensors_of_modules(modules), *(tensor for tensor in call.tensors() if not tensor.is_meta)))
+    inputs = (tensor for tensor in call.tensors() if not tensor.is_meta)
+    device = device_of(chain(tensors_of_modules(modules), inputs))
     return (
         (_torch.mesh_device(modules) or device) if device.type == "meta" else device
     )  # FSDP2 refuses parameters on meta

@@ -11,6 +11,7 @@ from torch import Tensor
 from modelsummary.capture.containers import map_leaves
 from modelsummary.capture.inputs import CallArguments, InputSize
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.run import capture
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.errors import ModelSummaryError
@@ -87,7 +88,7 @@ def _without_data(call: CallArguments) -> CallArguments:
 
 def forward_rows(live: LiveModel, call: CallArguments) -> Rows:
     """Return the figures of a forward on shapes. Raises the error of a forward that fails."""
-    recording = capture(live.model, call, "shape")
+    recording = capture(ModelParts.of(live.model), call, "shape")
     if recording.error is not None:
         raise recording.error
     return tuple(map(_row, recording.root.walk()))
@@ -95,7 +96,7 @@ def forward_rows(live: LiveModel, call: CallArguments) -> Rows:
 
 def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan) -> Rows:
     """Return the activation bytes of a training step on shapes, which are figures of its calls."""
-    recording = capture(live.model, call, "shape")
+    recording = capture(ModelParts.of(live.model), call, "shape")
     if recording.error is not None:
         raise recording.error
     by_call = simulate_step(live.model, call, plan)[1]

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.run import capture, no_collection
 from modelsummary.capture.templates import leaves_of, taken_apart
 from modelsummary.errors import InputError, TraceError, in_short
@@ -206,7 +207,7 @@ def _execution(model: nn.Module, call: CallArguments, execution: str | None) -> 
         return "real"  # autocast has no effect on meta tensors
     if execution is not None:
         return execution
-    recording = capture(model, call, "auto")
+    recording = capture(ModelParts.of(model), call, "auto")
     return "shape" if recording.error is not None else recording.execution
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from modelsummary.capture import Recording, capture
 from modelsummary.capture.input_data import is_size
 from modelsummary.capture.inputs import CallArguments, InputSize
+from modelsummary.capture.modules import ModelParts
 from modelsummary.errors import DataDependentError, in_short
 
 __all__ = ["failure"]
@@ -79,7 +80,7 @@ def _features(recording: Recording) -> str:
 
 def _runs(model: nn.Module, call: CallArguments) -> bool:
     """Return True if the forward runs on shapes with these arguments."""
-    return capture(model, call, "shape").error is None
+    return capture(ModelParts.of(model), call, "shape").error is None
 
 
 def _channels_second(call: CallArguments) -> CallArguments | None:

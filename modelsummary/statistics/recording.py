@@ -12,7 +12,7 @@ from modelsummary.capture import Recording, capture, check_execution, list_layer
 from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import is_compiled, named_modules, unwrap
+from modelsummary.capture.modules import ModelParts, is_compiled, unwrap
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import ForwardError, InputError
 from modelsummary.statistics.forward_error import failure
@@ -42,13 +42,13 @@ def record_model(
         raise InputError(
             f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{_meant(model, input_data)}"
         )
-    model = unwrap(model)
-    if input_data is None and not args and not kwargs:
-        input_data = getattr(model, "example_input_array", None)
     with no_collection():
-        call = call_arguments(model, input_data, args, kwargs, **described)
+        parts = ModelParts.of(unwrap(model))
+    if input_data is None and not args and not kwargs:
+        input_data = getattr(parts.model, "example_input_array", None)
+    call = call_arguments(parts, input_data, args, kwargs, **described)
     check_execution(execution)
-    return call, list_layers(model) if call is None else capture(model, call, execution)
+    return call, list_layers(parts) if call is None else capture(parts, call, execution)
 
 
 def _meant(model: Any, input_data: Any) -> str:
@@ -79,10 +79,7 @@ def live_model(called: nn.Module, recorded: Recorded, stats: ModelStatistics) ->
         partial = ModelStatistics(stats.root, **stats._facts(), options=stats.options)
         raise ForwardError(failure(unwrap(called), call, recording), partial) from recording.error
     compiled = called if is_compiled(called) else None
-    model = unwrap(called)
-    names = {fqn for fqn, _ in named_modules(model)}
-    added = next((row.fqn for row in stats if row.fqn not in names), None)
-    return LiveModel(model, call, recording.execution, stats.batch_dim, compiled, added)
+    return LiveModel(unwrap(called), call, recording.execution, stats.batch_dim, compiled, recording.added)
 
 
 def statistics_of_file(

@@ -18,7 +18,7 @@ from modelsummary.capture.devices import named_device
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
+from modelsummary.capture.modules import ModelParts, unwrap
 from modelsummary.errors import InputError, harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.statistics import Statistics
@@ -152,11 +152,11 @@ class SummaryStatistics(Statistics):
         *,
         batch_dim: int | None,
     ) -> None:
-        called, model = model, unwrap(model)
-        with _in_mode(model, mode), register_module_forward_hook(_check_output):
-            recording = list_layers(model) if call is None else capture(model, call, "auto")
-        self._fill(called, (call, recording), batch_dim)
-        self._pruned = pruned(modules_of(model))
+        parts = ModelParts.of(unwrap(model))
+        with _in_mode(parts, mode), register_module_forward_hook(_check_output):
+            recording = list_layers(parts) if call is None else capture(parts, call, "auto")
+        self._fill(model, (call, recording), batch_dim)
+        self._pruned = pruned(parts.modules)
         self.summary_list = summary_rows(self.root)
         self.input_size = input_size
         self.formatting = formatting
@@ -284,24 +284,25 @@ def _arguments(input_data: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, 
 
 def _call(model: nn.Module, data: Any, kwargs: dict[str, Any], **options: Any) -> CallArguments | None:
     """Return the call of the model, with the inputs on the model's device."""
-    devices = {tensor.device for tensor in tensors_of_modules(modules_of(model))}
+    parts = ModelParts.of(unwrap(model))
+    devices = {tensor.device for tensor in parts.tensors}
     device = next(iter(devices)) if len(devices) == 1 else None
     positional = isinstance(data, tuple) and not any(map(is_array, data))  # numbers in it are arguments, not sizes
     first, others = (None, data) if positional else (data, ())
     settings = {"batch_dim": None, "dtypes": None, **options}
-    return call_arguments(unwrap(model), first, others, kwargs, device=device, **settings)
+    return call_arguments(parts, first, others, kwargs, device=device, **settings)
 
 
 # ------------------------------------------------------------------------------------------------ the run
 
 
 @contextmanager
-def _in_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
+def _in_mode(parts: ModelParts, mode: Mode) -> Iterator[None]:
     """Run the body with the model in ``mode``, then restore the mode of each module, such as a frozen BatchNorm."""
-    modes = [(module, module.training) for module in modules_of(model)]
+    modes = [(module, module.training) for module in parts.modules]
     try:
         if mode != Mode.SAME:
-            model.train(mode == Mode.TRAIN)
+            parts.model.train(mode == Mode.TRAIN)
         yield
     finally:
         for module, training in modes:

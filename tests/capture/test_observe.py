@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary.capture.input_data import call_arguments
+from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.observe import observe
 from modelsummary.errors import StepError
 from modelsummary.memory.step_options import step_plan
@@ -30,7 +31,7 @@ def test_the_operators_of_a_step_are_those_that_torch_dispatches(activation):
     model, x = nn.Sequential(nn.Linear(4, 8), activation(), nn.Linear(8, 2)), torch.rand(3, 4)
     with Dispatched() as real:
         model(x).sum().backward()
-    call = call_arguments(model, x, (), {}, batch_dim=None, device=None, dtypes=None)
+    call = call_arguments(ModelParts.of(model), x, (), {}, batch_dim=None, device=None, dtypes=None)
     found = [each.run.call for each in observe(model, call, step_plan("train", {}), storages=False).operators]
     assert [call.func for call in found] == real.names
     # the first product: bias and turned weight are parameters, the input is none

@@ -13,6 +13,7 @@ from torch import nn
 
 from modelsummary import DataDependentError
 from modelsummary.capture.input_data import call_arguments
+from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown, leaves_of
 from modelsummary.record.merging import _linear
 from modelsummary.record.runs import record
@@ -22,7 +23,7 @@ from tests.untouched import untouched
 
 
 def recorded(model, *inputs, execution="shape", batch_dim=None):
-    call = call_arguments(model, inputs, (), {}, batch_dim=batch_dim, device=None, dtypes=None)
+    call = call_arguments(ModelParts.of(model), inputs, (), {}, batch_dim=batch_dim, device=None, dtypes=None)
     return list(record(model, call, execution, batch_dim))
 
 
