@@ -270,3 +270,55 @@ def test_the_parameters_that_fsdp_gathers():
         weight, bias = group.fsdp_params
         assert weight.sharded_param is model.weight
         assert bias._sharded_param_data.shape == (1,)
+
+
+def test_process_groups_come_back(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from modelsummary.parallel.fake_world import fake_world
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        groups = [dist.group.WORLD, dist.new_group([0]), init_device_mesh("cpu", (1,)).get_group()]
+        names = [group.group_name for group in groups]
+        with fake_world(1, 4):
+            assert (dist.get_rank(), dist.get_world_size()) == (1, 4)
+            assert init_device_mesh("cpu", (4,)).size() == 4
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+        assert [group.group_name for group in groups] == names
+        for group in groups:
+            dist.all_reduce(torch.ones(2), group=group)
+            collectives = _torch.functional_collectives()
+            reduced = collectives.wait_tensor(collectives.all_reduce(torch.ones(2), "sum", group.group_name))
+            assert reduced.tolist() == [1.0, 1.0]  # found by its name
+        assert dist.new_group([0]).group_name not in names
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_that_an_operator_takes_has_its_name(tmp_path):
+    import torch.distributed as dist
+
+    from modelsummary.operators.collective_calls import collective_of
+    from modelsummary.operators.operator_calls import OperatorLog
+    from modelsummary.parallel.fake_world import fake_world
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            log.note(func, args, kwargs or {}, out := func(*args, **(kwargs or {})))
+            return out
+
+    log = OperatorLog(id, set())
+    with fake_world(0, 2):
+        group = dist.new_group([0, 1])
+        with Log():
+            dist.all_reduce(torch.ones(3), group=group)
+            gathered = _torch.functional_collectives().all_gather_into_tensor(
+                torch.ones(3, dtype=torch.int64), 2, dist.group.WORLD.group_name
+            )
+            _torch.functional_collectives().wait_tensor(gathered)
+        names = group.group_name, dist.group.WORLD.group_name
+    found = [call for run in log.runs if (call := collective_of(run.call)) is not None]
+    assert found == [("all_reduce", names[0], torch.float32, 12, 3), ("all_gather", names[1], torch.int64, 48, 3)]

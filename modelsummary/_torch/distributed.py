@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 __all__ = [
     "ALL_TO_ALL",
@@ -15,6 +19,8 @@ __all__ = [
     "clear_sharding_caches",
     "fake_store",
     "functional_collectives",
+    "group_name",
+    "groups_set_aside",
     "local_part",
 ]
 
@@ -29,6 +35,59 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+@contextmanager
+def groups_set_aside() -> Iterator[None]:
+    """Return a context in which this process has no process group, so that it can make one; afterwards it has its own.
+
+    The body destroys what it makes.
+    """
+    from torch.distributed import distributed_c10d
+
+    registry: Any = torch._C._distributed_c10d
+    world: Any = distributed_c10d._world
+    tables = (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+    )
+    kept = [dict(table) for table in tables]
+    default, count, method = world.default_pg, world.group_count, distributed_c10d._default_pg_init_method
+    for table in tables:
+        table.clear()
+    registry._unregister_all_process_groups()
+    distributed_c10d._update_default_pg(None)
+    world.group_count = 0
+    try:
+        yield
+    finally:
+        for table, entries in zip(tables, kept, strict=True):
+            table.clear()
+            table.update(entries)
+        distributed_c10d._update_default_pg(default)
+        world.group_count, distributed_c10d._default_pg_init_method = count, method
+        for group, name in world.pg_names.items():
+            registry._register_process_group(name, group)
+
+
+def group_name(value: Any) -> str | None:
+    """Return the name of a process group, as an operator takes it; None for anything else.
+
+    >>> group_name(3) is None
+    True
+    """
+    if not isinstance(value, torch.ScriptObject) or "torch.distributed" not in sys.modules:
+        return None
+    groups: Any = torch.distributed.ProcessGroup
+    try:
+        name: str = groups.unbox(value).group_name
+    except (RuntimeError, TypeError):  # another object, such as the reduction of an all-reduce
+        return None
+    return name
 
 
 def clear_sharding_caches() -> None:

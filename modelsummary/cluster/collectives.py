@@ -32,20 +32,13 @@ from modelsummary.cluster.protocols import (
 )
 from modelsummary.cluster.topology import PCIE_BANDWIDTH, Cluster
 from modelsummary.errors import InputError
-from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.collective_calls import OPERATIONS
 
-__all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits", "collective_of"]
+__all__ = ["Network", "RankGroup", "collective_fits"]
 
 _UNIT_BANDWIDTH, _MOST_UNITS = 12e9, 24  # bytes per second that one unit moves, and the most units of a collective
 _SWITCHED = (3, 32)  # least and most ranks that NCCL reduces in a switch (NCCL_MAX_NVLS_ARITY)
 _SWITCH_LOSS = {"blackwell": 0.74 / 0.85}  # of the share of links, against Hopper: nvlsEfficiency in NCCL's tuner
-_OPERATION_OF = {
-    "_c10d_functional.all_reduce": "all_reduce",
-    "_c10d_functional.all_gather_into_tensor": "all_gather",
-    "_c10d_functional.reduce_scatter_tensor": "reduce_scatter",
-    "_c10d_functional.all_to_all_single": "all_to_all",
-}
-OPERATIONS = tuple(_OPERATION_OF.values())
 
 
 class RankGroup(NamedTuple):
@@ -63,14 +56,6 @@ class RankGroup(NamedTuple):
     def nodes(self) -> int:
         """The number of nodes that the group spans."""
         return ceil(self.size / self.per_node)
-
-
-def collective_of(call: OperatorCall) -> tuple[str, int] | None:
-    """Return the operation and the bytes of the whole tensor of a collective; None for another operator."""
-    operation = _OPERATION_OF.get(call.name)
-    if operation is None:
-        return None
-    return operation, max((spec.nbytes for spec in (*call.tensors, *call.outputs)), default=0)
 
 
 @lru_cache(maxsize=1)
@@ -109,7 +94,7 @@ class Network:
         """Return the seconds of a collective.
 
         Args:
-            operation: one of ``OPERATIONS``.
+            operation: one of ``OPERATIONS`` of ``operators.collective_calls``.
             nbytes: bytes of the whole tensor: what each rank gives to an all-reduce, reduce-scatter or all-to-all, and
                 gets from an all-gather.
             group: the ranks.

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from modelsummary.capture.trace import Storage, Trace
-from modelsummary.cluster.collectives import collective_of
 from modelsummary.cluster.kept import kept_bytes
 from modelsummary.cluster.weight_gradients import of_weights_alone
 from modelsummary.cluster.weights import Weight
@@ -22,6 +21,7 @@ from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
 from modelsummary.memory.timeline import timeline_of
 from modelsummary.operators.attention import scores_again
+from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import POINTWISE, Work, work_of
@@ -316,12 +316,9 @@ def _collectives(
         call = operator.run.call
         collective = collective_of(call)
         if collective is not None:
-            operation, whole = collective
-            if operation == "all_to_all":
-                sent = MicrobatchCollective(operation, operator.phase, whole, "expert", call.tensors[0].shape[0])
-            else:
-                sent = MicrobatchCollective(operation, operator.phase, whole)
-            collectives[part_name].append(sent)
+            operation, group, _, nbytes, rows = collective
+            copies = rows if operation == "all_to_all" else 1
+            collectives[part_name].append(MicrobatchCollective(operation, operator.phase, nbytes, group, copies))
         elif context > 1 and "scaled_dot_product" in call.name:
             whole = context * _keys_nbytes(call)
             if operator.phase == "forward":

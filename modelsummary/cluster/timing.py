@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from modelsummary.cluster.collectives import OPERATIONS, Network, RankGroup
+from modelsummary.cluster.collectives import Network, RankGroup
 from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
 from modelsummary.devices.kernel_time import DeviceModel, device_model
+from modelsummary.operators.collective_calls import OPERATIONS
 from modelsummary.operators.operator_work import Work
 from modelsummary.split.event_engine import ItemGraph, Resource, Speed
 

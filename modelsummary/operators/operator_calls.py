@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from modelsummary._torch import next_node_number
+from modelsummary._torch import group_name, next_node_number
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
 from modelsummary.operators.table import Arguments
 
@@ -292,7 +292,7 @@ class OperatorLog:
             elif kind is tuple or kind is list:
                 specs.append(tuple(self._specs(value, reads)))
             else:
-                specs.append(f"<{kind.__name__}>")
+                specs.append(group_name(value) or f"<{kind.__name__}>")
         return specs
 
 

@@ -57,7 +57,6 @@ class Derivation:
         stream: what is sharded along the sequence; None: nothing.
         sizes: FQN of a module -> its calls that get the sizes of one rank.
         exchanges: equal pieces of columns have no placement of their own either: ranks exchange rows.
-        losses: sharded logits of which the model itself takes the cross-entropy.
     """
 
     calls: Calls
@@ -70,7 +69,6 @@ class Derivation:
     stream: Stream | None = None
     sizes: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     exchanges: bool = False
-    losses: list[Value] = field(default_factory=list)
 
     def add(self, region: Region) -> None:
         """Add a region and its layers."""

@@ -30,28 +30,10 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.tensors import Foreign
 
-__all__ = ["Divided", "argument", "arguments_of", "runs_divided"]
+__all__ = ["arguments_of", "runs_divided"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _CLOSE = 1e-3  # of the largest element: sums in another order, in single precision
-
-
-@dataclass(frozen=True)
-class Divided:
-    """Stacked experts that run on a part of their parameters.
-
-    Attributes:
-        experts: with the parameters that are divided.
-        results: what makes each result whole: ``"all_reduce"``, ``"all_gather"``, or nothing.
-    """
-
-    experts: StackedExperts
-    results: tuple[str, ...]
-
-
-def argument(event: Event, position: int | str) -> Any:
-    """Return the template of an argument of a module."""
-    return event.kwargs[position] if isinstance(position, str) else event.args[position]
 
 
 def arguments_of(live: LiveModel, fqns: Sequence[str]) -> dict[str, list[Arguments]]:
@@ -80,8 +62,10 @@ def arguments_of(live: LiveModel, fqns: Sequence[str]) -> dict[str, list[Argumen
     return arguments
 
 
-def runs_divided(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> Divided:
-    """Return how a module runs on a part of its experts. Raises ``Blocked``.
+def runs_divided(
+    calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None
+) -> StackedExperts:
+    """Return experts with the parameters of which a rank may have a part. Raises ``Blocked``.
 
     Parameters with as many rows as experts that hold something else, such as the weight of a router, stay whole.
 
@@ -90,7 +74,7 @@ def runs_divided(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments:
     """
     module = calls.modules[stacked.fqn]
     if not stacked.events:
-        return Divided(stacked, ())
+        return stacked
     names = stacked.parameters
     try:
         return _checked(calls, stacked, n_ranks, arguments)
@@ -104,7 +88,7 @@ def runs_divided(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments:
             raise blocked from None
     for name in (name for name in names if name not in kept):
         try:
-            best = _checked(calls, _with(stacked, (*best.experts.parameters, name)), n_ranks, arguments)
+            best = _checked(calls, _with(stacked, (*best.parameters, name)), n_ranks, arguments)
         except Blocked:
             continue
     return best
@@ -116,7 +100,7 @@ def _with(stacked: StackedExperts, parameters: tuple[str, ...]) -> StackedExpert
     return replace(stacked, parameters=parameters, shared=(*stacked.shared, *others))
 
 
-def _checked(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> Divided:
+def _checked(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> StackedExperts:
     kinds: set[tuple[str, ...]] = set()
     for event in stacked.events:
         if arguments is None:
@@ -128,7 +112,7 @@ def _checked(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: lis
     (results,) = kinds
     if not any(results):
         raise Blocked(f"the results of {stacked.fqn} do not depend on parameters that can be divided")
-    return Divided(stacked, results)
+    return stacked
 
 
 def _on_shapes(calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int, rank: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How experts are divided over ranks: styles, attributes that change, and the collectives of a step."""
+"""How experts are divided over ranks: the styles of their modules."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import nn
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
-from modelsummary.parallel.expert_check import Divided, argument, arguments_of, runs_divided
+from modelsummary.parallel.expert_check import arguments_of, runs_divided
 from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
 from modelsummary.parallel.placements import Blocked
-from modelsummary.parallel.plan import Collective, LayerPlan
+from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import DROPOUT_LAYERS
-from modelsummary.record.events import Value, values_in
 
 __all__ = ["check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
 
@@ -36,12 +35,13 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[Laye
         if any(f"{stacked.fqn}.".startswith(f"{plan.fqn}.") for plan in plans):
             continue
         try:
-            divided = runs_divided(calls, stacked, n_ranks, arguments.get(stacked.fqn))
+            plans.append(_stacked_plan(runs_divided(calls, stacked, n_ranks, arguments.get(stacked.fqn))))
         except Blocked as blocked:
             experts.reasons[stacked.fqn] = str(blocked)
-            continue
-        plans.append(_stacked_plan(calls, divided, n_ranks))
-    plans += [_list_plan(calls, expert_list, n_ranks) for expert_list in experts.lists]
+    plans += [
+        LayerPlan(listed.fqn, "ExpertListParallel", {"width": listed.width}, "expert", {}, 0, mesh="expert")
+        for listed in experts.lists
+    ]
     if not plans:
         raise no_experts(calls, experts, n_ranks)
     for plan in plans:
@@ -75,7 +75,7 @@ def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]
         like = next(name for name in names if name in called)
         prototypes = [layer for layer in layers if f"{layer.fqn}.".startswith(f"{like}.")]
         for name in (name for name in names if name not in called):
-            plans += [replace(layer, fqn=name + layer.fqn.removeprefix(like), collectives=()) for layer in prototypes]
+            plans += [replace(layer, fqn=name + layer.fqn.removeprefix(like)) for layer in prototypes]
     return plans
 
 
@@ -95,52 +95,12 @@ def does_not_divide(ranks: str, what: str, works: int) -> InputError:
     return InputError(f"{ranks} does not divide the {what}; pass one of {divisors}, which divide all")
 
 
-def _stacked_plan(calls: Calls, divided: Divided, n_ranks: int) -> LayerPlan:
-    stacked = divided.experts
+def _stacked_plan(stacked: StackedExperts) -> LayerPlan:
+    """Return the plan of stacked experts. ``params`` is filled in where the shapes of all ranks are known."""
     options: dict[str, Any] = {
         "shards": dict.fromkeys(stacked.parameters, "Shard(0)"),
         "shared": stacked.shared,
         "summed": stacked.summed,
     }
-    arguments = [argument(event, position) for event in stacked.events for position in stacked.summed]
-    results = [values_in(event.result) for event in stacked.events]
-    by_operation = {
-        operation: [
-            value
-            for values in results
-            for value, kind in zip(values, divided.results, strict=True)
-            if kind == operation
-        ]
-        for operation in ("all_reduce", "all_gather")
-    }
     shards: dict[str, int | None] = {**dict.fromkeys(stacked.parameters, 0), **dict.fromkeys(stacked.shared)}
-    parameters = dict(calls.modules[stacked.fqn].named_parameters())
-    params = sum(parameters[name].numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
-    gathered = by_operation["all_gather"]
-    collectives = _reduced(by_operation["all_reduce"], arguments)
-    if gathered:
-        collectives = (
-            Collective("all_gather", "forward", len(gathered), sum(value.nbytes for value in gathered)),
-            *collectives,
-        )
-    return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, params, collectives, mesh="expert")
-
-
-def _list_plan(calls: Calls, experts: ExpertList, n_ranks: int) -> LayerPlan:
-    arguments = [value for event in experts.events for value in values_in(event.args)]
-    results = [value for event in experts.events for value in values_in(event.result)]
-    local = list(calls.modules[experts.fqn].children())[: experts.number // n_ranks]
-    params = sum(parameter.numel() for expert in local for parameter in expert.parameters())
-    options, collectives = {"width": experts.width}, _reduced(results, arguments)
-    return LayerPlan(experts.fqn, "ExpertListParallel", options, "expert", {}, params, collectives, mesh="expert")
-
-
-def _reduced(results: Sequence[Value], arguments: Sequence[Value]) -> tuple[Collective, ...]:
-    """Return the all-reduces of results in the forward, and of the gradients of arguments in the backward."""
-    differentiable = [value for value in arguments if value.requires_grad]
-    phases = (("forward", results), ("backward", differentiable))
-    return tuple(
-        Collective("all_reduce", phase, len(values), sum(value.nbytes for value in values))
-        for phase, values in phases
-        if values
-    )
+    return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, 0, mesh="expert")

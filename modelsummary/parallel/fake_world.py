@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from modelsummary import _torch
-from modelsummary.errors import InputError
 
 __all__ = ["fake_world"]
 
@@ -18,18 +17,14 @@ __all__ = ["fake_world"]
 def fake_world(rank: int, size: int) -> Iterator[None]:
     """Return a context in which this process is one rank of a fake process group.
 
-    Collectives return at once, and give tensors of the right shape.
-
-    Raises:
-        InputError: there is a process group already; torch has one default group only.
+    Collectives return at once, and give tensors of the right shape. Process groups of this process are set aside.
     """
-    if dist.is_initialized():
-        raise InputError("memory of a rank is predicted in a fake process group: ask before dist.init_process_group")
-    dist.init_process_group("fake", store=_torch.fake_store(), rank=rank, world_size=size)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="DTensor random operators")  # of torch 2.6, on the CPU
-            yield
-    finally:
-        dist.destroy_process_group()
-        _torch.clear_sharding_caches()
+    with _torch.groups_set_aside():
+        dist.init_process_group("fake", store=_torch.fake_store(), rank=rank, world_size=size)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="DTensor random operators")  # of torch 2.6, on the CPU
+                yield
+        finally:
+            dist.destroy_process_group()
+            _torch.clear_sharding_caches()

@@ -1,19 +1,16 @@
-"""The style that shards each layer, its arguments, and the collectives that it causes."""
+"""The style that shards each layer, and its arguments."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from modelsummary.parallel.attention_heads import attention_inputs, attention_shards
+from modelsummary.parallel.attention_heads import attention_shards
 from modelsummary.parallel.derive import Derivation, Layer
 from modelsummary.parallel.linear_layers import LinearLayer
-from modelsummary.parallel.plan import Collective, LayerPlan
+from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.prepared_inputs import (
     PreparedInput,
     PreparedOutput,
@@ -22,9 +19,8 @@ from modelsummary.parallel.prepared_inputs import (
 )
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Redistribution, Stream, results_of
-from modelsummary.record.events import Value, values_in
 
-__all__ = ["in_call_order", "layer_plans", "merged", "with_reduced_gradients"]
+__all__ = ["in_call_order", "layer_plans"]
 
 _STYLES = {
     "column": "ColwiseParallel",
@@ -38,8 +34,8 @@ _STYLES = {
 _WHOLE, _CHUNK, _STRIDED = "Replicate()", "Shard({})", "_StridedShard({}, split_factor={})"
 
 
-def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> list[LayerPlan]:
-    """Return the style and the collectives of each layer of a derivation, in the order of their calls.
+def layer_plans(derivation: Derivation, blocks: Sequence[str]) -> list[LayerPlan]:
+    """Return the style of each layer of a derivation, in the order of their calls.
 
     ``params`` is filled in where the shapes of all ranks are known.
 
@@ -65,7 +61,7 @@ def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> 
             plans.append(plan_of(derivation, layer.fqn))
             continue
         is_prepared = prepared_input is not None or layer.fqn in from_result
-        plans.append(_layer_plan(derivation, layer, stream, n_ranks, is_prepared=is_prepared))
+        plans.append(_layer_plan(derivation, layer, stream, is_prepared=is_prepared))
     plans += [_output_plan(prepared_output) for prepared_output in results]
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
@@ -102,70 +98,27 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
     return sorted(plans, key=lambda plan: position_of(plan.fqn))
 
 
-def with_reduced_gradients(
-    model: nn.Module, layers: Sequence[LayerPlan], shapes: Mapping[int, Sequence[int]], dtype: torch.dtype | None
-) -> list[LayerPlan]:
-    """Return plans that count the gradients which FSDP sums over the ranks of tensor and expert parallelism, too.
-
-    Each rank has a part of the gradient of a replicated parameter that meets sharded tensors, or that experts of
-    several ranks share; without FSDP, the optimizer sums it.
-
-    Args:
-        shapes: id of a parameter -> its shape on one rank.
-        dtype: of the gradients; None: the dtype of each parameter.
-    """
-    seen: set[tuple[int, str]] = set()
-    plans = []
-    for layer in layers:
-        in_parts = {"norm": tuple(layer.shards), "local": layer.options.get("once", ())}
-        names = in_parts.get(layer.role, layer.options.get("shared", ()))
-        if layer.options.get("output_layouts", _WHOLE) != _WHOLE:  # a bias is added to what was scattered
-            bias = "out_proj.bias" if layer.role == "heads" else layer.options.get("bias", "")
-            names = (bias,) if bias in layer.shards else ()
-        parameters = [model.get_submodule(layer.fqn).get_parameter(name) for name in names]
-        fresh = [
-            parameter for parameter in parameters if parameter.requires_grad and (id(parameter), layer.mesh) not in seen
-        ]
-        seen |= {(id(parameter), layer.mesh) for parameter in fresh}
-        nbytes = sum(math.prod(shapes[id(parameter)]) * (dtype or parameter.dtype).itemsize for parameter in fresh)
-        more = (Collective("all_reduce", "backward", len(fresh), nbytes),) if fresh else ()
-        plans.append(replace(layer, collectives=merged([*layer.collectives, *more])))
-    return plans
-
-
 def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
     calls, stream = derivation.calls, derivation.stream
     begin = next(begin for event, (begin, _) in calls.entered.items() if event.fqn == prepared.fqn)
     placement = None if stream is None else stream.placement_at(prepared.values[0], begin)
     before = _WHOLE if placement is None else _CHUNK.format(placement.dim)
     options = _prepare_options("input", prepared.position, prepared.n_positional, before, _WHOLE)
-    differentiable = [value for value in prepared.values if value.requires_grad]
-    if placement is None:
-        collectives = _collectives("all_reduce", "backward", differentiable)
-    else:
-        collectives = _collectives("all_gather", "forward", prepared.values)
-        collectives += _collectives("reduce_scatter", "backward", differentiable)
-    return LayerPlan(prepared.fqn, "PrepareModuleInput", options, "input", {}, 0, collectives)
+    return LayerPlan(prepared.fqn, "PrepareModuleInput", options, "input", {}, 0)
 
 
 def _output_plan(prepared: PreparedOutput) -> LayerPlan:
-    collectives = _collectives("all_reduce", "backward", prepared.values)
     options = {"output_layouts": _WHOLE, "desired_output_layouts": _WHOLE, "use_local_output": False}
-    return LayerPlan(prepared.fqn, "PrepareModuleOutput", options, "output", {}, 0, collectives)
+    return LayerPlan(prepared.fqn, "PrepareModuleOutput", options, "output", {}, 0)
 
 
-def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: int, *, is_prepared: bool) -> LayerPlan:
+def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, *, is_prepared: bool) -> LayerPlan:
     calls = derivation.calls
     module = calls.modules[layer.fqn]
-    events = [calls.events[position] for position in calls.places.get(layer.fqn, ())]
-    inputs = [value for event in events for value in values_in(event.args)]
-    results = [value for event in events for value in values_in(event.result)]
-    differentiable = [value for value in inputs if value.requires_grad]
     shards: dict[str, int | None] = {
         name: None for name, parameter in module._parameters.items() if parameter is not None
     }
     options: dict[str, Any] = {}
-    collectives: tuple[Collective, ...] = ()
     linear = calls.linears.get(layer.fqn, LinearLayer("weight", "bias", 0, True))
     style = _STYLES[layer.role]
     if layer.role == "norm":
@@ -175,39 +128,22 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
         shards = dict.fromkeys(shards, 1 if is_table else 0)
         if not is_table:
             shards[linear.weight] = linear.dim
-        is_chunk = layer.fqn in stream.gathered and not is_prepared
-        if is_chunk:
+        if layer.fqn in stream.gathered and not is_prepared:
             options = {"input_layouts": _CHUNK.format(stream.gathered[layer.fqn])}
-            collectives = _collectives("all_gather", "forward", inputs)
-            collectives += _collectives("reduce_scatter", "backward", differentiable)
         if layer.gathers:
             options |= {"output_layouts": _WHOLE}
-            # Gathered chunks are equal: the last one is padded.
-            nbytes = sum(
-                value.nbytes // value.shape[-1] * -(-value.shape[-1] // n_ranks) * n_ranks for value in results
-            )
-            collectives += (Collective("all_gather", "forward", len(results), nbytes),)
         elif layer.role == "head":
             options |= {"use_local_output": False}
-            collectives += _loss_collectives(results, derivation.losses)
-        if not (is_prepared or is_table or is_chunk):
-            collectives += _collectives("all_reduce", "backward", differentiable)
     else:
         shards[linear.weight] = 1 - linear.dim if layer.role == "row" else 0
         if layer.role == "embedding" or layer.gathers:
             options = {"input_layouts": _WHOLE}
-            collectives = _collectives("all_gather", "backward", differentiable)
         if layer.fqn in stream.scattered:
             options |= {"output_layouts": _CHUNK.format(stream.scattered[layer.fqn])}
-            collectives += _collectives("reduce_scatter", "forward", results)
-            collectives += _collectives("all_gather", "backward", [value for value in results if value.requires_grad])
-        else:
-            collectives += _collectives("all_reduce", "forward", results)
     if not linear.is_torch or layer.pieces:
         style, options = "LinearParallel", {**_linear_options(derivation, layer, linear, shards), **options}
-        collectives += _exchanges(derivation, layer, len(events), n_ranks)
     reason = derivation.reasons.get(layer.fqn, "") if layer.gathers and layer.role != "head" else ""
-    return LayerPlan(layer.fqn, style, options, layer.role, shards, 0, merged(collectives), reason)
+    return LayerPlan(layer.fqn, style, options, layer.role, shards, 0, reason)
 
 
 def _linear_options(
@@ -233,19 +169,6 @@ def _exchanges_rows(derivation: Derivation, layer: Layer) -> bool:
     return bool(layer.pieces) and (derivation.exchanges or len(set(layer.pieces)) > 1)
 
 
-def _exchanges(derivation: Derivation, layer: Layer, times: int, n_ranks: int) -> tuple[Collective, ...]:
-    """Return how the ranks exchange rows of the parameters of a layer, whose gradients go back the same way."""
-    if not _exchanges_rows(derivation, layer):
-        return ()
-    features = derivation.calls.features(layer.fqn)
-    local = sum(size if is_whole else size // n_ranks for size, is_whole in layer.pieces)
-    return tuple(
-        Collective("all_to_all", phase, times, parameter.nbytes // features * local * times)
-        for parameter in derivation.calls.modules[layer.fqn].parameters()
-        for phase in (("forward", "backward") if parameter.requires_grad else ("forward",))
-    )
-
-
 def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     """Return the plan of a module that runs on local shards of its own parameters."""
     calls, region = derivation.calls, derivation.locals[fqn]
@@ -256,21 +179,14 @@ def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
         for name, placement in chunks.items()
     }
     options: dict[str, Any] = {"shards": placements}
-    collectives: tuple[Collective, ...] = ()
     if region.module:
         options |= {"once": once, "summed": region.summed, "sums_result": True}
-        event = next(event for event in calls.entered if event.fqn == fqn)
-        summed = [
-            event.kwargs[position] if isinstance(position, str) else event.args[position] for position in region.summed
-        ]
-        collectives = _collectives("all_reduce", "forward", values_in(event.result))
-        collectives += _collectives("all_reduce", "backward", [value for value in summed if value.requires_grad])
     shards: dict[str, int | None] = {
         name: chunks[name].dim if name in chunks else None
         for name, parameter in calls.modules[fqn]._parameters.items()
         if parameter is not None
     }
-    return LayerPlan(fqn, _STYLES["local"], options, "local", shards, 0, collectives)
+    return LayerPlan(fqn, _STYLES["local"], options, "local", shards, 0)
 
 
 def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
@@ -279,24 +195,6 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     module = calls.modules[fqn]
     parameter_shards = attention_shards(module)
     placements = stream.attended.get(fqn, (None, None, None))
-    collectives: list[Collective] = []
-    for position in calls.places[fqn]:
-        event = calls.events[position]
-        result, *weights = values_in(event.result)
-        is_averaged = len(weights) == 1 and len(weights[0].shape) == len(result.shape)
-        if fqn in stream.scattered:
-            collectives += _collectives("reduce_scatter", "forward", [result])
-            collectives += _collectives("all_gather", "backward", [result] if result.requires_grad else [])
-        else:
-            collectives += _collectives("all_reduce", "forward", [result])
-        collectives += _collectives("all_reduce" if is_averaged else "all_gather", "forward", weights)
-        for tensor, placement in dict(zip(attention_inputs(event), placements, strict=True)).items():
-            nbytes = tensor.nbytes if isinstance(tensor, Value) else calls.parameters[tensor.fqn].nbytes
-            if placement is not None:
-                collectives.append(Collective("all_gather", "forward", 1, nbytes))
-            if calls.needs_grad(tensor):
-                operation = "all_reduce" if placement is None else "reduce_scatter"
-                collectives.append(Collective(operation, "backward", 1, nbytes))
     shards = {name: dim for name, (dim, _) in parameter_shards.items()}
     options: dict[str, Any] = {"shards": {name: placement for name, (_, placement) in parameter_shards.items()}}
     if any(placements):
@@ -305,20 +203,15 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
         )
     if fqn in stream.scattered:
         options["output_layouts"] = _CHUNK.format(1)
-    return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, 0, merged(collectives))
+    return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, 0)
 
 
 def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
     """Return the plan of a layer that sums the gradients of parts of its result over the ranks."""
     calls = derivation.calls
-    events = [calls.events[position] for position in calls.places.get(fqn, ())]
-    events += [event for event in calls.entered if event.fqn == fqn]
-    results = [value for event in events for value in values_in(event.result)]
-    nbytes = sum(result.nbytes // result.shape[-1] * (stop - start) for result in results for start, stop in parts)
-    collectives = (Collective("all_reduce", "backward", len(results) * len(parts), nbytes),)
     parameters = calls.modules[fqn]._parameters
     shards: dict[str, int | None] = {name: None for name, parameter in parameters.items() if parameter is not None}
-    return LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, 0, collectives)
+    return LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, 0)
 
 
 def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
@@ -331,18 +224,13 @@ def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
 def _redistribution_plan(derivation: Derivation, redistribution: Redistribution) -> LayerPlan:
     """Return the plan of a module at whose boundary a tensor is gathered or cut."""
     fqn, is_input, position, placement, gathers = redistribution
-    events = [event for event in derivation.calls.record.root.walk() if event.is_module and event.fqn == fqn]
-    values = [redistribution.tensor(event) for event in events]
-    count = 0 if isinstance(position, str) else len(events[0].args if is_input else results_of(events[0]))
+    event = next(event for event in derivation.calls.record.root.walk() if event.is_module and event.fqn == fqn)
+    count = 0 if isinstance(position, str) else len(event.args if is_input else results_of(event))
     chunk = _CHUNK.format(placement.dim)
     before, after = (chunk, _WHOLE) if gathers else (_WHOLE, chunk)
     kind, style = ("input", "PrepareModuleInput") if is_input else ("output", "PrepareModuleOutput")
     options = _prepare_options(kind, position, count, before, after, is_local=True)
-    if gathers:
-        collectives = _collectives("all_gather", "forward", values)
-    else:
-        collectives = _collectives("all_gather", "backward", [value for value in values if value.requires_grad])
-    return LayerPlan(fqn, style, options, kind, {}, 0, collectives)
+    return LayerPlan(fqn, style, options, kind, {}, 0)
 
 
 def _prepare_options(
@@ -365,32 +253,3 @@ def _prepare_options(
             for name, placement in placements.items()
         }
     return {**options, "use_local_output": is_local}
-
-
-def _loss_collectives(logits: Sequence[Value], losses: Sequence[Value]) -> tuple[Collective, ...]:
-    """Return what ``loss_parallel`` runs: it reduces the maximum, the sum and the loss of each row of logits.
-
-    Args:
-        losses: logits of which the model itself takes the cross-entropy; empty if that is done with its results.
-    """
-    phase, collectives = "forward" if losses else "loss", []
-    for value in losses or logits:
-        # The softmax of half precision is computed in float32, the loss is of the dtype of the logits.
-        row = 2 * max(value.dtype.itemsize, 4) + value.dtype.itemsize
-        vocabulary = value.shape[min(1, len(value.shape) - 1)] if losses else value.shape[-1]
-        collectives.append(Collective("all_reduce", phase, 3, math.prod(value.shape) // vocabulary * row))
-    return tuple(collectives)
-
-
-def _collectives(operation: str, phase: str, values: Sequence[Value]) -> tuple[Collective, ...]:
-    return (Collective(operation, phase, len(values), sum(value.nbytes for value in values)),) if values else ()
-
-
-def merged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
-    """Return one entry for each operation and phase."""
-    totals: dict[tuple[str, str], Collective] = {}
-    for collective in collectives:
-        key = (collective.operation, collective.phase)
-        before = totals.get(key, Collective(*key, 0, 0))
-        totals[key] = Collective(*key, before.count + collective.count, before.nbytes + collective.nbytes)
-    return tuple(totals.values())

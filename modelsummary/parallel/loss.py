@@ -40,24 +40,18 @@ def shard_logits(derivation: Derivation) -> None:
         raise InputError(f"loss_parallel=True: the logits cannot stay sharded: {blocked}") from None
     for fqn in heads:
         derivation.layers[fqn] = replace(derivation.layers[fqn], gathers=False)
-    derivation.losses = logits.losses
 
 
 class _Logits(Propagation):
-    """The logits, from the heads to the end of the model.
-
-    Attributes:
-        losses: the logits of which the model itself takes the cross-entropy.
-    """
+    """The logits, from the heads to the end of the model, or to the cross-entropy that the model takes of them."""
 
     def __init__(self, calls: Calls, heads: Sequence[str]) -> None:
         super().__init__(calls, {})
         self._heads = heads
         self._dtensors: set[Value] = set()
-        self.losses: list[Value] = []
 
     def run(self) -> None:
-        """Fill ``losses``. Raises ``Blocked``."""
+        """Follow the logits. Raises ``Blocked``."""
         self.follow(0, len(self.calls.events))
 
     def begins_or_ends(self, event: Event) -> bool:
@@ -72,7 +66,7 @@ class _Logits(Propagation):
         self._dtensors.update(values)
         call = self.call_of(event)
         if call.name == "cross_entropy":
-            self._add_loss(call.argument(0, "input"), call.argument(7, "label_smoothing", 0.0))
+            self._check_loss(call.argument(0, "input"), call.argument(7, "label_smoothing", 0.0))
             return True
         if any(operand.leaf not in self._dtensors and math.prod(operand.shape) > 1 for operand in call.operands):
             raise Blocked(
@@ -80,7 +74,7 @@ class _Logits(Propagation):
             )
         return False
 
-    def _add_loss(self, logits: Any, label_smoothing: Any) -> None:
+    def _check_loss(self, logits: Any, label_smoothing: Any) -> None:
         if self.placement(logits) != Shard(min(1, len(logits.shape) - 1)):
             raise Blocked(
                 f"cross_entropy() takes logits of shape {logits.shape} whose second dimension is not the vocabulary; "
@@ -90,4 +84,3 @@ class _Logits(Propagation):
             raise Blocked(
                 f"cross_entropy() has label_smoothing={label_smoothing}, which loss_parallel of torch lacks; use 0"
             )
-        self.losses.append(logits)

@@ -21,7 +21,7 @@ from modelsummary.parallel.attention_heads import attention_shards, nested_encod
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, unit_bytes, used_parameters
-from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
+from modelsummary.parallel.layer_plans import in_call_order, layer_plans
 from modelsummary.parallel.linear_layers import local_sizes
 from modelsummary.parallel.local_check import alike, check_locally, stream_failure
 from modelsummary.parallel.loss import shard_logits
@@ -29,7 +29,6 @@ from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.plan_arguments import check_ranks, check_sequence, level_of
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
-from modelsummary.parallel.recomputation import with_recomputation
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.record.events import Event
@@ -101,7 +100,7 @@ def make_plan(
         derivation = _derived(calls, shard, expert, boundaries)
         _keep_inside_experts_whole(derivation, layers)
         changed = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
-        sharded_layers = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
+        sharded_layers = layer_plans(derivation, [row.fqn for row in blocks_of(root)])
         reasons, attributes = derivation.reasons | reasons, changed
         layers = in_call_order(calls, [*layers, *sharded_layers, *uncalled_plans(calls, sharded_layers)])
         if not sharded_layers:
@@ -113,8 +112,6 @@ def make_plan(
     ranks = {"tensor": tensor, "expert": expert}
     shapes = local_shapes(model, layers, ranks)
     layers = _on_first_rank(model, layers, shapes)
-    if calls is not None and checkpointed:
-        layers = with_recomputation(calls, layers, checkpointed)
     units = FsdpUnits([], [], {})
     unit_calls: list[int] = []
     gathered: list[tuple[int, int]] = []
@@ -123,7 +120,6 @@ def make_plan(
         units = fsdp_units(model, root, calls)
         unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
         gathered = unit_bytes(model, units.fqns, shapes, shard, precision, used_parameters(calls))
-        layers = with_reduced_gradients(model, layers, shapes, precision)
     return ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
@@ -267,19 +263,18 @@ def _params_per_rank(model: nn.Module, shapes: Mapping[int, Sequence[int]], shar
 def _on_first_rank(
     model: nn.Module, layers: Sequence[LayerPlan], shapes: Mapping[int, Sequence[int]]
 ) -> list[LayerPlan]:
-    """Return plans of layers with the parameters and collectives of the first rank.
+    """Return plans of layers with the parameters of the first rank.
 
-    Experts may be sharded over two dimensions of the mesh; experts that another rank holds do nothing here.
+    Experts may be sharded over two dimensions of the mesh, or be on another rank.
     """
     experts = {layer.fqn for layer in layers if layer.mesh == "expert"}
     plans = []
     for layer in layers:
         module = model.get_submodule(layer.fqn)
         sizes = {name: math.prod(shapes[id(parameter)]) for name, parameter in module.named_parameters()}
-        is_absent = bool(sizes) and not any(sizes.values())
-        names = sizes if layer.fqn in experts else layer.shards
-        params = sum(sizes[name] for name in names)
-        plans.append(replace(layer, params=params, collectives=() if is_absent else layer.collectives))
+        plans.append(
+            replace(layer, params=sum(sizes[name] for name in (sizes if layer.fqn in experts else layer.shards)))
+        )
     return plans
 
 

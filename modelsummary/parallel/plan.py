@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.operators.collective_calls import Collective
 from modelsummary.parallel.rank_model import LocalAttribute
 from modelsummary.tables import Printed, Report
 
@@ -20,29 +23,10 @@ if TYPE_CHECKING:
     from modelsummary.memory.estimate import MemoryEstimate
     from modelsummary.memory.step_options import StepOptions
 
-__all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
+__all__ = ["MESH_NAMES", "LayerPlan", "ParallelPlan"]
 
 # Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
 MESH_NAMES = ("pipeline", "data", "shard", "expert", "tensor")
-
-
-@dataclass(frozen=True)
-class Collective:
-    """A collective that one module causes on each rank in one step.
-
-    Attributes:
-        operation: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"all_to_all"``.
-        phase: ``"forward"``, ``"backward"``, or ``"loss"`` if that is computed from the model's results.
-        count: how often it runs.
-        nbytes: bytes of the whole tensors, over all runs: what an all-reduce takes, an all-gather gives, and a
-            reduce-scatter takes on each rank. Of an all-to-all, what a rank gets in the forward and gives in the
-            backward.
-    """
-
-    operation: str
-    phase: str
-    count: int
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -61,7 +45,6 @@ class LayerPlan:
             ``"expert"`` for stacked experts and lists of experts. A module has one entry for each of its styles.
         shards: parameter of the module -> its sharded dimension; None where it is replicated.
         params: elements of its parameters on one rank.
-        collectives: what it causes in one step.
         reason: why its activations are whole on each rank, where that costs more than a shard; else empty.
         mesh: dimension of the mesh over which it is sharded: ``"tensor"`` or ``"expert"``.
     """
@@ -72,7 +55,6 @@ class LayerPlan:
     role: str
     shards: dict[str, int | None]
     params: int
-    collectives: tuple[Collective, ...] = ()
     reason: str = ""
     mesh: str = "tensor"
 
@@ -102,6 +84,7 @@ class ParallelPlan(Printed):
             not use; before, each rank must use all.
         frozen: names of parameters that took no gradient when the plan was made, and whose gradients its collectives
             therefore do not sum; empty without tensor parallelism, experts or stages.
+        stored_communication: ``communication`` of a plan that was stored; None if it is still to be read off a trace.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
         offload: parameters, gradients and optimizer state live on the CPU.
@@ -139,12 +122,16 @@ class ParallelPlan(Printed):
     averaged: tuple[str, ...] = ()
     conditional: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    stored_communication: tuple[Collective, ...] | None = field(default=None, repr=False, compare=False)
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
     _split: Any = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_stages": None, "_split": None}
+        stored = None
+        with suppress(ModelSummaryError):  # its step may not run on shapes
+            stored = self.communication
+        return {**self.__dict__, "stored_communication": stored, "_live": None, "_stages": None, "_split": None}
 
     @property
     def world_size(self) -> int:
@@ -256,23 +243,39 @@ class ParallelPlan(Printed):
 
         return memory_of_rank(self, rank, microbatches, schedule, options, return_outputs=return_outputs)
 
+    @cached_property
+    def communication(self) -> tuple[Collective, ...]:
+        """What a rank communicates in one step, read off the trace of the step, which runs on shapes when it is asked.
+
+        It is the step of the recorded call without the optimizer, on the first rank of each dimension of the mesh; of a
+        plan with stages, the step of all stages for one micro-batch.
+
+        Raises:
+            InputError, StepError: the step does not run on shapes, or the plan was stored without it.
+        """
+        if self.stored_communication is not None:
+            return self.stored_communication
+        from modelsummary.parallel.applied_rank import communication_of
+
+        return communication_of(self)
+
     @property
     def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``(phase, operation)`` -> how often it runs in a step on one rank, and the bytes of the whole tensors.
 
         The phase is ``"forward"``, ``"backward"``, or with ``loss_parallel`` also ``"loss"``: the cross-entropy of all
-        logits that the model returns.
+        logits that the model returns. Collectives of FSDP are ``unit_collectives``.
         """
         return self.collectives_over("tensor", "expert")
 
     def collectives_over(self, *names: str) -> dict[tuple[str, str], tuple[int, int]]:
-        """Return ``collectives`` of the modules that are sharded over these dimensions of the mesh."""
+        """Return the sums of ``communication`` over ranks along these dimensions of the mesh."""
         totals: dict[tuple[str, str], tuple[int, int]] = {}
-        for collective in (
-            collective for layer in self.layers if layer.mesh in names for collective in layer.collectives
-        ):
-            count, nbytes = totals.get((collective.phase, collective.operation), (0, 0))
-            totals[collective.phase, collective.operation] = (count + collective.count, nbytes + collective.nbytes)
+        for collective in self.communication:
+            if collective.group in names:
+                key = collective.phase, collective.operation
+                count, nbytes = totals.get(key, (0, 0))
+                totals[key] = (count + collective.count, nbytes + collective.nbytes)
         return totals
 
     @property
@@ -289,21 +292,7 @@ class ParallelPlan(Printed):
         once in the forward, but the backward of each call frees it. Gradients are reduced and scattered, and with
         ``data > 1`` the shards are reduced over the copies.
         """
-        gathered = [nbytes for nbytes, _ in self.unit_bytes[-1:] if nbytes]
-        again: list[int] = []
-        for unit, (nbytes, _), n_calls in zip(self.units, self.unit_bytes, self.unit_calls, strict=False):
-            if nbytes and n_calls:
-                is_freed = self.reshard_after_forward and unit != self.last_unit
-                gathered += [nbytes] * (n_calls if is_freed else 1)
-                again += [nbytes] * (n_calls if is_freed else n_calls - 1)
-        reduced = [nbytes for _, nbytes in self.unit_bytes if nbytes]
-        runs: dict[tuple[str, str], list[int]] = {}
-        if self.shard > 1:
-            runs = {("forward", "all_gather"): gathered, ("backward", "all_gather"): again}
-            runs["backward", "reduce_scatter"] = reduced
-        if self.data > 1:
-            runs["backward", "all_reduce"] = [nbytes // self.shard for nbytes in reduced]
-        return {key: (len(sizes), sum(sizes)) for key, sizes in runs.items() if sizes}
+        return self.collectives_over("data", "shard")
 
     def to_code(self) -> str:
         """Return Python code that applies the plan with torch alone: a function ``parallelize(model, mesh)``."""

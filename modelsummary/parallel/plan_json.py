@@ -14,10 +14,10 @@ import torch
 from torch.distributed.tensor import parallel
 
 from modelsummary.errors import InputError
+from modelsummary.operators.collective_calls import OPERATIONS
 
 __all__ = ["plan_from_json"]
 
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
@@ -73,6 +73,9 @@ def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
 
 def _value(hint: Any, data: Any, where: str) -> Any:
     """Return the value of an attribute that has this type."""
+    whole = hint
+    if NoneType in get_args(hint) and data is not None:
+        hint = next(argument for argument in get_args(hint) if argument is not NoneType)
     item = next(iter(get_args(hint)), None)
     if is_dataclass(item) and isinstance(item, type):  # a tuple of them
         if not isinstance(data, list):
@@ -80,7 +83,7 @@ def _value(hint: Any, data: Any, where: str) -> Any:
         return tuple(_instance(item, inner, f"{where}[{n}]") for n, inner in enumerate(data))
     value = _tuples(data)
     if not _is(value, hint):
-        kind = str(hint).replace("typing.", "").removeprefix("<class '").removesuffix("'>")
+        kind = str(whole).replace("typing.", "").removeprefix("<class '").removesuffix("'>")
         raise InputError(f"{where} of a plan must be {kind}, got {value!r:.80}")
     return value
 
@@ -140,12 +143,13 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
         unknown = next((name for name in layer.options if name not in taken), None)
         if unknown is not None:
             raise InputError(f"options of {layer.style} must be of {', '.join(taken)}, got {unknown!r:.40}")
-        for collective in layer.collectives:
-            if collective.phase not in ("forward", "loss", "backward") or collective.operation not in _OPERATIONS:
-                raise InputError(
-                    f"collectives of a plan must have a known phase and operation, got {collective.phase!r:.40} and "
-                    f"{collective.operation!r:.40}"
-                )
+    for collective in plan.stored_communication or ():
+        is_known = collective.phase in ("forward", "loss", "backward") and collective.operation in OPERATIONS
+        if not is_known or collective.group not in mesh_names:
+            raise InputError(
+                "communication of a plan must have a known phase, operation and group, got "
+                f"{collective.phase!r:.40}, {collective.operation!r:.40} and {collective.group!r:.40}"
+            )
     names = (attribute.name for attribute in plan.attributes)
     wrong = next((name for name in names if not name.isidentifier() or keyword.iskeyword(name)), None)
     if wrong is not None:

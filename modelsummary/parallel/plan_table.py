@@ -7,16 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from modelsummary.errors import ModelSummaryError
 from modelsummary.tables import Report
 from modelsummary.units import PREFIXES, auto_prefix, symbol
 
 if TYPE_CHECKING:
-    from modelsummary.parallel.plan import Collective, LayerPlan, ParallelPlan
+    from modelsummary.operators.collective_calls import Collective
+    from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 
 __all__ = ["report"]
 
 _HEADERS = ["Module", "Style", "Sharded", "Params per rank", "Forward", "Backward"]
 _ALIGN = "lllrll"
+_PARALLELISM = {"Tensor parallel": ("tensor",), "Expert parallel": ("expert",), "FSDP": ("data", "shard")}
+_PHASES = ("forward", "loss", "backward")
 _Item = TypeVar("_Item")
 
 
@@ -52,16 +56,21 @@ def report(plan: ParallelPlan) -> Report:
     if plan.boundaries:
         lines.append(f"Stages begin with: {', '.join(plan.boundaries)}")
     lines += _reasons(plan)
+    communication, unknown = _communication(plan)
     total = "" if not plan.params else f"{plan.params:,} -> {plan.params_per_rank:,} per rank"
     lines.append(f"Parameters: {total}")
-    phases = ("forward", "loss", "backward")
-    for name in ("tensor", "expert"):
-        totals = sorted(plan.collectives_over(name).items(), key=lambda item: phases.index(item[0][0]))
+    if unknown:
+        lines.append(f"Collectives are not known: {unknown}")
+    for name, groups in _PARALLELISM.items():
+        totals = sorted(plan.collectives_over(*groups).items() if communication else (), key=_order)
         for (phase, operation), (count, nbytes) in totals:
-            lines.append(f"{name.capitalize()} parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
-    for (phase, operation), (count, nbytes) in sorted(plan.unit_collectives.items(), reverse=True):
-        lines.append(f"FSDP, {phase}: {count} x {operation}, {_bytes(nbytes)}")
-    return Report(_rows(plan.layers), _HEADERS, _ALIGN, above=[title], below=lines)
+            lines.append(f"{name}, {phase}: {count} x {operation}, {_bytes(nbytes)}")
+    return Report(_rows(plan.layers, communication), _HEADERS, _ALIGN, above=[title], below=lines)
+
+
+def _order(total: tuple[tuple[str, str], tuple[int, int]]) -> tuple[int, str]:
+    (phase, operation), _ = total
+    return _PHASES.index(phase), operation
 
 
 def _starred(fqn: str) -> str:
@@ -83,18 +92,46 @@ def _folded(fqns: Iterable[str]) -> list[str]:
     return [f"{_starred(group[0])} x {len(group)}" if len(group) > 1 else group[0] for group in groups]
 
 
-def _rows(layers: Sequence[LayerPlan]) -> list[list[str]]:
+def _communication(plan: ParallelPlan) -> tuple[Sequence[Collective], str]:
+    """Return what a rank communicates; or nothing, and why it is not known."""
+    try:
+        return plan.communication, ""
+    except ModelSummaryError as error:
+        return (), str(error)
+
+
+def _by_layer(layers: Sequence[LayerPlan], communication: Sequence[Collective]) -> dict[str, list[Collective]]:
+    """Return FQN of a sharded module -> the collectives of its calls, with modules inside that are not sharded."""
+    by_layer: dict[str, list[Collective]] = {layer.fqn: [] for layer in layers}
+    for collective in communication:
+        fqn = collective.fqn
+        while fqn and fqn not in by_layer:
+            fqn = fqn.rpartition(".")[0]
+        if fqn in by_layer and collective.group in ("tensor", "expert"):
+            by_layer[fqn].append(collective)
+    return by_layer
+
+
+def _rows(layers: Sequence[LayerPlan], communication: Sequence[Collective]) -> list[list[str]]:
+    by_layer = _by_layer(layers, communication)
+    first_of = {layer.fqn: layer for layer in reversed(layers)}  # a module with several styles has its collectives once
+    moved_in = {
+        id(layer): tuple(_moved(by_layer[layer.fqn], phase) for phase in ("forward", "backward"))
+        if first_of[layer.fqn] is layer
+        else ("", "")
+        for layer in layers
+    }
+
     def key(layer: LayerPlan) -> object:
         kind = _starred(layer.fqn), layer.style, str(layer.options)
-        return *kind, layer.params, layer.collectives, _alike(layer.reason)
+        return *kind, layer.params, moved_in[id(layer)], _alike(layer.reason)
 
     rows = []
     for group in _grouped(layers, key):
         first = group[0]
         style = first.style + ("*" if first.reason else "")
         cut = ", ".join(f"{name}[{dim}]" for name, dim in first.shards.items() if dim is not None) or "-"
-        phases = [_moved(first.collectives, phase) for phase in ("forward", "backward")]
-        rows.append([*_folded(layer.fqn for layer in group), style, cut, f"{first.params:,}", *phases])
+        rows.append([*_folded(layer.fqn for layer in group), style, cut, f"{first.params:,}", *moved_in[id(first)]])
     return rows
 
 
@@ -109,10 +146,13 @@ def _alike(reason: str) -> str:
 
 
 def _moved(collectives: Sequence[Collective], phase: str) -> str:
-    in_phase = [collective for collective in collectives if collective.phase == phase]
+    totals: dict[str, tuple[int, int]] = {}
+    for collective in (collective for collective in collectives if collective.phase == phase):
+        count, nbytes = totals.get(collective.operation, (0, 0))
+        totals[collective.operation] = count + collective.count, nbytes + collective.nbytes
     return ", ".join(
-        f"{collective.operation}{f' x {collective.count}' if collective.count > 1 else ''} {_bytes(collective.nbytes)}"
-        for collective in in_phase
+        f"{operation}{f' x {count}' if count > 1 else ''} {_bytes(nbytes)}"
+        for operation, (count, nbytes) in totals.items()
     )
 
 

@@ -20,8 +20,8 @@ from modelsummary.latency.calibrate import calibrate_calls
 from modelsummary.latency.predict import TABLE_ERROR, Target, target_of
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.kernels import MODES
+from modelsummary.parallel.applied_rank import sharded_model
 from modelsummary.parallel.make import make_plan
-from modelsummary.parallel.memory import sharded_model
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.cluster.collectives import collective_of
 from modelsummary.latency.predict import Target, time_operators
+from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.run import Phase
 
@@ -71,7 +71,7 @@ def phase_time(
     links = 0.0
     if communicate is not None:
         sent = (collective_of(operator.run.call) for operator in phase.operators)
-        links = sum(communicate(*collective) for collective in sent if collective is not None)
+        links = sum(communicate(call.operation, call.nbytes) for call in sent if call is not None)
     limits = {"compute": computing, "memory": device - computing - launching, "launches": launching}
     limits["host"] = host if host > device else 0.0
     limited_by = "links" if links > max(device, host) else max(limits, key=limits.__getitem__)

@@ -10,9 +10,10 @@ import pytest
 
 from modelsummary import InputError
 from modelsummary.cluster import Cluster
-from modelsummary.cluster.collectives import OPERATIONS, Network, RankGroup, collective_fits
+from modelsummary.cluster.collectives import Network, RankGroup, collective_fits
 from modelsummary.cluster.protocols import seconds_of_protocols
 from modelsummary.cluster.topology import PRESETS
+from modelsummary.operators.collective_calls import OPERATIONS
 
 IDEAL = {"link_latency": 0.0, "network_latency": 0.0, "link_efficiency": 1.0, "network_efficiency": 1.0}
 

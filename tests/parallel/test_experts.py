@@ -323,5 +323,4 @@ def test_an_expert_without_tokens_is_split_like_the_others():
     model, _ = make("list")
     plan = Statistics(model, torch.zeros(1, 1, dtype=torch.long)).parallel_plan(tensor=2)
     found = [next(layer for layer in plan.layers if layer.fqn == f"blocks.1.mlp.experts.{n}.w2") for n in range(4)]
-    assert sorted(bool(layer.collectives) for layer in found) == [False, False, True, True]  # the only token chose two
     assert len({(layer.style, str(layer.shards), layer.params) for layer in found}) == 1

@@ -181,7 +181,8 @@ def test_pieces_that_fsdp_cannot_gather_are_exchanged(fused):
         "pieces": ((16, False), (16, False), (16, False)),
     }
     # Half of 16 x 48 weights and of 48 elements of the bias.
-    moved = {(each.phase, each.operation): each for each in layers["h.0.attention.c_attn"].collectives}
+    of_layer = (each for each in plan.communication if each.fqn == "h.0.attention.c_attn")
+    moved = {(each.phase, each.operation): each for each in of_layer if each.group == "tensor"}
     assert (moved["forward", "all_to_all"].count, moved["forward", "all_to_all"].nbytes) == (2, 24 * 17 * 8)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from modelsummary import InputError, SplitError, Statistics
+from modelsummary.errors import StepError
 from modelsummary.parallel import ParallelPlan
 from modelsummary.parallel.fake_world import fake_world
 from tests import idioms
@@ -54,6 +55,48 @@ def test_a_decoder_moves_what_is_counted_by_hand():
         ("forward", "all_gather"): (1, 4 * 8 * 48 * 8),
         ("backward", "all_reduce"): (5, 5 * activation),
     }
+
+
+def test_figures_of_the_papers():
+    # Korthikanti et al. 2022, section 4.2.2: between layers that are split, and chunks of the sequence, a block has two
+    # all-gathers and two reduce-scatters of b x s x h elements in the forward, and again in the backward.
+    plan, tokens = plan_of("decoder", tensor=2, sequence=True), 4 * 8 * 16 * 8
+    of_block = [each for each in plan.communication if each.fqn.startswith("blocks.0")]
+    assert {each.group for each in of_block} == {"tensor"}
+    for phase in ("forward", "backward"):
+        for operation in ("all_gather", "reduce_scatter"):
+            moved = [each for each in of_block if (each.phase, each.operation) == (phase, operation)]
+            assert (sum(each.count for each in moved), sum(each.nbytes for each in moved)) == (2, 2 * tokens)
+    # Zhao et al. 2023, section 3.2.1: FSDP gathers the parameters for the forward and again for the backward, and
+    # scatters the gradients once. What the backward begins with, here norm and head, stays gathered.
+    plan = plan_of("decoder", shard=2)
+    nbytes = 8 * sum(parameter.numel() for parameter in make("decoder")[0].parameters())
+    last = 8 * (48 * 16 + 16 + 16)
+    moved = plan.unit_collectives
+    assert moved["forward", "all_gather"][1] == moved["backward", "reduce_scatter"][1]
+    assert abs(moved["forward", "all_gather"][1] - nbytes) <= 8 * 20  # rows are padded to a multiple of the ranks
+    assert moved["forward", "all_gather"][1] - moved["backward", "all_gather"][1] == pytest.approx(last, abs=8 * 16)
+
+
+def test_a_rank_communicates_in_the_dtype_of_the_precision():
+    # 4 x 8 tokens x 16 features, and logits of 48, of 2 bytes; FSDP over one rank moves nothing.
+    plan, activation = plan_of("decoder", tensor=2, precision=torch.bfloat16), 4 * 8 * 16 * 2
+    assert plan.collectives["forward", "all_reduce"] == (5, 5 * activation)
+    assert plan.collectives["forward", "all_gather"] == (1, 4 * 8 * 48 * 2)
+    assert {each.dtype for each in plan.communication if each.phase == "forward"} == {"bfloat16"}
+    assert plan.unit_collectives == {}
+
+
+def test_what_is_not_known_says_why():
+    model, inputs = make("in_place")
+    plan = Statistics(model, inputs).parallel_plan(tensor=2, checkpoint="every")
+    with pytest.raises(StepError, match="modified by an inplace operation"):
+        plan.collectives  # noqa: B018
+    assert "Collectives are not known: the backward of the step failed" in str(plan)
+    stored = type(plan).from_json(plan.to_json())
+    with pytest.raises(InputError, match="needs the model that it was made of"):
+        stored.collectives  # noqa: B018
+    assert "Collectives are not known: communication of a plan needs the model" in str(stored)
 
 
 def test_recomputed_blocks_communicate_again_up_to_what_they_keep():

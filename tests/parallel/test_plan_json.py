@@ -70,7 +70,8 @@ def test_a_wrong_value_is_refused_in_one_line_or_the_plan_is_whole(data):
         ({"units": "blocks"}, r"units of a plan must be tuple\[tuple\[str, \.\.\.\], \.\.\.\], got 'blocks'"),
         ({"precision": "bfloat"}, "precision of a plan must be the name of a floating point dtype, got 'bfloat'"),
         ({"layers": {}}, "layers of a plan must be a list, got {}"),
-        ({"layers": [{}]}, r"layers\[0\] of a plan has no 'collectives'; expected collectives, fqn, "),
+        ({"layers": [{}]}, r"layers\[0\] of a plan has no 'fqn'; expected fqn, mesh, "),
+        ({"stored_communication": 1}, "stored_communication of a plan must be a list, got 1"),
         ({"more": 1}, "a plan has an unknown 'more'; expected attributes, "),
         ({"mesh": {"tensor": 4}}, r"mesh of a plan must be {'shard': 2, 'tensor': 2}, as its other fields say, got"),
         ({"last_unit": ["nope"]}, r"last_unit of a plan must be one of its units, got \('nope',\)"),
@@ -96,6 +97,14 @@ def test_messages_name_the_layer(change, message):
     layer = next(layer for layer in document["layers"] if layer["style"] == "ColwiseParallel")
     layer.update(change)
     with pytest.raises(InputError, match=message):
+        ParallelPlan.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("change", [{"phase": "later"}, {"operation": "send"}, {"group": "pipe"}])
+def test_messages_name_the_collective(change):
+    document = copy.deepcopy(written())
+    document["stored_communication"][0].update(change)
+    with pytest.raises(InputError, match="communication of a plan must have a known phase, operation and group, got"):
         ParallelPlan.from_json(json.dumps(document))
 
 
