@@ -141,9 +141,9 @@ class StageTimer:
         of_piece = [nbytes / pieces for nbytes in gradients]
         reduction = gather = replicas = 0.0
         if plan.zero_stage == 0:
-            reduction = time_model.over_copies("all_reduce", *of_piece, plan)
+            reduction = time_model.over_copies("all_reduce", of_piece[0], of_piece[1], plan)
         elif plan.zero_stage < 3:
-            reduction = time_model.over_copies("reduce_scatter", *of_piece, plan)
+            reduction = time_model.over_copies("reduce_scatter", of_piece[0], of_piece[1], plan)
             replicas = time_model.between_replicas(of_piece[0], plan)
             gather = time_model.over_copies("all_gather", weights.trained / pieces, experts.trained / pieces, plan)
         forward, backward = sum(load.forward for load in loads), sum(load.backward for load in loads)

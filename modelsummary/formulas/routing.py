@@ -83,8 +83,8 @@ class RoutedWatch(Watch):
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and note it; return its result and cost."""
-        if rule.name in _CHOICES:
-            self._note_choice(rule.name, rule.signature.bind(args, kwargs))
+        if rule.name in _CHOICES and self.innermost is not None:
+            self._note_choice(self.innermost, rule.name, rule.signature.bind(args, kwargs))
         if rule.facts.recomputes_scores:
             self.recomputed_macs += scores_again(rule, rule.signature.bind(args, kwargs))
         out, cost = self._execution.run(func, rule, args, kwargs)
@@ -97,11 +97,11 @@ class RoutedWatch(Watch):
             self.recomputed_macs += cost.macs
         return out, cost
 
-    def _note_choice(self, name: str, bound: Arguments) -> None:
+    def _note_choice(self, call: Call, name: str, bound: Arguments) -> None:
         """Note a ``topk``, or a maximum along a dimension; a router that takes the maximum k times chooses k."""
         scores, dim, k = bound["self"], bound.get("dim"), bound.get("k", 1)
         if scores.dim() and isinstance(dim, int):
-            counts = self.chosen.setdefault((name == _TOPK, self.innermost), Counter())
+            counts = self.chosen.setdefault((name == _TOPK, call), Counter())
             counts[scores.shape[dim]] = k if name == _TOPK else counts[scores.shape[dim]] + k
 
 

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.observe import observe
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.step_error import NeedsValuesError
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.operators.collective_calls import Collective, collectives_of
 from modelsummary.operators.tensor_bytes import is_distributed
@@ -151,4 +151,4 @@ def _loss(output: Any) -> Tensor:
     for tensor in () if losses else logits:
         labels = torch.zeros(tensor.shape[:-1].numel(), dtype=torch.long, device=tensor.device)
         losses.append(F.cross_entropy(tensor.flatten(0, -2), labels))
-    return sum(losses[1:], losses[0]) if losses else sum(tensor.sum() for tensor in tensors)  # type: ignore[return-value]
+    return sum(losses or [tensor.sum() for tensor in tensors], torch.zeros(()))

@@ -55,7 +55,7 @@ class Chunked(nn.Module):
 
 
 def trace_of(model):
-    call = call_arguments(model, torch.rand(3, 4), (), {}, batch_dim=None, device=None, dtypes=None)
+    call = call_arguments(ModelParts.of(model), torch.rand(3, 4), (), {}, batch_dim=None, device=None, dtypes=None)
     return observe(model, call, step_plan("train", {}), storages=True)
 
 
