@@ -34,13 +34,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from cluster_gloo_host import HostCosts, calibrate_host, optimizer_of
-from cluster_gloo_model import BATCH, LENGTH, cluster_of, predicted
+from cluster_gloo_model import BATCH, LENGTH, predicted
 from scipy.stats import kendalltau
 from tabulate import tabulate
 from torch.nn.parallel import DistributedDataParallel
 
 from modelsummary import Statistics
-from modelsummary.cluster import Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster import Plan, Recipe, StepModel
 from modelsummary.devices.kernel_table import table_of
 from modelsummary.latency.calibrate import calibrate_calls
 from modelsummary.operators.kernels import one_kernel_of
@@ -113,9 +113,8 @@ def step_model() -> StepModel:
 def calls_of_all_plans() -> list[OperatorCall]:
     """Return the distinct operator calls of the ranks of all plans."""
     model = step_model()
-    simulator = StepSimulator(model, cluster_of(1e9, 1e-4, 1e9, 4), BATCH, LENGTH)
-    shares = {simulator.share(trial.plan) for trials in TRIALS.values() for trial in trials}
-    found = {each.run.call.key: each.run.call for share in shares for each in model.operators(share)}
+    plans = {trial.plan.rank_key: trial.plan for trials in TRIALS.values() for trial in trials}
+    found = {each.run.call.key: each.run.call for plan in plans.values() for each in model.operators(plan)}
     return [call for call in found.values() if call.rule.launches_kernel]
 
 

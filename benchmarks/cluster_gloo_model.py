@@ -83,10 +83,10 @@ class GlooNetwork(Network):
         return float(np.interp(nbytes, sizes, [curve[each] for each in sizes]))
 
 
-def host_seconds(plan: Plan, model: StepModel, simulator: StepSimulator, costs: HostCosts) -> float:
+def host_seconds(plan: Plan, model: StepModel, costs: HostCosts) -> float:
     """Return the CPU seconds that the busiest process has beside operators and collectives."""
     microbatches = plan.microbatches(BATCH)
-    parts = model.parts(simulator.share(plan))
+    parts = model.parts(plan)
     times = {name: model.counts.get(name, 1) for name in parts}
     operators = sum(
         times[name]
@@ -118,7 +118,7 @@ def predicted(plan: Plan, model: StepModel, rows: Rows, kernels: dict[str, Any],
     shares = plan.pipeline > 1  # processes that wait leave their core to others
     simulator.time_model.device = MeasuredDevice(kernels, 1.0 if shares else crowded, cluster.device)
     simulator.time_model.network = GlooNetwork(cluster, rows)
-    extra = crowded * host_seconds(plan, model, simulator, host)
+    extra = crowded * host_seconds(plan, model, host)
     items = simulator.items(plan)
     if not shares:
         return items.seconds() + extra

@@ -29,7 +29,6 @@ from torch import nn
 from modelsummary import Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepEstimate, StepModel
 from modelsummary.cluster.pipeline import in_flight
-from modelsummary.cluster.step_model import Share
 from modelsummary.cluster.weights import Weights
 
 MEGATRON = Recipe(
@@ -178,7 +177,9 @@ def memory_table() -> list[list[object]]:
         ids = torch.zeros(1, 2048, dtype=torch.long, device="meta")
         stats = Statistics(gpt(layers, width, heads), ids)
         model = StepModel(stats.live, stats.root, KORTHIKANTI)
-        one, shared = (model.parts(Share(8, each, 1, micro, 2048))["blocks.0"] for each in (False, True))
+        one, shared = (
+            model.parts(Plan(tensor=8, sequence=each, micro_batch=micro))["blocks.0"] for each in (False, True)
+        )
         kept = {
             "tensor": one.kept_bytes,
             "sequence": shared.kept_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.operators.tensor_bytes import is_wrapper
-from modelsummary.parallel.code import to_code
+from modelsummary.parallel.code import casts, to_code
 
 if TYPE_CHECKING:
     from modelsummary.parallel import ParallelPlan
@@ -50,6 +51,19 @@ class Applier:
 
         Plans that differ only in how many ranks share the data are made once.
         """
+        noted = self.noted_obstacle(plan, microbatches)
+        if noted is not None:
+            return noted
+        key = self._key(plan)
+        try:
+            self._make(**dict(key))
+            self._obstacles[key] = ""
+        except ModelSummaryError as error:
+            self._obstacles[key] = str(error)
+        return self._obstacles[key]
+
+    def noted_obstacle(self, plan: Plan, microbatches: int) -> str | None:
+        """Return the same as ``obstacle`` without making a plan; None if one has to be made to tell."""
         try:
             self._check(plan)
         except InputError as error:
@@ -59,18 +73,7 @@ class Applier:
                 f"torch runs schedule='1f1b' with as many micro-batches as stages or more, not {microbatches} with "
                 f"pipeline={plan.pipeline}; use schedule='gpipe', or a larger global_batch"
             )
-        arguments = self._arguments(plan)
-        shard = min(arguments.pop("shard", 1), 2)
-        for name in ("data", "checkpoint", "sharded"):
-            arguments.pop(name, None)
-        key = (tuple(arguments.items()), shard)
-        if key not in self._obstacles:
-            try:
-                self._make(**arguments, shard=shard)
-                self._obstacles[key] = ""
-            except ModelSummaryError as error:
-                self._obstacles[key] = str(error)
-        return self._obstacles[key]
+        return self._obstacles.get(self._key(plan))
 
     def parallel_plan(self, plan: Plan) -> ParallelPlan:
         """Return the parallel plan of the model for the ranks of a plan.
@@ -79,14 +82,7 @@ class Applier:
             InputError: the plan or the recipe has a part that ``parallel_plan`` does not apply.
         """
         self._check(plan)
-        return self._make(**self._arguments(plan))
-
-    def cast(self, model: nn.Module) -> None:
-        """Give the parameters of a model the dtypes in which they are stored."""
-        for trained, dtype in self._casts(model).items():
-            for parameter in model.parameters():
-                if _may_cast(parameter) and parameter.requires_grad == trained:
-                    parameter.data = parameter.data.to(dtype)
+        return replace(self._make(**self._arguments(plan)), parameter_dtypes=self._cast_dtypes)
 
     def to_code(self, plan: Plan) -> str:
         """Return code that trains by a plan; with stages, it needs this library besides torch.
@@ -95,17 +91,8 @@ class Applier:
             InputError: as for ``parallel_plan``.
         """
         applied = self.parallel_plan(plan)
-        casts = [
-            line
-            for trained, dtype in self._casts(self._model).items()
-            for line in (
-                "for parameter in model.parameters():",
-                f"    if {'' if trained else 'not '}parameter.requires_grad and parameter.is_floating_point():",
-                f"        parameter.data = parameter.data.to({dtype})",
-            )
-        ]
         if plan.pipeline == 1:
-            return to_code(applied, casts)
+            return to_code(applied)
         written = ", ".join(f"{name}={value!r}" for name, value in self._arguments(plan).items())
         kind = _ENGINE_CLASSES[plan.schedule]
         stages = "[stage]" if plan.schedule in _TAKES_LISTS else "stage"
@@ -113,7 +100,7 @@ class Applier:
             [
                 f'"""Train {applied.model_class} over {plan.devices} ranks, under torchrun."""',
                 "",
-                *(["import torch"] if casts or self._precision else []),
+                *(["import torch"] if applied.parameter_dtypes or self._precision else []),
                 f"from torch.distributed.pipelining import {kind}",
                 "",
                 "from modelsummary import Statistics",
@@ -121,12 +108,19 @@ class Applier:
                 "",
                 "def make_schedule(model, inputs, loss_fn, n_microbatches, device_type):",
                 f"    plan = Statistics(model, inputs).parallel_plan({written})",
-                *(f"    {line}" for line in casts),
+                *(f"    {line}" for line in casts(applied)),
                 "    stage = plan.apply(model, plan.device_mesh(device_type))",
                 f"    return {kind}({stages}, n_microbatches, loss_fn=loss_fn)",
                 "",
             ]
         )
+
+    def _key(self, plan: Plan) -> tuple[tuple[str, Any], ...]:
+        """Return the arguments of ``parallel_plan`` that decide whether it can be made."""
+        arguments = self._arguments(plan)
+        left_out = ("data", "checkpoint", "sharded")
+        kept = {name: value for name, value in arguments.items() if name not in left_out}
+        return tuple({**kept, "shard": min(plan.shard, 2)}.items())
 
     def _arguments(self, plan: Plan) -> dict[str, Any]:
         """Return the arguments of ``parallel_plan``.
@@ -165,17 +159,19 @@ class Applier:
     def _precision(self) -> torch.dtype | None:
         return None if self._trained == self._stored else self._trained
 
-    def _casts(self, model: nn.Module) -> dict[bool, torch.dtype]:
-        """Return the dtype of trained (True) and frozen (False) parameters, where some of them have another one."""
-        wanted = {True: self._stored}
+    @property
+    def _cast_dtypes(self) -> dict[str, str]:
+        """The dtype of trained and frozen parameters, where some of them have another one."""
+        wanted = {"trained": self._stored}
         if self._recipe.precision is not None:
-            wanted[False] = self._recipe.precision
+            wanted["frozen"] = self._recipe.precision
         return {
-            trained: dtype
-            for trained, dtype in wanted.items()
+            kind: str(dtype).removeprefix("torch.")
+            for kind, dtype in wanted.items()
             if any(
-                _may_cast(parameter) and parameter.requires_grad == trained and parameter.dtype != dtype
-                for parameter in model.parameters()
+                parameter.is_floating_point() and not is_wrapper(parameter) and parameter.dtype != dtype
+                for parameter in self._model.parameters()
+                if parameter.requires_grad == (kind == "trained")
             )
         }
 
@@ -214,7 +210,3 @@ class Applier:
                 f"parallel_plan does not apply Recipe(gradient_dtype={recipe.gradient_dtype}): torch gives gradients "
                 f"the dtype of the stored weights, here {self._stored}; pass gradient_dtype={self._stored}"
             )
-
-
-def _may_cast(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() and not is_wrapper(parameter)

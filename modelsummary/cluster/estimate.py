@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -145,12 +145,17 @@ class StepEstimate(Printed):
         return _LOADED if self.applier is None else self.applier.obstacle(self.plan, self.microbatches)
 
     @property
+    def noted_obstacle(self) -> str | None:
+        """The ``obstacle`` as far as it is noted already; None if the model has to be planned to tell."""
+        return _LOADED if self.applier is None else self.applier.noted_obstacle(self.plan, self.microbatches)
+
+    @property
     def applicable(self) -> bool:
         """Whether ``apply`` and ``to_code`` can train by the plan."""
         return not self.obstacle
 
     def parallel_plan(self) -> ParallelPlan:
-        """Return how the layers of the model are split, as ``Statistics.parallel_plan`` does for the same ranks.
+        """Return what ``Statistics.parallel_plan`` returns for the same ranks, with this estimate as its ``estimate``.
 
         Sharded gradients, and optimizer states, are FSDP that keeps what it gathered until the backward. A precision
         that the recipe's master weights do not have is FSDP's mixed precision, over one rank where nothing is sharded.
@@ -160,7 +165,7 @@ class StepEstimate(Printed):
                 with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, or gradients
                 of another dtype than its stored weights; or the estimate was loaded without its model.
         """
-        return self._applier().parallel_plan(self.plan)
+        return replace(self._applier().parallel_plan(self.plan), _estimate=self)
 
     def to_code(self) -> str:
         """Return Python code that trains by this plan: with torch alone, or with stages of this library."""
@@ -169,16 +174,13 @@ class StepEstimate(Printed):
     def apply(self, model: nn.Module, mesh: DeviceMesh, **options: Any) -> Any:
         """Shard a model in place; see ``ParallelPlan.apply``.
 
-        Before that, trained parameters are cast to float32 if the recipe has master weights, and else to its dtype;
-        frozen ones to its dtype.
+        Before that, trained parameters are cast to float32 if the recipe has master weights, and else to its precision;
+        frozen ones to its precision.
 
         Raises:
             InputError: as for ``parallel_plan``; or the model or the mesh do not fit the plan.
         """
-        applier = self._applier()
-        plan = applier.parallel_plan(self.plan)
-        applier.cast(model)
-        return plan.apply(model, mesh, **options)
+        return self.parallel_plan().apply(model, mesh, **options)
 
     def _applier(self) -> Applier:
         if self.applier is None:
@@ -220,6 +222,14 @@ class StepEstimate(Printed):
             **causes,
             **{f"{name}_bytes": value for name, value in fullest.to_dict().items()},
         }
+
+    def in_short(self) -> str:
+        """Return the step, its use of the devices and the memory of the fullest rank as one line."""
+        devices = f"{self.plan.devices} x {self.cluster.device.name}"
+        memory = scaled(self.memory_bytes, "B", binary=True)
+        return (
+            f"{duration(1e3 * self.step_seconds)} on {devices}, MFU {percent(self.mfu)}, {memory} on the fullest rank"
+        )
 
     def _report(self) -> Report:
         step = self.step_seconds

@@ -188,6 +188,16 @@ class Plan:
         return (None, *LEVELS).index(self.sharded)
 
     @property
+    def rank_key(self) -> tuple[object, ...]:
+        """What the work of one rank for a micro-batch depends on."""
+        return self.tensor, self.sequence, self.context, self.expert, self.micro_batch
+
+    @property
+    def stages_key(self) -> tuple[object, ...]:
+        """What the stages of the pipeline depend on."""
+        return *self.rank_key, self.pipeline, self.virtual_stages, self.checkpoint, self.blocks
+
+    @property
     def is_fsdp(self) -> bool:
         """Whether parameters are sharded, and several ranks hold the same ones."""
         return self.zero_stage == 3 and max(self.copies, self.expert_copies if self.expert > 1 else 1) > 1

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, overload
 
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pictures import stacked_bars
+from modelsummary.errors import InputError
 from modelsummary.tables import Printed, Report, data_frame
 from modelsummary.units import duration, number_of, percent, scaled
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+
+    from modelsummary.parallel import ParallelPlan
 
 __all__ = ["Plans"]
 
@@ -22,7 +25,8 @@ _MOST_ROWS = 20
 class Plans(Printed, Sequence[StepEstimate]):
     """Plans that fit into memory, fastest first; ``print`` shows a table of the first 20.
 
-    The column "Applies" says which of them ``apply`` and ``to_code`` can train by.
+    The column "Applies" says which of them ``apply`` and ``to_code`` can train by; "?" where only a plan of the layers
+    tells, which ``best``, ``step.applicable`` and a search with ``applicable=True`` make.
 
     Attributes:
         pareto: the plans that no other one beats in time, memory and devices, fastest first.
@@ -52,6 +56,21 @@ class Plans(Printed, Sequence[StepEstimate]):
 
     def __iter__(self) -> Iterator[StepEstimate]:
         return iter(self._steps)
+
+    @property
+    def best(self) -> ParallelPlan:
+        """The fastest plan that can be applied, as ``Statistics.parallel_plan`` returns it, with its ``estimate``.
+
+        Raises:
+            InputError: none of the plans can be applied.
+        """
+        step = next((step for step in self._steps if step.applicable), None)
+        if step is None:
+            raise InputError(
+                f"none of the {len(self)} plans can be applied; search with applicable=True; the fastest: "
+                f"{self._steps[0].obstacle}"
+            )
+        return step.parallel_plan()
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Draw the plans as stacked bars of seconds by cause.
@@ -88,19 +107,23 @@ class Plans(Printed, Sequence[StepEstimate]):
                 percent(step.seconds_by_cause["bubble"] / step.step_seconds),
                 scaled(step.memory_bytes, "B", binary=True),
                 "*" if step in self.pareto else "",
-                _mark(step.obstacle, reasons),
+                _mark(step.noted_obstacle, reasons),
             ]
             for step in self._steps[:_MOST_ROWS]
         ]
         rest = len(self._steps) - len(rows)
         below = [f"{number_of(rest, 'slower plan')}: see to_records() or to_pandas()"] if rest else []
         below += [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
+        if any(row[-1] == "?" for row in rows):
+            below.append("?: not tried yet; plans.best and step.applicable do")
         below += [f"no ({index}): {reason}" for index, reason in enumerate(reasons, 1)]
         return Report(rows, headers, "rlrrrrrll", below=below)
 
 
-def _mark(obstacle: str, reasons: list[str]) -> str:
-    """Return whether a plan can be applied. The reasons of the others are numbered."""
+def _mark(obstacle: str | None, reasons: list[str]) -> str:
+    """Return whether a plan can be applied, as far as it is noted. The reasons of the others are numbered."""
+    if obstacle is None:
+        return "?"
     if not obstacle:
         return "yes"
     if obstacle not in reasons:

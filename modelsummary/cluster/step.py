@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from operator import mul
-from typing import NamedTuple
 
 from modelsummary.cluster.applying import Applier, MakePlan
 from modelsummary.cluster.estimate import CAUSES, StepEstimate
@@ -14,7 +13,7 @@ from modelsummary.cluster.pipeline import Once, StepItems, by_rank, in_flight
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, added, stages_of
 from modelsummary.cluster.stage_times import StageTimer
-from modelsummary.cluster.step_model import Share, StepModel
+from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds, SecondsByCause, TimeModel
 from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
@@ -22,16 +21,6 @@ from modelsummary.errors import InputError
 from modelsummary.split.schedule import IN_V, StageLoad
 
 __all__ = ["StepSimulator"]
-
-
-class _Layout(NamedTuple):
-    """What the stages of a plan depend on."""
-
-    share: Share
-    pipeline: int
-    virtual_stages: int
-    checkpoint: str | int | None
-    blocks: str | tuple[int, ...]
 
 
 class StepSimulator:
@@ -63,9 +52,9 @@ class StepSimulator:
         self._timer = StageTimer(model, self.time_model)
         self.global_batch, self.sequence_length = global_batch, sequence_length
         self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
-        self._part_seconds: dict[Share, dict[str, PartSeconds]] = {}
-        self._stages: dict[_Layout, list[SimulatedStage]] = {}
-        self._ranks: dict[tuple[_Layout, str, int], list[tuple[RankLoad, int]]] = {}
+        self._part_seconds: dict[tuple[object, ...], dict[str, PartSeconds]] = {}
+        self._stages: dict[tuple[object, ...], list[SimulatedStage]] = {}
+        self._ranks: dict[tuple[object, ...], list[tuple[RankLoad, int]]] = {}
         self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
         self._once: dict[tuple[object, ...], list[Once]] = {}
 
@@ -116,7 +105,7 @@ class StepSimulator:
     def _loads_key(self, plan: Plan, microbatches: int) -> tuple[object, ...]:
         stride = min(plan.tensor * plan.copies, self.time_model.cluster.devices_per_node)
         fsdp = (plan.copies, plan.shards) if plan.zero_stage == 3 else None
-        return self._layout(plan), microbatches > 1, stride, plan.schedule in IN_V, fsdp
+        return plan.stages_key, microbatches > 1, stride, plan.schedule in IN_V, fsdp
 
     def _causes(self, items: StepItems) -> dict[str, float]:
         """Return the seconds of a step by cause, on the rank that is busy for longest."""
@@ -130,7 +119,8 @@ class StepSimulator:
 
     # ----------------------------------------------------------------------------------------- stages
 
-    def _layout(self, plan: Plan) -> _Layout:
+    def _check(self, plan: Plan) -> None:
+        """Raise ``InputError`` if a plan does not fit the cluster or the sequence."""
         if plan.devices > self.time_model.cluster.devices:
             raise InputError(
                 f"the plan needs {plan.devices} devices ({plan.describe()}), but the cluster has "
@@ -142,13 +132,6 @@ class StepSimulator:
             raise InputError(
                 f"context={plan.context} must divide the sequence length, but the model has {has}; {remedy}"
             )
-        return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.checkpoint, plan.blocks)
-
-    def share(self, plan: Plan) -> Share:
-        """Return what one rank computes of a micro-batch."""
-        return Share(
-            plan.tensor, plan.sequence, plan.context, plan.micro_batch, self.sequence_length, expert=plan.expert
-        )
 
     def stages(self, plan: Plan) -> list[SimulatedStage]:
         """Return the stages of a plan, in order.
@@ -156,19 +139,20 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        layout = self._layout(plan)
-        if layout not in self._stages:
-            parts = self.model.parts(layout.share)
+        self._check(plan)
+        key = plan.stages_key
+        if key not in self._stages:
+            parts = self.model.parts(plan, self.sequence_length)
             gathers = any(collective.group == "context" for part in parts.values() for collective in part.collectives)
             if plan.context > 1 and not gathers:
                 raise InputError(
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
                 )
-            if layout.share not in self._part_seconds:
+            if plan.rank_key not in self._part_seconds:
                 timed = {name: self.time_model.part(part, plan, self.model.recipe) for name, part in parts.items()}
-                self._part_seconds[layout.share] = timed
-            self._stages[layout] = stages_of(self.model, parts, self._part_seconds[layout.share], plan)
-        return self._stages[layout]
+                self._part_seconds[plan.rank_key] = timed
+            self._stages[key] = stages_of(self.model, parts, self._part_seconds[plan.rank_key], plan)
+        return self._stages[key]
 
     def memory(self, plan: Plan) -> list[RankMemory]:
         """Return the memory of each rank of the pipeline.
@@ -193,7 +177,7 @@ class StepSimulator:
     def _held(self, plan: Plan) -> list[tuple[RankLoad, int]]:
         """Return what each rank of the pipeline holds, whatever is sharded, and the bytes of its activations."""
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
-        key = (self._layout(plan), plan.schedule, microbatches)
+        key = (*plan.stages_key, plan.schedule, microbatches)
         if key not in self._ranks:
             loads = []
             load_of: dict[tuple[int, ...], RankLoad] = {}
@@ -233,7 +217,7 @@ class StepSimulator:
         """Return the operators of a micro-batch whose work is not known, with the number of their calls."""
         counts = {BEFORE: 1, **self.model.counts, AFTER: 1}
         calls: Counter[str] = Counter()
-        for name, part in self.model.parts(self.share(plan)).items():
+        for name, part in self.model.parts(plan, self.sequence_length).items():
             calls.update({operator: counts[name] * n for operator, n in part.uncounted.items()})
         return dict(calls)
 
@@ -243,7 +227,7 @@ class StepSimulator:
         They count the forward, and the backward that the trained parameters need. Attention counts densely.
         """
         model = self.model
-        parts = model.parts(Share(1, False, 1, plan.micro_batch, self.sequence_length))
+        parts = model.parts(Plan(micro_batch=plan.micro_batch), self.sequence_length)
         part_counts = (*model.counts.items(), (BEFORE, 1), (AFTER, 1))
         everything = sum(count * (parts[name].flops + parts[name].backward_flops) for name, count in part_counts)
         passed = {kind: count for kind, count in model.counts.items() if parts[kind].has_backward}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from modelsummary.cluster.divided_experts import (
 from modelsummary.cluster.equal_blocks import fold, kinds_of_blocks
 from modelsummary.cluster.megatron import NO_EXPERTS, MegatronRank
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
-from modelsummary.cluster.plan import Recipe
+from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.weights import Weight, Weights, weight_of
 from modelsummary.errors import DataDependentError, InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
@@ -40,30 +40,12 @@ from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_once
 
-__all__ = ["Share", "StepModel"]
+__all__ = ["StepModel"]
 
 _REMEDIES = {
     "loss": "; pass Recipe(loss=...), a function from the model's result to the scalar that you train on",
     "backward": "; pass Recipe(loss=...), a function from the model's result to the scalar that you train on",
 }
-
-
-class Share(NamedTuple):
-    """What one rank computes of a micro-batch.
-
-    Attributes:
-        tensor, sequence, context: as in ``Plan``.
-        micro_batch: samples in a micro-batch.
-        sequence_length: of the whole sequence; 0 if the model's input has none.
-        expert: as in ``Plan``.
-    """
-
-    tensor: int
-    sequence: bool
-    context: int
-    micro_batch: int
-    sequence_length: int
-    expert: int = 1
 
 
 class StepModel:
@@ -103,8 +85,8 @@ class StepModel:
         self.recorded_sequence = _sequence_of(self._call)
         self._plans: dict[tuple[int, int], ParallelPlan] = {}
         self._experts: dict[int, DividedExperts] = {}
-        self._parts: dict[Share, dict[str, Part]] = {}
-        self._failed: dict[Share, ModelSummaryError] = {}
+        self._parts: dict[tuple[object, ...], dict[str, Part]] = {}
+        self._failed: dict[tuple[object, ...], ModelSummaryError] = {}
 
     @property
     def module(self) -> nn.Module:
@@ -131,7 +113,7 @@ class StepModel:
     @cached_property
     def has_core(self) -> bool:
         """Whether attention runs as several kernels, so that selective recomputation frees memory."""
-        parts = self.parts(Share(1, False, 1, self.recorded_batch, self.recorded_sequence))
+        parts = self.parts(Plan(micro_batch=self.recorded_batch))
         return any(part.core_bytes for part in parts.values())
 
     @cached_property
@@ -188,72 +170,84 @@ class StepModel:
         has_experts = may_have_experts(self._folded)
         return expert_weights(self._calls, self.counts, self.recipe) if has_experts else Weights()
 
-    def parts(self, share: Share) -> dict[str, Part]:
+    def parts(self, plan: Plan, sequence_length: int | None = None) -> dict[str, Part]:
         """Return the parts of the model on one rank: what precedes the blocks, each kind of block, what follows.
+
+        Args:
+            plan: how the step is spread over devices.
+            sequence_length: tokens in a sample. Default: as recorded.
 
         Raises:
             InputError: the model or its input cannot be shared so.
             StepError: the step raised, also without sharing the model.
         """
-        if share in self._failed:
-            raise self._failed[share]
-        if share not in self._parts:
+        length = self.recorded_sequence if sequence_length is None else sequence_length
+        key = (*plan.rank_key, length)
+        if key in self._failed:
+            raise self._failed[key]
+        if key not in self._parts:
             try:
-                self._parts[share] = self._parts_of(share, *self._observed(share))
+                self._parts[key] = self._parts_of(plan, *self._observed(plan, length))
             except ModelSummaryError as error:
-                self._failed[share] = error
+                self._failed[key] = error
                 raise
-        return self._parts[share]
+        return self._parts[key]
 
-    def operators(self, share: Share) -> Sequence[StepOperator]:
+    def operators(self, plan: Plan, sequence_length: int | None = None) -> Sequence[StepOperator]:
         """Return the operators of one rank's forward and backward of a micro-batch; equal blocks run once.
+
+        Args:
+            plan, sequence_length: as for ``parts``.
 
         Raises:
             InputError, StepError: as for ``parts``.
         """
-        return self._observed(share)[0].operators
+        length = self.recorded_sequence if sequence_length is None else sequence_length
+        return self._observed(plan, length)[0].operators
 
-    def _observed(self, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
+    def _observed(self, plan: Plan, length: int) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
-        alone = share._replace(tensor=1, sequence=False, context=1, expert=1)
-        rank = self._rank(share, gather_head=False)
+        alone = Plan(micro_batch=plan.micro_batch)
+        rank = self._rank(plan, gather_head=False)
         try:
-            return self._run(rank, share)
+            return self._run(rank, plan, length)
         except StepError as error:
-            if share == alone:
+            if plan.rank_key == alone.rank_key:
                 phase = error.phase
                 with as_step_error(lambda: phase, _REMEDIES):
                     raise error.__cause__ or error from None
             with suppress(StepError, InputError):
-                return self._run(self._rank(share, gather_head=True), share)
+                return self._run(self._rank(plan, gather_head=True), plan, length)
             failed: ModelSummaryError = error
         except InputError as error:  # it needs values, or the rank's share of them
-            if share == alone:
+            if plan.rank_key == alone.rank_key:
                 raise
             failed = error
-        self._observed(alone)  # raises if the model does not run on one device either
-        raise InputError(_does_not_share(share, failed)) from failed
+        self._observed(alone, length)  # raises if the model does not run on one device either
+        raise InputError(_does_not_share(plan, failed)) from failed
 
-    def _rank(self, share: Share, *, gather_head: bool) -> MegatronRank:
-        plan = self.parallel_plan(share.tensor, share.expert)
+    def _rank(self, plan: Plan, *, gather_head: bool) -> MegatronRank:
+        sharded = self.parallel_plan(plan.tensor, plan.expert)
         return MegatronRank(
             self._folded,
-            plan,
-            self._prepared(plan),
+            sharded,
+            self._prepared(sharded),
             list(self.counts),
             last=self.blocks[-1] if self.blocks else "",
-            sequence=share.sequence,
+            sequence=plan.sequence,
             gather_head=gather_head,
-            experts=self.experts(share.expert),
-            expert_ranks=share.expert,
+            experts=self.experts(plan.expert),
+            expert_ranks=plan.expert,
         )
 
-    def _run(self, rank: MegatronRank, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
+    def _run(
+        self, rank: MegatronRank, plan: Plan, length: int
+    ) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank on shapes."""
-        call = self._call.with_batch(self._batch_dim, self.recorded_batch, share.micro_batch)
-        length = share.sequence_length // share.context
-        if length and length != self.recorded_sequence:
-            call = call.with_batch(1, self.recorded_sequence, length)
+        call = self._call.with_batch(self._batch_dim, self.recorded_batch, plan.micro_batch)
+        tokens = length // plan.context
+        if tokens and tokens != self.recorded_sequence:
+            call = call.with_batch(1, self.recorded_sequence, tokens)
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
         with cuda_kernels(), _without_values():
             # what entered blocks is forgotten when the run is over
@@ -261,12 +255,12 @@ class StepModel:
         return Observed.of(trace), trace.noted, rank.module
 
     def _parts_of(
-        self, share: Share, observed: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
+        self, plan: Plan, observed: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
     ) -> dict[str, Part]:
-        kinds, layers = list(self.counts), self.parallel_plan(share.tensor, share.expert).layers
+        kinds, layers = list(self.counts), self.parallel_plan(plan.tensor, plan.expert).layers
         experts = {
             id(module.get_parameter(f"{layer.fqn}.{name}"))
-            for layer in self.experts(share.expert).layers
+            for layer in self.experts(plan.expert).layers
             for name, dim in layer.shards.items()
             if dim is not None
         }
@@ -277,8 +271,8 @@ class StepModel:
             self._weights(module, kinds, experts),
             [layer.fqn for layer in layers if layer.role in ("column", "head")],
             self.recipe.kernels,
-            ranks=share.tensor,
-            context=share.context,
+            ranks=plan.tensor,
+            context=plan.context,
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
         )
 
@@ -350,12 +344,12 @@ def _without_values() -> Iterator[None]:
         ) from None
 
 
-def _does_not_share(share: Share, error: ModelSummaryError) -> str:
+def _does_not_share(plan: Plan, error: ModelSummaryError) -> str:
     """Return the message for a model that runs on one device, but not with the share of one rank."""
-    sizes = {"tensor": share.tensor, "context": share.context, "expert": share.expert}
+    sizes = {"tensor": plan.tensor, "context": plan.context, "expert": plan.expert}
     arguments = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    arguments += ["sequence=True"] if share.sequence else []
-    remedy = "sequence=False" if share.sequence else "1"
+    arguments += ["sequence=True"] if plan.sequence else []
+    remedy = "sequence=False" if plan.sequence else "1"
     reason = f"{type(error.__cause__).__name__}: {error.__cause__}" if isinstance(error, StepError) else str(error)
     return f"{', '.join(arguments)}: the step does not run with the share of one rank ({reason:.160}); pass {remedy}"
 

@@ -6,7 +6,7 @@ import ast
 import inspect
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 
-__all__ = ["parallelize", "to_code"]
+__all__ = ["casts", "parallelize", "to_code"]
 
 
 # Styles of this package, and the function that they share; each comes after the ones that its source names.
@@ -47,19 +47,15 @@ _PLACEMENT = re.compile(rf"Replicate\(\)|Shard\({_NUMBER}\)|_StridedShard\({_NUM
 _OF_TENSOR = frozenset({"DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"})
 
 
-def to_code(plan: ParallelPlan, first: Sequence[str] = ()) -> str:
+def to_code(plan: ParallelPlan) -> str:
     """Return a module with ``make_mesh(device_type)`` and ``parallelize(model, mesh)``.
-
-    Args:
-        plan: the plan.
-        first: statements that come before the model is sharded; they may use ``torch``.
 
     Raises:
         InputError: the plan has stages, which torch alone cannot build.
     """
     if plan.pipeline > 1:
         raise InputError("a plan with stages cannot be written as code; use plan.apply, or Stages.pipeline_stage")
-    return _module(plan, _own_sources(plan), first)
+    return _module(plan, _own_sources(plan))
 
 
 def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -> None:
@@ -83,17 +79,16 @@ def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -
     namespace["parallelize"](model, mesh)
 
 
-def _module(plan: ParallelPlan, sources: Mapping[str, str], first: Sequence[str] = ()) -> str:
+def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
     """Return the module that a plan is.
 
     Args:
         sources: of styles that torch lacks, by their names.
-        first: as for ``to_code``.
     """
     lines = [
         repr(f"Parallelize {plan.model_class} over {plan.world_size} ranks."),
         "",
-        *_imports(plan, sources, with_torch=bool(plan.precision or first)),
+        *_imports(plan, sources, with_torch=bool(plan.precision or plan.parameter_dtypes)),
         "",
         "",
         *(line for source in sources.values() for line in (source, "")),
@@ -103,7 +98,7 @@ def _module(plan: ParallelPlan, sources: Mapping[str, str], first: Sequence[str]
         "",
         "",
         "def parallelize(model, mesh):",
-        *(f"    {line}" for line in first),
+        *(f"    {line}" for line in casts(plan)),
         *(
             ["    # Run loss and backward under torch.distributed.tensor.parallel.loss_parallel()."]
             * plan.loss_parallel
@@ -161,6 +156,15 @@ def _own_sources(plan: ParallelPlan) -> dict[str, str]:
 
 def _names_in(source: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+
+
+def casts(plan: ParallelPlan) -> Iterator[str]:
+    """Yield the statements that give the parameters of ``model`` the dtypes in which they are stored."""
+    for kind, dtype in plan.parameter_dtypes.items():
+        yield "for parameter in model.parameters():"
+        yield f"    if {'' if kind == 'trained' else 'not '}parameter.requires_grad and parameter.is_floating_point():"
+        yield "        if type(parameter.data) is torch.Tensor:  # a quantised weight stays as it is"
+        yield f"            parameter.data = parameter.data.to(torch.{dtype})"
 
 
 def _body(plan: ParallelPlan) -> Iterator[str]:

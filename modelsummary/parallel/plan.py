@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,8 @@ class ParallelPlan(Printed):
         stored_communication: ``communication`` of a plan that was stored; None if it is still to be read off a trace.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
+        parameter_dtypes: ``"trained"`` and ``"frozen"`` -> dtype to which such parameters are cast before they are
+            sharded; empty where all have it, and for a plan that was made without a recipe.
         offload: parameters, gradients and optimizer state live on the CPU.
         checkpoint: FQNs of modules that run under activation checkpointing.
         loss_parallel: logits stay sharded by the vocabulary; loss and backward run under ``loss_parallel`` of torch.
@@ -122,16 +124,23 @@ class ParallelPlan(Printed):
     averaged: tuple[str, ...] = ()
     conditional: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    parameter_dtypes: dict[str, str] = field(default_factory=dict)
     stored_communication: tuple[Collective, ...] | None = field(default=None, repr=False, compare=False)
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
     _split: Any = field(default=None, repr=False, compare=False)
+    _estimate: Any = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         stored = None
         with suppress(ModelSummaryError):  # its step may not run on shapes
             stored = self.communication
         return {**self.__dict__, "stored_communication": stored, "_live": None, "_stages": None, "_split": None}
+
+    @property
+    def estimate(self) -> Any:
+        """The ``cluster.StepEstimate`` of a plan that a simulated step or a search made; else None."""
+        return self._estimate
 
     @property
     def world_size(self) -> int:
@@ -302,7 +311,8 @@ class ParallelPlan(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain containers."""
-        data = {name: value for name, value in asdict(self.without_model()).items() if not name.startswith("_")}
+        data = asdict(replace(self.without_model(), _estimate=None))
+        data = {name: value for name, value in data.items() if not name.startswith("_")}
         return {**data, "mesh": self.mesh_shape}
 
     def to_json(self, indent: int | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import keyword
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ from modelsummary.operators.collective_calls import OPERATIONS
 
 __all__ = ["plan_from_json"]
 
+_LATER = frozenset({"parameter_dtypes"})  # fields that plans of earlier versions lack
 _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
@@ -61,7 +62,7 @@ def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
         raise InputError(f"{of} must be an object, got {data!r:.80}")
     named = {field.name for field in fields(cls) if not field.name.startswith("_")}  # type: ignore[arg-type]
     other = next((name for name in data if name not in named), None)
-    missing = next((name for name in sorted(named) if name not in data), None)
+    missing = next((name for name in sorted(named - _LATER) if name not in data), None)
     if other is not None or missing is not None:
         wrong = f"has no {missing!r}" if missing is not None else f"has an unknown {other!r:.80}"
         raise InputError(f"{of} {wrong}; expected {', '.join(sorted(named))}")
@@ -122,9 +123,17 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     for name in mesh_names:
         if getattr(plan, name) < 1:
             raise InputError(f"{name} of a plan must be an integer >= 1, got {getattr(plan, name)}")
-    dtype = None if plan.precision is None else getattr(torch, plan.precision, None)
-    if plan.precision is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise InputError(f"precision of a plan must be the name of a floating point dtype, got {plan.precision!r:.80}")
+    if not plan.parameter_dtypes.keys() <= {"trained", "frozen"}:
+        raise InputError(
+            f"parameter_dtypes of a plan must be dtypes of 'trained' and 'frozen', got {plan.parameter_dtypes!r:.80}"
+        )
+    dtypes = {
+        "precision": plan.precision,
+        **{f"parameter_dtypes[{kind!r}]": name for kind, name in plan.parameter_dtypes.items()},
+    }
+    for name, dtype in dtypes.items():
+        if dtype is not None and not _is_floating(dtype):
+            raise InputError(f"{name} of a plan must be the name of a floating point dtype, got {dtype!r:.80}")
     if not all(len(names) > 1 for names in plan.ties) or not all(plan.units):
         raise InputError("ties of a plan must be lists of two names or more, and units lists of one or more")
     has_units = plan.shard > 1 or plan.data > 1 or plan.precision is not None
@@ -134,15 +143,7 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
         raise InputError(f"last_unit of a plan must be one of its units, got {plan.last_unit!r:.80}")
     kinds = _styles()
     for layer in plan.layers:
-        if layer.style not in kinds or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
-            raise InputError(
-                f"layers of a plan must have a known style, role and mesh, got {layer.style!r:.40}, {layer.role!r:.40} "
-                f"and {layer.mesh!r:.40}"
-            )
-        taken = inspect.signature(kinds[layer.style]).parameters
-        unknown = next((name for name in layer.options if name not in taken), None)
-        if unknown is not None:
-            raise InputError(f"options of {layer.style} must be of {', '.join(taken)}, got {unknown!r:.40}")
+        _check_layer(layer, kinds)
     for collective in plan.stored_communication or ():
         is_known = collective.phase in ("forward", "loss", "backward") and collective.operation in OPERATIONS
         if not is_known or collective.group not in mesh_names:
@@ -154,6 +155,24 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     wrong = next((name for name in names if not name.isidentifier() or keyword.iskeyword(name)), None)
     if wrong is not None:
         raise InputError(f"a plan names {wrong!r:.80} where it must have the name of an attribute")
+
+
+def _check_layer(layer: Any, kinds: Mapping[str, type]) -> None:
+    """Raise ``InputError`` for a layer of a plan that names what does not exist."""
+    if layer.style not in kinds or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
+        raise InputError(
+            f"layers of a plan must have a known style, role and mesh, got {layer.style!r:.40}, {layer.role!r:.40} "
+            f"and {layer.mesh!r:.40}"
+        )
+    taken = inspect.signature(kinds[layer.style]).parameters
+    unknown = next((name for name in layer.options if name not in taken), None)
+    if unknown is not None:
+        raise InputError(f"options of {layer.style} must be of {', '.join(taken)}, got {unknown!r:.40}")
+
+
+def _is_floating(name: str) -> bool:
+    dtype = getattr(torch, name, None)
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
 
 
 def _styles() -> dict[str, type[parallel.ParallelStyle]]:

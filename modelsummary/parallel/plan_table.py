@@ -47,6 +47,10 @@ def report(plan: ParallelPlan) -> Report:
         "Ranks may use different parameters, which needs torch 2.13": plan.conditional,
     }
     lines += [f"{text}: {', '.join(_folded(names))}" for text, names in names_by_text.items() if names]
+    if plan.parameter_dtypes:
+        lines.append(
+            f"Parameters are cast to: {', '.join(f'{dtype} ({kind})' for kind, dtype in plan.parameter_dtypes.items())}"
+        )
     if plan.loss_parallel:
         lines.append(
             "Logits stay sharded: run loss and backward under torch.distributed.tensor.parallel.loss_parallel()"
@@ -65,6 +69,8 @@ def report(plan: ParallelPlan) -> Report:
         totals = sorted(plan.collectives_over(*groups).items() if communication else (), key=_order)
         for (phase, operation), (count, nbytes) in totals:
             lines.append(f"{name}, {phase}: {count} x {operation}, {_bytes(nbytes)}")
+    if plan.estimate is not None:
+        lines.append(f"Predicted: {plan.estimate.in_short()}")
     return Report(_rows(plan.layers, communication), _HEADERS, _ALIGN, above=[title], below=lines)
 
 

@@ -13,7 +13,6 @@ from modelsummary import InputError, SplitError, Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.parts import AFTER
 from modelsummary.cluster.search import candidates, find_plans
-from modelsummary.cluster.step_model import Share
 from modelsummary.cluster.timing import TimeModel
 from modelsummary.cluster.weights import Weights
 from tests.cluster.models import Attention
@@ -119,7 +118,7 @@ def simulator(model):
 
 
 def part(model, expert):
-    return model.parts(Share(1, False, 1, BATCH, LENGTH, expert=expert))["blocks.0"]
+    return model.parts(Plan(data=expert, expert=expert, micro_batch=BATCH))["blocks.0"]
 
 
 def expert_elements(block):
@@ -215,7 +214,7 @@ def test_memory_of_experts(simulator, expert):
     assert [each.gradients for each in by_zero] == [4 * whole] * 2 + [4 * sharded] * 2
     assert [each.optimizer for each in by_zero] == [12 * whole] + [12 * sharded] * 2 + [8 * sharded]
     unit = WIDTH + WIDTH * EXPERTS + ONE_BLOCK // expert
-    parts = simulator.model.parts(simulator.share(Plan(data=8, expert=expert, micro_batch=2)))
+    parts = simulator.model.parts(Plan(data=8, expert=expert, micro_batch=2))
     head, block = parts[AFTER].kept_bytes, parts["blocks.0"].kept_bytes
     # Of a block parameters and gradients, the parameters of the block before it, and in float32 the gradients of the
     # one that was before in the backward: those of the head, or of another block, whose activations are gone then.
@@ -243,7 +242,10 @@ def test_experts_beside_tensor_and_sequence_parallelism():
     with torch.device("meta"):
         stats = Statistics(Mixture(AttentionBlock), torch.zeros(BATCH, LENGTH, dtype=torch.long))
     model = StepModel(stats.live, stats.root, Recipe())
-    alone, both = (model.parts(Share(2, True, 1, BATCH, LENGTH, expert=each))["blocks.0"] for each in (2, 4))
+    alone, both = (
+        model.parts(Plan(tensor=2, data=2, sequence=True, expert=each, micro_batch=BATCH))["blocks.0"]
+        for each in (2, 4)
+    )
     assert {each.nbytes for each in both.collectives if each.group == "expert"} == {ROWS // 2}  # half of the tokens
     assert expert_elements(both) == ONE_BLOCK // 4  # whole experts, though tensor parallelism splits the attention
     gathers = [each for each in both.collectives if each.group == "tensor"]

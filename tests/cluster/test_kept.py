@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.cluster import Recipe, StepModel
-from modelsummary.cluster.step_model import Share
+from modelsummary.cluster import Plan, Recipe, StepModel
 
 WIDTH, INNER, ROWS = 16, 40, 8
 
@@ -36,7 +35,7 @@ def stack(device="cpu"):
 def kept_in_a_block(kernels):
     stats = Statistics(stack("meta"), (ROWS, WIDTH))
     model = StepModel(stats.live, stats.root, Recipe(precision=None, kernels=kernels))
-    return model.parts(Share(1, False, 1, ROWS, 0))["1"].kept_bytes
+    return model.parts(Plan(micro_batch=ROWS))["1"].kept_bytes
 
 
 def test_a_compiled_backward_computes_element_wise_results_again():

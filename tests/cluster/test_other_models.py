@@ -9,7 +9,6 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel
-from modelsummary.cluster.step_model import Share
 from tests.parallel.models import Decoder
 
 BATCH, CHANNELS, TIME, SIZE, GROUPS = 2, 8, 16, 8, 4
@@ -86,7 +85,7 @@ def test_activations_of_a_unet_are_what_autograd_keeps(unet):
 def test_bytes_of_a_residual_block(unet):
     """Norms keep what they take, the functions after them what they take, convolutions what they take."""
     model = StepModel(unet[2].live, unet[2].root, EAGER)
-    block = model.parts(Share(1, False, 1, BATCH, 0))["down.1"]
+    block = model.parts(Plan(micro_batch=BATCH))["down.1"]
     given, made = CHANNELS, 2 * CHANNELS
     maps = 3 * given + 3 * made
     statistics = 2 * 2 * GROUPS  # mean and deviation of two norms
@@ -101,7 +100,7 @@ def test_context_parallelism_sends_the_heads_that_keys_have():
         stats = Statistics(model, torch.zeros(1, length, dtype=torch.long))
     model = StepModel(stats.live, stats.root, Recipe())
     for tensor, context in ((1, 2), (1, 4), (2, 2)):
-        block = model.parts(Share(tensor, False, context, 1, length))["blocks.0"]
+        block = model.parts(Plan(tensor=tensor, context=context), length)["blocks.0"]
         both = 2 * length * groups * (width // heads) * 2 // tensor  # keys and values of all tokens, in bfloat16
         sent = [(each.operation, each.phase, each.nbytes) for each in block.collectives if each.group == "context"]
         assert sent == [
@@ -127,7 +126,7 @@ def test_heads_of_two_sizes_take_one_kernel(causal):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
     stats = Statistics(Latent(), (3, 8, 32))
-    parts = StepModel(stats.live, stats.root, Recipe(precision=torch.bfloat16)).parts(Share(1, False, 1, 3, 8))
+    parts = StepModel(stats.live, stats.root, Recipe(precision=torch.bfloat16)).parts(Plan(micro_batch=3))
     works = [work for part in parts.values() for work, _ in part.works["forward"] if work.op_class == "attention"]
     assert [(work.sizes, work.flops, work.is_causal) for work in works] == [
         ((3 * 2, 8, 8, 24), 2 * 3 * 2 * 8 * 8 * (24 + 16), causal)

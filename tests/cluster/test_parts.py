@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.cluster import Recipe, StepModel
+from modelsummary.cluster import Plan, Recipe, StepModel
 from modelsummary.cluster.parts import AFTER, BEFORE
-from modelsummary.cluster.step_model import Share
 from modelsummary.cluster.weights import Weights
 from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, gpt, statistics
 from tests.parallel import models
@@ -27,7 +26,7 @@ def model():
 
 
 def parts(model, tensor, micro_batch=1, *, sequence=False):
-    return model.parts(Share(tensor, sequence, 1, micro_batch, LENGTH))
+    return model.parts(Plan(tensor=tensor, sequence=sequence, micro_batch=micro_batch))
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
@@ -134,8 +133,8 @@ def test_context_parallelism_gathers_keys_and_values():
     module, ids = gpt(fused=True)
     stats = Statistics(module, ids)
     model = StepModel(stats.live, stats.root, Recipe())
-    whole = model.parts(Share(1, False, 1, 1, LENGTH))["blocks.0"]
-    shared = model.parts(Share(1, False, 2, 1, LENGTH))["blocks.0"]
+    whole = model.parts(Plan())["blocks.0"]
+    shared = model.parts(Plan(context=2))["blocks.0"]
     assert shared.flops * 2 == whole.flops
     assert {(each.operation, each.phase, each.nbytes) for each in shared.collectives} == {
         ("all_gather", "forward", 2 * 2 * S * H),
@@ -148,7 +147,7 @@ def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
     stats = Statistics(*models.make("mixture"))
     model = StepModel(stats.live, stats.root, Recipe(precision=torch.float32))
     found = {}
-    for name, part in model.parts(Share(2, False, 1, model.recorded_batch, model.recorded_sequence)).items():
+    for name, part in model.parts(Plan(tensor=2, micro_batch=model.recorded_batch)).items():
         for each in part.collectives:
             count, nbytes = found.get((each.phase, each.operation), (0, 0))
             times = model.counts.get(name, 1)
@@ -158,7 +157,7 @@ def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
     del planned["forward", "all_gather"]  # of the logits: here the loss takes shards
     assert found == planned
     with pytest.raises(InputError, match=r"sequence=True is not costed for .*; use sequence=False"):
-        model.parts(Share(2, True, 1, model.recorded_batch, model.recorded_sequence))
+        model.parts(Plan(tensor=2, sequence=True, micro_batch=model.recorded_batch))
 
 
 def test_gradients_of_weights_alone():

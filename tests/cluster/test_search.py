@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,8 +117,8 @@ def test_candidates_shard_over_a_part_of_the_copies(model):
 def test_long_tables_end():
     step = statistics().simulate(Plan(data=8), Cluster("A100"), 8)
     text = str(Plans([step] * 25, [step], 100, 50)).splitlines()
-    assert len(text) == 1 + 20 + 2
-    assert text[-2] == "5 slower plans: see to_records() or to_pandas()"
+    assert len(text) == 1 + 20 + 3
+    assert text[-3] == "5 slower plans: see to_records() or to_pandas()"
 
 
 def test_printing_records_and_traces(tmp_path):
@@ -199,6 +200,49 @@ def test_the_table_says_what_can_be_applied():
     assert loaded.obstacle == "the estimate was loaded without its model; call plan or simulate in this process"
 
 
+def test_the_best_plan_is_a_parallel_plan_with_its_estimate(monkeypatch):
+    stats, cluster = statistics(), Cluster("A100", devices_per_node=2)
+    plans = stats.plan(cluster, 8, micro_batch=[1], sharded=[None, "parameters"], tensor=[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(plans[0].applier, "_make", None)  # a print plans nothing
+        assert "?" in str(plans)
+    best = plans.best
+    fastest = next(step for step in plans if step.applicable)
+    assert best == fastest.parallel_plan()
+    assert best.estimate is fastest
+    assert best.world_size == fastest.plan.devices == 2
+    assert f"Predicted: {fastest.in_short()}" in str(best)
+    assert stats.parallel_plan(shard=2).estimate is None
+    loaded = pickle.loads(pickle.dumps(best))
+    assert loaded.estimate.step_seconds == fastest.step_seconds
+    assert type(best).from_json(best.to_json()) == best
+    none = stats.plan(cluster, 8, micro_batch=[1], recipe=Recipe(gradient_dtype=torch.bfloat16))
+    with pytest.raises(
+        InputError, match=r"none of the \d+ plans can be applied; search with applicable=True; the fast"
+    ):
+        _ = none.best
+
+
+def test_plans_cast_parameters_as_their_recipe_says():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).bfloat16()
+    model[0].requires_grad_(False)
+    step = Statistics(model, (1, 64)).simulate(Plan(), Cluster("A100"), 8, recipe=Recipe(precision=torch.float16))
+    plan = step.parallel_plan()
+    assert plan.parameter_dtypes == {"trained": "float32", "frozen": "float16"}
+    scope = {}
+    exec(step.to_code(), scope)
+    assert step.to_code() == plan.to_code()
+    assert "Parameters are cast to: float32 (trained), float16 (frozen)" in str(plan)
+    data = plan.to_dict()
+    assert type(plan).from_json(json.dumps(data)) == plan
+    del data["parameter_dtypes"]  # as an earlier version wrote it
+    assert type(plan).from_json(json.dumps(data)).parameter_dtypes == {}
+    with pytest.raises(
+        InputError, match=r"parameter_dtypes\['trained'\] of a plan must be .* floating point dtype, got 'int8'"
+    ):
+        type(plan).from_json(json.dumps({**data, "parameter_dtypes": {"trained": "int8"}}))
+
+
 def test_too_few_micro_batches_for_the_engine_are_said():
     step = statistics().simulate(Plan(pipeline=4, micro_batch=4), Cluster("A100"), 8)
     assert "torch runs schedule='1f1b' with as many micro-batches as stages or more, not 2 with pi" in step.obstacle
@@ -216,7 +260,7 @@ def test_sequence_parallelism_is_applied_without_stages():
     cluster = Cluster("A100", devices_per_node=4)
     step = stats.simulate(Plan(tensor=2, sequence=True), cluster, 4)
     shared = stats.parallel_plan(tensor=2, sequence=True, precision=torch.bfloat16, sharded="gradients")
-    assert step.parallel_plan() == shared
+    assert step.parallel_plan() == replace(shared, parameter_dtypes={"trained": "float32"})  # of float64
     staged = stats.simulate(Plan(tensor=2, sequence=True, pipeline=2), cluster, 4)
     with pytest.raises(InputError, match=r"sequence=True with pipeline=2; search with .*=\[False\]"):
         staged.parallel_plan()

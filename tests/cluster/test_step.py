@@ -14,7 +14,6 @@ from modelsummary import InputError, Statistics, StepError
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.parts import AFTER
 from modelsummary.cluster.pipeline import Once, StepItems, in_flight
-from modelsummary.cluster.step_model import Share
 from modelsummary.cluster.timing import UnitSeconds
 from modelsummary.memory.estimate import CATEGORIES
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
@@ -166,7 +165,7 @@ def test_recomputation_adds_its_forward(simulator):
     added = full.seconds_by_cause["recomputation"]
     assert plain.seconds_by_cause["recomputation"] == 0
     assert one.seconds_by_cause["recomputation"] == pytest.approx(added / LAYERS)
-    block = simulator.model.parts(simulator._layout(Plan()).share)["blocks.0"]
+    block = simulator.model.parts(Plan())["blocks.0"]
     assert full.hardware_flops - full.model_flops == 32 * LAYERS * block.flops
     kept, entered = block.kept_bytes, block.entered_bytes
     assert plain.memory[0].activations - full.memory[0].activations == LAYERS * (kept - entered)
@@ -186,7 +185,7 @@ def test_zero_shards_what_it_says(simulator):
     assert [each.parameters for each in by_zero] == [2 * params, 2 * params, 2 * params, params]  # float32 under FSDP
     block = 12 * WIDTH**2 + 13 * WIDTH
     root = params - LAYERS * block
-    kept = {name: part.kept_bytes for name, part in simulator.model.parts(simulator.share(Plan())).items()}
+    kept = {name: part.kept_bytes for name, part in simulator.model.parts(Plan()).items()}
     # The root stays gathered. Of a block, parameters and gradients; those of the one before it, gathered ahead; and in
     # float32 the gradients that are being reduced, when activations of what follows are gone.
     gathered = 2 * 2 * root + max(
@@ -329,7 +328,6 @@ def test_fsdp_gathers_the_unit_before_and_reduces_the_one_after(ties, dtype):
     expected = with_root if ties else of_head
     gathered = step.memory[0].gathered
     assert 0.97 * expected < gathered <= expected
-    step.applier.cast(model)
     timeline = step.parallel_plan().memory(optimizer="adamw").timeline
     held = [dict(zip(CATEGORIES, point.held, strict=True)) for point in timeline]
     whole = 2 * ends if ties else 0  # of the root, which autograd keeps as it does activations
@@ -465,9 +463,7 @@ def test_eight_bits_are_of_products_alone():
     assert eight.model_flops == half.model_flops
     assert eight.peak_flops == cluster.device.peak(torch.float8_e4m3fn) > half.peak_flops
     assert 0.5 < eight.seconds_by_cause["compute"] / half.seconds_by_cause["compute"] < 0.95
-    part = StepModel(stats.live, stats.root, Recipe(precision=torch.float8_e4m3fn)).parts(Share(1, False, 1, 4096, 0))[
-        "2"
-    ]
+    part = StepModel(stats.live, stats.root, Recipe(precision=torch.float8_e4m3fn)).parts(Plan(micro_batch=4096))["2"]
     n = 4096**2
     assert sorted((work.op_class, work.nbytes, times) for work, times in part.works["forward"]) == [
         ("elementwise", 3 * n, 2),  # both operands

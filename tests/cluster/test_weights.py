@@ -227,7 +227,6 @@ def test_a_rank_holds_what_the_applied_plan_holds(make, plan):
         plan, Cluster("A100"), BATCH * plan.batch_ranks, recipe=Recipe(kernels="eager")
     )
     applied = step.parallel_plan()
-    step.applier.cast(model)
     alone = {"device": "cuda", "block_bytes": 1, "workspaces": False}
     memory, rank = applied.memory(optimizer="adamw", accumulates=True, **alone), step.memory[0]
     assert rank.gradients == memory.grads
