@@ -492,6 +492,8 @@ def _unwrapped(value: Any) -> Any:
 
 def _is_dense(tensor: Tensor) -> bool:
     """Return True if the elements fill memory without gaps or overlaps, in any order of the dimensions."""
+    if tensor.is_nested:  # one of its sizes is not a number
+        return False
     step = 1
     for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         if size != 1 and stride != step:

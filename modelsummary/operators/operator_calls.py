@@ -272,7 +272,7 @@ class OperatorLog:
         key = (func, specs, tuple(named.items()), cost.macs, cost.skipped_macs)
         call = self._calls.get(key)
         if call is None:
-            outputs = tuple(_spec_of(tensor, False) for tensor in tensors_in(out) if tensor.layout is torch.strided)
+            outputs = tuple(_spec_of(tensor, False) for tensor in tensors_in(out) if _is_dense(tensor))
             call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
         return call, tuple([storage for storage, _ in reads]), tuple([offset for _, offset in reads])
 
@@ -283,7 +283,7 @@ class OperatorLog:
             if kind in _CONSTANTS:
                 specs.append(value)
             elif isinstance(value, Tensor):
-                if value.layout is not torch.strided or value.is_nested:
+                if not _is_dense(value):
                     specs.append(str(value.layout))
                     continue
                 storage = self._identify(value)
@@ -294,6 +294,11 @@ class OperatorLog:
             else:
                 specs.append(group_name(value) or f"<{kind.__name__}>")
         return specs
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return True for a tensor with sizes and strides; a sparse or nested one has none that say what it stores."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _spec_of(tensor: Tensor, is_param: bool) -> TensorSpec:

@@ -386,7 +386,7 @@ def constant(leaf: Any, size: int | None, device: torch.device | None, training:
     if isinstance(leaf, OwnDevice):
         return device
     if isinstance(leaf, Tensor) and device is not None and leaf.device != device and leaf.dim() > 0:
-        return leaf.to(device)
+        return leaf if leaf.is_meta else leaf.to(device)  # torch passes tensors without data as examples of a type
     return leaf
 
 
