@@ -19,6 +19,7 @@ from modelsummary.capture.model_lines import model_line
 from modelsummary.capture.operator_mode import Execution
 from modelsummary.operators.operator_calls import Line, OperatorLog
 from modelsummary.operators.operator_rules import OpCost, OpRule, op_rule, tensors_in
+from modelsummary.operators.products import factors
 from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
 
 if TYPE_CHECKING:
@@ -32,14 +33,12 @@ Level = Literal["costs", "operators", "storages"]
 """What is noted of operators: their costs; their arguments as well; also the storages that they make."""
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
-_ADD = torch.ops.aten.add.Tensor
 _INDEX_PUT = torch.ops.aten.index_put.default
 _ALIAS = torch.ops.aten.alias.default
 _LAYERS = ((nn.functional, "linear"), *((_torch.VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))
 _PLAIN = frozenset({Tensor, nn.Parameter, ShapeTensor})
 # Their results have the memory of their argument, which their schemas do not declare.
 _SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
-_MATRICES: dict[Any, slice] = {torch.ops.aten.mm.default: slice(0, 2), torch.ops.aten.addmm.default: slice(1, 3)}
 
 
 class Allocation:
@@ -210,10 +209,10 @@ class Observer:
         ):
             args, kwargs = tree_map(_unwrapped, (args, kwargs))
         operator_number = len(self.inside)
-        if func is _ADD or func is _INDEX_PUT:
-            self._note_reuse(func, args, operator_number)
-        elif func in _MATRICES:
-            self._note_clones(args[_MATRICES[func]], operator_number)
+        if rule.facts.accumulates or func is _INDEX_PUT:
+            self._note_reuse(func, rule, args, operator_number)
+        elif rule.facts.multiplies == "matrices":
+            self._note_clones(factors(rule.signature.bind(args, kwargs)), operator_number)
         self._meet((args, kwargs), operator_number)  # torch makes a tensor of a Python number before it gets here
         if rule.name in _SAME_MEMORY:
             out, cost = self._execution.run(_ALIAS, op_rule(_ALIAS), args, kwargs)
@@ -306,7 +305,7 @@ class Observer:
             if not ((right == 1 and down >= columns) or (down == 1 and right >= rows)):
                 self.clones[operator_number] = self.clones.get(operator_number, 0) + matrix.nbytes
 
-    def _note_reuse(self, func: Any, args: Any, operator_number: int) -> None:
+    def _note_reuse(self, func: Any, rule: OpRule, args: Any, operator_number: int) -> None:
         """Note that torch would write into its argument here, which it does not while a dispatch mode is on.
 
         Without a mode, autograd works in place if nothing else holds a gradient: when it adds up gradients between two
@@ -317,7 +316,7 @@ class Observer:
         node = None if torch.is_grad_enabled() else _torch.current_node()
         if (node is None and not self._in_layer) or not all(isinstance(argument, Tensor) for argument in args[:1]):
             return
-        is_sum = func is _ADD and _is_dense(args[0]) and not args[0]._is_view()
+        is_sum = rule.facts.accumulates and _is_dense(args[0]) and not args[0]._is_view()
         is_gradient = is_sum and node is not None and node._sequence_nr() == self._ended
         is_biased = is_sum and self._in_layer > 0 and isinstance(args[1], Tensor) and args[1].dim() == 1 < args[0].dim()
         is_index = func is _INDEX_PUT and node is not None and node.name() == "IndexBackward0"

@@ -59,10 +59,10 @@ def kept_bytes(
         part_name = by_row.get(storage.row, made_in)
         nbytes = storage.nbytes
         if is_made:
-            name = operators[storage.born].run.call.name
-            nbytes = nbytes // ranks if name == _GATHERED else nbytes
+            call = operators[storage.born].run.call
+            nbytes = nbytes // ranks if call.name == _GATHERED else nbytes
             is_core = storage.born in core and storage.born != last_core.get(made_in)
-            if is_core and name != "aten.clone":  # a copy of what enters is kept instead of it
+            if is_core and not call.rule.facts.copies:  # a copy of what enters is kept instead of it
                 made_in_core[part_name] += nbytes
         kept[part_name] += nbytes
     return kept, made_in_core

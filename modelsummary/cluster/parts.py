@@ -25,6 +25,7 @@ from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import POINTWISE, Work, work_of
+from modelsummary.operators.table import NO_FACTS, TABLE
 
 __all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "Part", "parts_of"]
 
@@ -278,7 +279,7 @@ def _marks(operators: Sequence[StepOperator], columns: set[str]) -> list[int]:
 
 
 def _multiplies_activations(call: OperatorCall) -> bool:
-    return call.name in ("aten.bmm", "aten.baddbmm") and not any(spec.is_param for spec in call.tensors)
+    return call.rule.facts.multiplies == "batches" and not any(spec.is_param for spec in call.tensors)
 
 
 def _with_context(work: Work, context: int) -> Work:
@@ -292,7 +293,8 @@ def _with_context(work: Work, context: int) -> Work:
 def _may_have_eight_bits(work: Work) -> bool:
     """Return True for the product of two matrices whose sizes divide by 16, as kernels with 8 bits need it."""
     is_half = work.dtype in (torch.bfloat16, torch.float16)
-    return is_half and work.name in ("aten.mm", "aten.addmm") and all(size % 16 == 0 for size in work.sizes[1:])
+    is_product = TABLE.get(work.operator, NO_FACTS).multiplies == "matrices"
+    return is_half and is_product and all(size % 16 == 0 for size in work.sizes[1:])
 
 
 def _in_eight_bits(work: Work, dtype: torch.dtype) -> Work:

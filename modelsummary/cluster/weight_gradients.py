@@ -27,7 +27,7 @@ def of_weights_alone(
         run, part_name = operators[index].run, part_names[index]
         if operators[index].phase != "backward":
             continue
-        adds_up = run.call.name == "aten.add" and not gradients.isdisjoint(run.makes)  # of a weight in two parts
+        adds_up = run.call.rule.facts.accumulates and not gradients.isdisjoint(run.makes)  # of a weight in two parts
         is_passed_on = any(key in passed_on or readers[key] - {part_name} for key in run.makes)
         if not is_passed_on:
             alone.add(index)

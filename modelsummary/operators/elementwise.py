@@ -50,6 +50,9 @@ def _roll(x: Tensor, shifts: Shape, dims: Shape = ()) -> Tensor | None:
 
 register("aten", "add sub mul div", overload="Tensor", shape=_arithmetic)
 register("aten", "add sub mul div", overload="Scalar", shape=_arithmetic)
+register("aten", "add", overload="Tensor", accumulates=True)
+register("aten", "cat", joins=True)
+register("aten", "clone", copies=True)
 register("aten", "roll", overload="default", shape=_roll)
 register(
     "aten",

@@ -23,7 +23,7 @@ from modelsummary.operators.operator_work import Work, work
 from modelsummary.operators.shape_rules import FLOATS, META, is_plain, new_contiguous
 from modelsummary.operators.table import Arguments, Count, register
 
-__all__ = ["is_outer_product"]
+__all__ = ["factors", "is_outer_product"]
 
 _SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 _GROUPED = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -46,13 +46,18 @@ def _first_of(call: Arguments, count: int) -> list[Any]:
     return list(call.values())[:count]
 
 
-def _factors(call: Arguments) -> list[Any]:
+def factors(call: Arguments) -> list[Any]:
+    """Return the two factors of a product, without its bias.
+
+    >>> factors(Arguments(self=1, mat1=2, mat2=3, beta=4))
+    [2, 3]
+    """
     return [value for name, value in call.items() if name in _FACTORS][-2:]
 
 
 def _product(call: Arguments) -> Count:
     """Count each stored element of one matrix times the rows or columns of the other: (n, k) by (k, m)."""
-    a, b = _factors(call)
+    a, b = factors(call)
     if a.is_nested or b.is_nested:
         return _nested_product(a, b)
     if b.layout not in _SPARSE:
@@ -63,7 +68,7 @@ def _product(call: Arguments) -> Count:
 
 
 def _product_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
-    a, b = _specs(_factors(bound))
+    a, b = _specs(factors(bound))
     batch = a.shape[0] if len(a.shape) == 3 else 1
     m, k = a.shape[-2:] if len(a.shape) > 1 else (1, a.shape[0])
     n = b.shape[-1] if len(b.shape) > 1 else 1
@@ -96,6 +101,8 @@ register(
 
 
 register("aten", "mm addmm mv addmv dot vdot baddbmm", dtypes="one")
+register("aten", "mm addmm", multiplies="matrices")
+register("aten", "bmm baddbmm", multiplies="batches")
 
 
 def _addmm_shape(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor | None:
@@ -209,7 +216,7 @@ def _grouped(call: Arguments) -> Count:
 
 def _grouped_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
     """Return the work of one product per group; rows are taken to be shared out evenly."""
-    a, b = _specs(_factors(bound))
+    a, b = _specs(factors(bound))
     groups = next((spec.shape[0] for spec in (a, b, call.outputs[0]) if len(spec.shape) == 3), 1)
     (m, k), n = a.shape[-2:], b.shape[-1]
     if len(a.shape) == len(b.shape) == 2:

@@ -81,6 +81,7 @@ class OperatorFacts:
     Attributes:
         macs: the multiply-adds of a call, or None. It reads shapes only, which may be symbolic.
         kernels: the kernels that a device runs for a call; None: one kernel, from the multiply-adds and bytes.
+        multiplies: ``"matrices"`` for the product of two matrices, ``"batches"`` for products of pairs of them.
         depends_on_views: the multiply-adds also depend on what the arguments are views of.
         op_class: the class of its kernel without multiply-adds, where its name does not say it.
         gathers_from: name of the argument of which it reads only the rows it returns.
@@ -88,6 +89,9 @@ class OperatorFacts:
         writes_rows: writes to some places of its first argument.
         scores_per_target: how many of the scores ``self`` it reads for each element of ``target``; None: it reads all.
         chooses: chooses among candidates; their positions are its result, or the second part of it.
+        accumulates: autograd adds up gradients with it.
+        joins: joins its arguments in a new storage, as a cache that grows.
+        copies: makes a copy of its argument, and nothing else.
         on_scores: what it does to the scores of attention: ``"softmax"``, or ``"sum"``, ``"fill"`` or ``"where"`` of a
             mask.
         dtypes: device kernels refuse operands of several dtypes, which meta kernels accept: ``"one"``, or ``"norm"``
@@ -105,6 +109,7 @@ class OperatorFacts:
 
     macs: Macs | None = None
     kernels: Kernels | None = None
+    multiplies: str = ""
     depends_on_views: bool = False
     op_class: str = ""
     gathers_from: str = ""
@@ -112,6 +117,9 @@ class OperatorFacts:
     writes_rows: bool = False
     scores_per_target: int | None = None
     chooses: bool = False
+    accumulates: bool = False
+    joins: bool = False
+    copies: bool = False
     on_scores: str = ""
     dtypes: str = ""
     shape: Callable[..., Any] | None = None

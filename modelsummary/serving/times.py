@@ -83,4 +83,4 @@ def phase_time(
 
 def _grows(operator: StepOperator, phase: Phase) -> bool:
     """Return True if an operator joins a cache and new tokens in a new storage, which the cache keeps."""
-    return operator.run.call.name == "aten.cat" and not phase.cache_storages.isdisjoint(operator.run.makes)
+    return operator.run.call.rule.facts.joins and not phase.cache_storages.isdisjoint(operator.run.makes)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import modelsummary
 from modelsummary import Statistics
 from modelsummary.operators.operator_rules import NO_COST, op_cost, op_rule
 
@@ -111,3 +116,33 @@ def test_in_place_operators_know_what_they_write():
     assert not op_rule(aten.unsqueeze_.default).keeps_shape
     assert op_rule(aten._native_batch_norm_legit.default).writes == (3, 4)
     assert op_rule(aten.add.out).writes == ("out",)
+
+
+_CALLED_BY_NAME = ("_torch/", "files/", "latency/grid.py")  # TorchScript is interpreted; calls are measured
+
+
+def _operators_named_in(path):
+    """Yield the names of operators in a file: ``torch.ops.aten.add``, ``"aten.add"``, and rows of the table."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield from re.findall(r"\baten\.(\w+)", ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            yield from re.findall(r"\baten(?:\.|::)(\w+)", node.value)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "register":
+            namespace, names, *_ = node.args
+            if isinstance(names, ast.Constant) and getattr(namespace, "value", "") == "aten":
+                yield from names.value.split()
+
+
+def test_an_operator_is_named_in_its_family_and_one_other_file():
+    package = Path(modelsummary.__file__).parent
+    files = {}
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        if not name.startswith(_CALLED_BY_NAME):
+            for operator in _operators_named_in(path):
+                files.setdefault(operator.removesuffix("_"), set()).add(name)
+    assert len(files) > 200
+    assert {operator: names for operator, names in files.items() if len(names) > 2} == {}

@@ -12,15 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from modelsummary.capture.execution.shape_tensor import ShapeTensor, maker_of, view_of
+from modelsummary.capture.execution.shape_tensor import AS_STRIDED, ShapeTensor, maker_of, view_of
 
 __all__ = ["Remake", "remake_of"]
 
 Remake: TypeAlias = "Callable[[Sequence[Any], torch.device], Any]"
 """A function of the arguments of a call and of the device of its results that returns the results; None if it cannot
 make them from these arguments."""
-
-_AS_STRIDED = torch.ops.aten.as_strided.default  # its result does not begin relative to its argument
 
 
 def remake_of(func: Any, is_view: bool, args: Sequence[Any], tensors: Sequence[Tensor], out: Any) -> Remake | None:
@@ -53,7 +51,7 @@ def _new_tensors(outputs: Sequence[Tensor], kind: type | None) -> Remake:
 def _views(func: Any, args: Sequence[Any], outputs: Sequence[Tensor], kind: type | None) -> Remake | None:
     """Return None unless the results are views of the first argument whose layouts follow from its strides."""
     base = args[0] if args else None
-    if type(base) is not ShapeTensor or func is _AS_STRIDED:
+    if type(base) is not ShapeTensor or func is AS_STRIDED:  # its result does not begin relative to its argument
         return None
     if any(output is base or not _is_strided_view(output, base) for output in outputs):
         return None

@@ -20,6 +20,7 @@ from modelsummary import _torch
 from modelsummary._torch import tree_map_only
 
 __all__ = [
+    "AS_STRIDED",
     "OnMeta",
     "ShapeTensor",
     "Spec",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _META = torch.device("meta")
-_AS_STRIDED = torch.ops.aten.as_strided.default
+AS_STRIDED = torch.ops.aten.as_strided.default
 _RESIZE = torch.ops.aten.resize_.default
 _STRIDED = torch.strided
 
@@ -151,7 +152,7 @@ def new_tensor(spec: Spec, device: torch.device) -> Tensor:
 def _new_part(spec: Spec, offset: int, nbytes: int, device: torch.device) -> Tensor:
     """Return a tensor of this spec in a larger storage of its own, as a kernel may return a part of what it made."""
     whole = new_tensor(Spec(torch.Size((nbytes // spec.dtype.itemsize,)), (1,), spec.dtype), device)
-    part: Tensor = run_on_metadata(_AS_STRIDED, (whole, spec.shape, spec.stride, offset), {})
+    part: Tensor = run_on_metadata(AS_STRIDED, (whole, spec.shape, spec.stride, offset), {})
     return part
 
 
@@ -293,7 +294,7 @@ class OnMeta:
             return meta
         if meta.dtype is not base.dtype:
             raise RuntimeError(f"an operator returned a view of {base.dtype} as {meta.dtype}")
-        view: Tensor = run_on_metadata(_AS_STRIDED, (base, meta.shape, meta.stride(), meta.storage_offset()), {})
+        view: Tensor = run_on_metadata(AS_STRIDED, (base, meta.shape, meta.stride(), meta.storage_offset()), {})
         return view
 
     def _new(self, meta: Tensor) -> Tensor:

@@ -16,7 +16,14 @@ from torch.nn.parameter import is_lazy
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor, replace_shards
 from modelsummary.capture.execution.known_values import KnownValues
-from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
+from modelsummary.capture.execution.shape_tensor import (
+    AS_STRIDED,
+    ShapeTensor,
+    Spec,
+    new_tensor,
+    run_on_metadata,
+    spec_of,
+)
 from modelsummary.capture.modules import own_tensors
 from modelsummary.operators.tensor_bytes import is_wrapper
 
@@ -24,7 +31,6 @@ __all__ = ["Twins"]
 
 _META = torch.device("meta")
 _STRIDED = torch.strided
-_AS_STRIDED = torch.ops.aten.as_strided.default
 _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
 
@@ -163,7 +169,7 @@ class Twins:
             elements = torch.Size((storage.nbytes() // tensor.element_size(),))
             whole = new_tensor(Spec(elements, (1,), spec.dtype), self._device)
             self._storages[storage._cdata, spec.dtype] = whole
-        view: Tensor = run_on_metadata(_AS_STRIDED, (whole, spec.shape, spec.stride, tensor.storage_offset()), {})
+        view: Tensor = run_on_metadata(AS_STRIDED, (whole, spec.shape, spec.stride, tensor.storage_offset()), {})
         return view
 
 
