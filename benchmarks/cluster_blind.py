@@ -1,6 +1,4 @@
-"""Predict published runs that nothing was fitted on, and print how far off the predictions are.
-
-    python benchmarks/cluster_blind.py [--causes]
+"""Published runs that nothing was fitted on, which ``python benchmarks/cluster_runs.py`` predicts.
 
 The runs were chosen for what they add to ``cluster_runs.py``: FSDP, models without tensor parallelism, and eager mode.
 They were predicted once before anything was changed; ``docs/cluster.md`` says what was added afterwards.
@@ -18,15 +16,12 @@ Where the source does not speak of torch.compile, eager mode is assumed.
 
 from __future__ import annotations
 
-import argparse
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from math import sqrt
 
 from cluster_models import llama, mpt, token_loss
-from cluster_runs import Run, predicted
-from tabulate import tabulate
+from cluster_runs import Run
 from titan_model import titan_llama
 
 from modelsummary.cluster import Cluster, Plan, Recipe
@@ -103,26 +98,3 @@ def foundry() -> Iterator[Run]:
         cluster = Cluster.preset(preset, nodes=devices // 8)
         label = f"MPT {name}, {devices} {preset.split()[1]}{', full' if checkpoint == 'every' else ''}, eager"
         yield Run("llm-foundry", label, mpt(*MPT[name]), plan, cluster, batch, length, EAGER, batch * length / rate)
-
-
-def main() -> None:
-    """Print predicted and measured seconds of each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    rows, errors = [], []
-    for run in (*torchtitan(), *foundry()):
-        step = predicted(run)
-        ratio = step.step_seconds / run.seconds
-        errors.append(abs(ratio - 1))
-        rows.append([run.table, run.name, run.seconds, step.step_seconds, ratio, step.memory_bytes / 2**30])
-        if options.causes:
-            print(run.name, {name: round(value, 3) for name, value in step.seconds_by_cause.items() if value})
-    headers = ["source", "run", "measured (s)", "predicted (s)", "ratio", "memory (GiB)"]
-    print(tabulate(rows, headers, floatfmt=("", "", ".2f", ".2f", ".3f", ".1f"), tablefmt="github"))
-    print(f"{len(errors)} runs: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}")
-
-
-if __name__ == "__main__":
-    main()

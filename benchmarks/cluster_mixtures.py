@@ -1,6 +1,4 @@
-"""Predict published training runs of mixtures of experts, and print how far off the predictions are.
-
-    python benchmarks/cluster_mixtures.py [--causes] [--only TEXT]
+"""Published training runs of mixtures of experts, which ``python benchmarks/cluster_runs.py`` predicts.
 
 All runs divide the experts over ranks and balance the tokens between them (their benchmarks force that). Nothing was
 fitted to them, and they were predicted once before anything was changed; ``docs/cluster.md`` has both results.
@@ -18,15 +16,12 @@ fitted to them, and they were predicted once before anything was changed; ``docs
 
 from __future__ import annotations
 
-import argparse
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from cluster_models import Sizes, mixture, token_loss
-from cluster_runs import Run, predicted
-from tabulate import tabulate
+from cluster_runs import Run
 
 from modelsummary.cluster import Cluster, Plan, Recipe
 
@@ -47,7 +42,7 @@ MODELS = {
 }
 
 
-def megatron_core() -> Iterator[tuple[Run, int]]:
+def megatron_core() -> Iterator[Run]:
     """Mixtral on 64 H100."""
     sizes, batch, length, gpus = MODELS["Mixtral 8x7B"], 256, 4096, 64
     width, layers = sizes.width, sizes.layers
@@ -59,10 +54,10 @@ def megatron_core() -> Iterator[tuple[Run, int]]:
     cluster = Cluster.preset("DGX H100", nodes=8)
     seconds = flops / (gpus * 468e12)
     label = "Mixtral 8x7B, 64 H100"
-    yield Run("Megatron-Core", label, mixture(sizes), plan, cluster, batch, length, MEGATRON, seconds), 1
+    yield Run("Megatron-Core", label, mixture(sizes), plan, cluster, batch, length, MEGATRON, seconds)
 
 
-def automodel() -> Iterator[tuple[Run, int]]:
+def automodel() -> Iterator[Run]:
     """FSDP on H100; rounds of a pipeline follow each other."""
     # model, devices, pipeline, virtual stages, expert, micro-batch, samples of a copy per round, recomputation, rounds,
     # seconds of a step
@@ -90,10 +85,12 @@ def automodel() -> Iterator[tuple[Run, int]]:
         # FlexAttention is as fast as FlashAttention-2, within 15 % (https://pytorch.org/blog/flexattention/)
         recipe = replace(DEEP_EP, attention="flash") if "GPT-OSS" in name else DEEP_EP
         label = f"{name}, {gpus:,} H100{', full' if checkpoint == 'every' else ''}, eager"
-        yield Run("NeMo AutoModel", label, mixture(MODELS[name]), plan, cluster, batch, 4096, recipe, seconds), rounds
+        yield Run(
+            "NeMo AutoModel", label, mixture(MODELS[name]), plan, cluster, batch, 4096, recipe, seconds, rounds=rounds
+        )
 
 
-def bridge() -> Iterator[tuple[Run, int]]:
+def bridge() -> Iterator[Run]:
     """Megatron on several devices."""
     b200 = Cluster("B200", network_bandwidth=50e9)
     b300 = Cluster("B300", network_bandwidth=100e9)
@@ -130,33 +127,4 @@ def bridge() -> Iterator[tuple[Run, int]]:
         release = ", 26.02" if (name, batch, length) == ("GPT-OSS 120B", 1280, 4096) else ""
         label = f"{name}, {gpus} {cluster.device.name}{release}"
         used = cluster.with_nodes(-(-gpus // cluster.devices_per_node))
-        yield Run("Megatron-Bridge", label, mixture(MODELS[name]), plan, used, batch, length, BRIDGE, seconds), 1
-
-
-def main() -> None:
-    """Print predicted and measured seconds of each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
-    parser.add_argument("--only", default="", help="runs whose source or name contains this text")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    rows, errors = [], []
-    for run, rounds in (*megatron_core(), *automodel(), *bridge()):
-        if options.only not in f"{run.table} {run.name}":
-            continue
-        step = predicted(run)
-        causes = step.seconds_by_cause
-        once = causes["gradients"] + causes["optimizer"]
-        seconds = rounds * (step.step_seconds - once) + once
-        ratio = seconds / run.seconds
-        errors.append(abs(ratio - 1))
-        rows.append([run.table, run.name, run.seconds, seconds, ratio, step.memory_bytes / 2**30])
-        if options.causes:
-            print(run.name, {name: round(value, 3) for name, value in causes.items() if value}, f"MFU {step.mfu:.3f}")
-    headers = ["source", "run", "measured (s)", "predicted (s)", "ratio", "memory (GiB)"]
-    print(tabulate(rows, headers, floatfmt=("", "", ".2f", ".2f", ".3f", ".1f"), tablefmt="github"))
-    print(f"{len(errors)} runs: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}")
-
-
-if __name__ == "__main__":
-    main()
+        yield Run("Megatron-Bridge", label, mixture(MODELS[name]), plan, used, batch, length, BRIDGE, seconds)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Sizes", "gpt", "llama", "mixture", "mpt", "token_loss"]
+__all__ = ["Sizes", "fused_token_loss", "gpt", "llama", "mixture", "mpt", "token_loss"]
 
 
 class CoreAttention(nn.Module):
@@ -364,3 +364,26 @@ def token_loss(logits: Tensor) -> Tensor:
     """Return the cross entropy of next tokens; the labels do not matter for a step without values."""
     flat = logits.float().flatten(0, 1)
     return F.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.long, device=flat.device))
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """The kernels of a fused cross entropy: one that reads the logits, and one that writes their gradients.
+
+    Both keep the dtype of the logits, of which no float32 copy exists (``losses/cross_entropy.py`` of flash-attn, and
+    ``fused_cross_entropy.py`` of Megatron).
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return logits.amax(-1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (logits,) = ctx.saved_tensors
+        return logits * gradient[:, None]
+
+
+def fused_token_loss(logits: Tensor) -> Tensor:
+    """Return what moves and keeps the bytes of ``token_loss`` as one fused kernel."""
+    return FusedCrossEntropy.apply(logits.flatten(0, 1)).float().mean()

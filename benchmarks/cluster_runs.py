@@ -1,8 +1,11 @@
-"""Predict published training runs and print how far off the predictions are.
+"""Predict published training runs and print how far off the predictions are: seconds, and the peak of a rank.
 
-    python benchmarks/cluster_runs.py [--memory] [--causes] [--docs]
+    python benchmarks/cluster_runs.py [--data FOLDER] [--only TEXT] [--causes] [--docs] [--write]
+    python benchmarks/cluster_runs.py --memory
 
-The models are plain modules on meta. Nothing of the prediction is fitted to these runs.
+The models are plain modules on meta. Nothing of the prediction is fitted to these runs. ``cluster_blind.py`` and
+``cluster_mixtures.py`` have further runs, and ``cluster_data.py`` the rows of a folder of measurements. ``--write``
+stores the ratios of all tables in the package, where ``StepEstimate.error`` takes them from.
 
 - Megatron-LM 2021: table 1 of arXiv:2104.04473, with the micro-batches and stages in ``examples/sc21/run_table_1.sh``
   of NVIDIA/Megatron-LM. Achieved FLOP/s become seconds with the paper's own formula, which counts recomputation.
@@ -15,10 +18,15 @@ The models are plain modules on meta. Nothing of the prediction is fitted to the
 from __future__ import annotations
 
 import argparse
-import time
+import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import torch
@@ -26,9 +34,11 @@ from cluster_models import gpt, llama, token_loss
 from tabulate import tabulate
 from torch import nn
 
+import modelsummary
 from modelsummary import Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepEstimate, StepModel
 from modelsummary.cluster.pipeline import in_flight
+from modelsummary.cluster.published_errors import Case
 from modelsummary.cluster.weights import Weights
 
 MEGATRON = Recipe(
@@ -43,9 +53,20 @@ MEGATRON = Recipe(
 KORTHIKANTI = replace(MEGATRON, gradient_dtype=torch.float32, overlap_tensor=True)
 LLAMA = Recipe(precision=torch.bfloat16, loss=token_loss)
 
+DRAWS, KEPT = 3, 40  # of runs to calibrate with, and ratios after a calibration that are stored
+
 
 class Run(NamedTuple):
-    """A published run."""
+    """A published run.
+
+    Attributes:
+        table: of its source.
+        name: of the run.
+        model, plan, cluster, batch, sequence, recipe: what ran.
+        seconds: measured, of a step.
+        peak_bytes: measured, of the fullest rank; None: not published.
+        rounds: how often a step repeats forwards and backwards of the batch.
+    """
 
     table: str
     name: str
@@ -56,6 +77,8 @@ class Run(NamedTuple):
     sequence: int
     recipe: Recipe
     seconds: float
+    peak_bytes: float | None = None
+    rounds: int = 1
 
 
 def megatron() -> Iterator[Run]:
@@ -200,11 +223,22 @@ def memory_table() -> list[list[object]]:
     return rows
 
 
+@lru_cache(maxsize=1)
+def statistics_of(model: nn.Module, length: int) -> Statistics:
+    """Return the statistics of a model, which several runs in a row may have."""
+    return Statistics(model, torch.zeros(1, length, dtype=torch.long, device="meta"))
+
+
 def predicted(run: Run) -> StepEstimate:
     """Return the estimate of a run."""
-    ids = torch.zeros(1, 2048, dtype=torch.long, device="meta")
-    stats = Statistics(run.model, ids)
+    stats = statistics_of(run.model, min(run.sequence, 2048))
     return stats.simulate(run.plan, run.cluster, run.batch, sequence_length=run.sequence, recipe=run.recipe)
+
+
+def seconds_of(run: Run, step: StepEstimate) -> float:
+    """Return the predicted seconds of a step; what happens once is not repeated by its rounds."""
+    once = step.seconds_by_cause["gradients"] + step.seconds_by_cause["optimizer"]
+    return run.rounds * (step.step_seconds - once) + once
 
 
 def docs_row(run: Run, step: StepEstimate) -> str:
@@ -213,13 +247,110 @@ def docs_row(run: Run, step: StepEstimate) -> str:
     return f"| {run.table}, {run.name} | {run.seconds:.2f} | {step.step_seconds:.2f} | {ratio:.3f} |"
 
 
+def tables(data: Path | None) -> Iterator[Run]:
+    """Yield the runs of all tables."""
+    import cluster_blind
+    import cluster_mixtures
+
+    yield from (*megatron(), *korthikanti(), *llama_405b())
+    yield from (*cluster_blind.torchtitan(), *cluster_blind.foundry())
+    yield from (*cluster_mixtures.megatron_core(), *cluster_mixtures.automodel(), *cluster_mixtures.bridge())
+    if data is not None:
+        import cluster_data
+
+        for table in (cluster_data.vtrain, cluster_data.foundry, cluster_data.simumax, cluster_data.nanotron):
+            yield from table(data)
+
+
+class Result(NamedTuple):
+    """A run with its prediction."""
+
+    run: Run
+    step: StepEstimate
+
+    @property
+    def ratio(self) -> float:
+        """Predicted / measured seconds."""
+        return seconds_of(self.run, self.step) / self.run.seconds
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """Predicted / measured bytes of the fullest rank; None: not published."""
+        return None if self.run.peak_bytes is None else self.step.memory_bytes / self.run.peak_bytes
+
+
+def summary_row(name: str, results: Sequence[Result]) -> list[object]:
+    """Return error and bias of the seconds and of the peaks of a table, and how many of its runs do not fit."""
+    peaks = [result.peak_ratio for result in results if result.peak_ratio is not None]
+    row: list[object] = [name, len(results)]
+    for ratios in ([result.ratio for result in results], peaks):
+        off = [abs(ratio - 1) for ratio in ratios]
+        row += [f"{sum(off) / len(off):.1%}", f"{sum(ratios) / len(off) - 1:+.1%}"] if ratios else ["", ""]
+        row += [f"{max(off):.1%}"] if ratios else [""]
+    return [*row, sum(not result.step.fits for result in results)]
+
+
+def calibrated(results: Sequence[Result], steps: int) -> list[float]:
+    """Return predicted / measured seconds of runs after a calibration with others of the table, drawn at random.
+
+    Runs of one kind of device are calibrated together.
+    """
+    ratios = []
+    for device in dict.fromkeys(result.run.cluster.device.name for result in results):
+        pool = [result for result in results if result.run.cluster.device.name == device and result.run.rounds == 1]
+        for draw in range(DRAWS if len(pool) > steps + 1 else 0):
+            chosen = Random(draw).sample(range(len(pool)), steps)
+            measured = [(pool[index].step, pool[index].run.seconds, pool[index].run.peak_bytes) for index in chosen]
+            factors = pool[chosen[0]].run.cluster.calibrated(measured).factors
+            for index, (run, step) in enumerate(pool):
+                if index not in chosen:
+                    ratios.append(step.on(replace(run.cluster, factors=factors)).step_seconds / run.seconds)
+    return ratios
+
+
+def entries_of(name: str, results: Sequence[Result]) -> list[dict[str, object]]:
+    """Return the ratios of a table as the package stores them: an entry for each case."""
+    pools: dict[Case, list[Result]] = {}
+    for result in results:
+        pools.setdefault(result.step.case, []).append(result)
+    after = {steps: [round(ratio, 3) for ratio in calibrated(results, steps)] for steps in (1, 5)}
+    for steps, ratios in after.items():
+        if ratios:
+            off = sum(abs(ratio - 1) for ratio in ratios) / len(ratios)
+            print(f"{name}: {off:.1%} after a calibration with {steps} of its runs", flush=True)
+    largest = max(pools.values(), key=len)
+    return [
+        {
+            "name": name,
+            "case": case._asdict(),
+            "seconds": [round(result.ratio, 3) for result in pool],
+            "peaks": [round(result.peak_ratio, 3) for result in pool if result.peak_ratio is not None],
+            "calibrated": {
+                steps: sorted(ratios)[:: len(ratios) // KEPT + 1] for steps, ratios in after.items() if ratios
+            }
+            if pool is largest
+            else {},
+        }
+        for case, pool in pools.items()
+    ]
+
+
+def write(entries: Sequence[dict[str, object]]) -> None:
+    """Store the ratios of all tables in the package."""
+    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
+    path = Path(modelsummary.__file__).parent / "cluster" / "published_errors.json"
+    path.write_text(f'{{"tables": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
 def main() -> None:
     """Print predicted and measured seconds of each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of measurements with further runs")
     parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
-    parser.add_argument("--memory", action="store_true", help="print bytes instead of seconds")
+    parser.add_argument("--memory", action="store_true", help="print bytes by technique instead of seconds")
     parser.add_argument("--docs", action="store_true", help="print the rows of docs/cluster.md as well")
-    parser.add_argument("--only", default="", help="tables whose name contains this text")
+    parser.add_argument("--only", default="", help="runs whose table or name contains this text")
+    parser.add_argument("--write", action="store_true", help="store the ratios in the package; needs all tables")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     if options.memory:
@@ -230,27 +361,37 @@ def main() -> None:
         off = [abs(float(str(row[-1])) - 1) for row in table]
         print(f"{len(off)} figures: mean error {sum(off) / len(off):.2%}, worst {max(off):.2%}")
         return
-    errors: dict[str, list[float]] = {}
-    rows = []
-    for run in (*megatron(), *korthikanti(), *llama_405b()):
-        if options.only not in run.table:
-            continue
-        begin = time.perf_counter()
-        step = predicted(run)
-        took = time.perf_counter() - begin
-        ratio = step.step_seconds / run.seconds
-        errors.setdefault(run.table, []).append(abs(ratio - 1))
-        rows.append([run.table, run.name, run.seconds, step.step_seconds, ratio, step.memory_bytes / 2**30, took])
-        if options.docs:
-            print(docs_row(run, step))
-        if options.causes:
-            print(run.name, {name: round(value, 4) for name, value in step.seconds_by_cause.items() if value})
-    headers = ["Table", "Run", "Measured (s)", "Predicted (s)", "Ratio", "Memory (GiB)", "Took (s)"]
-    print(tabulate(rows, headers, floatfmt=("", "", ".2f", ".2f", ".3f", ".1f", ".1f"), tablefmt="github"))
-    for name, own in errors.items():
-        print(f"{name}: mean error {sum(own) / len(own):.1%}, worst {max(own):.1%}")
-    every = [each for own in errors.values() for each in own]
-    print(f"all {len(every)} runs: mean error {sum(every) / len(every):.1%}, worst {max(every):.1%}")
+    rows, summary, entries = [], [], []
+    runs = (run for run in tables(options.data) if options.only in f"{run.table} {run.name}")
+    for name, of_table in groupby(runs, key=attrgetter("table")):
+        results = [Result(run, predicted(run)) for run in of_table]
+        summary.append(summary_row(name, results))
+        entries += entries_of(name, results) if options.write else []
+        for result in results:
+            run, step = result
+            peaks = [None if nbytes is None else nbytes / 2**30 for nbytes in (run.peak_bytes, step.memory_bytes)]
+            seconds = run.seconds, seconds_of(run, step), result.ratio
+            rows.append([name, run.name, *seconds, *peaks, result.peak_ratio, "" if step.fits else "no"])
+            if options.docs:
+                print(docs_row(run, step))
+            if options.causes:
+                print(run.name, {cause: round(value, 4) for cause, value in step.seconds_by_cause.items() if value})
+    headers = [
+        "Table",
+        "Run",
+        "Measured (s)",
+        "Predicted (s)",
+        "Ratio",
+        "Peak (GiB)",
+        "Predicted (GiB)",
+        "Ratio",
+        "Fits",
+    ]
+    print(tabulate(rows, headers, floatfmt=("", "", ".2f", ".2f", ".3f", ".1f", ".1f", ".3f", ""), tablefmt="github"))
+    headers = ["Table", "Runs", "Error", "Bias", "Worst", "Peak: error", "Bias", "Worst", "Do not fit"]
+    print(tabulate(summary, headers, tablefmt="github", disable_numparse=True))
+    if options.write:
+        write(entries)
 
 
 if __name__ == "__main__":

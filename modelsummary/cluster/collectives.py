@@ -104,12 +104,14 @@ class Network:
         """
         if operation not in OPERATIONS:
             raise InputError(f"operation must be one of {', '.join(map(repr, OPERATIONS))}, got {operation!r}")
-        n = group.size
-        if n == 1 or not nbytes:
+        if group.size == 1 or not nbytes:
             return 0.0
-        if operation == "all_to_all":
-            return self._all_to_all(nbytes, group)
-        passes = 2 if operation == "all_reduce" else 1
+        alone = self._all_to_all(nbytes, group) if operation == "all_to_all" else self._in(operation, nbytes, group)
+        return self.cluster.factors.communication * alone
+
+    def _in(self, operation: str, nbytes: float, group: RankGroup) -> float:
+        """Return the seconds of a collective other than an all-to-all, by the fastest of its ways."""
+        n, passes = group.size, 2 if operation == "all_reduce" else 1
         times = [self._ring(passes, nbytes, group)]
         if self._has_protocols:
             times.append(seconds_of_protocols(operation, nbytes, self._links(group)))
@@ -134,9 +136,10 @@ class Network:
             return 0.0
         step, bandwidth = (self._link_step, self._link) if is_inside else (self._network_step, self._network)
         seconds = self._base + step + nbytes / bandwidth
-        if not self._has_protocols:
-            return seconds
-        return min(seconds, seconds_of_small_message(nbytes, self._kind if is_inside else "network", bandwidth))
+        if self._has_protocols:
+            kind = self._kind if is_inside else "network"
+            seconds = min(seconds, seconds_of_small_message(nbytes, kind, bandwidth))
+        return self.cluster.factors.communication * seconds
 
     @property
     def _has_protocols(self) -> bool:

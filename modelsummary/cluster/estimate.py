@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -16,6 +16,7 @@ from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StepItems
 from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.published_errors import Case, PublishedErrors, error_of
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError, is_number
 from modelsummary.split.schedule import Simulation
@@ -70,6 +71,8 @@ class StepEstimate(Printed):
             after its last backward.
         uncounted_ops: operators whose work is not known -> their calls in one micro-batch. They take the time of their
             bytes, and the FLOPs, with them MFU, lack them.
+        case: what decides which published runs it is compared with.
+        simulate_on: simulates it on another cluster; None: it was loaded without its model.
     """
 
     plan: Plan
@@ -85,6 +88,8 @@ class StepEstimate(Printed):
     items: StepItems = field(repr=False, compare=False)
     applier: Applier | None = field(default=None, repr=False, compare=False)
     uncounted_ops: Mapping[str, int] = field(default_factory=dict)
+    case: Case = field(default_factory=Case)
+    simulate_on: Callable[[Cluster], StepEstimate] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -92,12 +97,22 @@ class StepEstimate(Printed):
         return self.items.simulation
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "applier": None}  # it holds the model
+        return {**self.__dict__, "applier": None, "simulate_on": None}  # they hold the model
 
     @property
     def step_seconds(self) -> float:
         """Seconds of a step."""
         return sum(self.seconds_by_cause.values())
+
+    @property
+    def error(self) -> PublishedErrors:
+        """The errors of such predictions on published runs that are nearest to this step."""
+        return error_of(self.case, steps=self.cluster.factors.steps)
+
+    @property
+    def memory_error(self) -> PublishedErrors:
+        """The errors of predicted peaks on published runs that are nearest to this step."""
+        return error_of(self.case, of_peaks=True)
 
     @property
     def samples_per_second(self) -> float:
@@ -128,6 +143,16 @@ class StepEstimate(Printed):
     def fits(self) -> bool:
         """Whether the fullest rank fits into the memory of a device."""
         return self.memory_bytes <= self.cluster.memory_bytes
+
+    def on(self, cluster: Cluster) -> StepEstimate:
+        """Return the estimate of the same step on another cluster, such as a calibrated one.
+
+        Raises:
+            InputError: the plan does not fit the cluster, or the estimate was loaded without its model.
+        """
+        if self.simulate_on is None:
+            raise InputError(_LOADED)
+        return self.simulate_on(cluster)
 
     def device_hours(self, tokens: float) -> float:
         """Return the hours that all devices together need for a number of tokens (samples without sequences).
@@ -215,6 +240,7 @@ class StepEstimate(Printed):
             "devices": self.plan.devices,
             "microbatches": self.microbatches,
             "step_seconds": self.step_seconds,
+            "typical_error": self.error.typical,
             "samples_per_second": self.samples_per_second,
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
@@ -231,6 +257,18 @@ class StepEstimate(Printed):
             f"{duration(1e3 * self.step_seconds)} on {devices}, MFU {percent(self.mfu)}, {memory} on the fullest rank"
         )
 
+    def _sureness(self) -> list[str]:
+        """Return the lines of the report that say how sure it is."""
+        error, of_peaks = self.error, self.memory_error
+        slow, fast = (duration(1e3 * seconds) for seconds in reversed(error.range(self.step_seconds)))
+        least, most = (scaled(int(nbytes), "B", binary=True) for nbytes in of_peaks.range(self.memory_bytes))
+        return [
+            f"Four of five such steps take {fast} to {slow}: typical error {percent(error.typical)}, bias "
+            f"{100 * error.bias:+.0f} %, on {error.runs} published runs ({', '.join(error.tables)})",
+            f"Four of five fullest ranks hold {least} to {most}: typical error {percent(of_peaks.typical)}, bias "
+            f"{100 * of_peaks.bias:+.0f} %, on {of_peaks.runs} published runs ({', '.join(of_peaks.tables)})",
+        ]
+
     def _report(self) -> Report:
         step = self.step_seconds
         causes = [(name, self.seconds_by_cause.get(name, 0.0)) for name in CAUSES]
@@ -244,6 +282,7 @@ class StepEstimate(Printed):
         below = [
             f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
             f"Fullest rank: {total}, {has}: {parts}",
+            *self._sureness(),
         ]
         if self.uncounted_ops:
             below.append(f"Not counted: {', '.join(sorted(self.uncounted_ops))}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import NamedTuple
 
+from modelsummary.cluster.factors import Factors
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import SimulatedStage
 from modelsummary.cluster.weights import FsdpUnit, Weights
@@ -154,7 +155,7 @@ def gathered_bytes(rank: RankLoad, plan: Plan, recipe: Recipe) -> int:
     return most
 
 
-def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe) -> RankMemory:
+def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, factors: Factors) -> RankMemory:
     """Return the memory of a rank.
 
     Under FSDP the shards are the float32 weights of the optimizer, and what is gathered is cast: a rank has no other
@@ -165,6 +166,7 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe) -> R
         activations: bytes kept from forwards to backwards, at its fullest moment.
         plan: the plan.
         recipe: what is trained with.
+        factors: of them, the one on activations.
     """
     whole, share = rank.weights + rank.experts, sharded(rank.weights, rank.experts, plan)
     in_states = share if plan.zero_stage >= 1 else whole
@@ -173,8 +175,8 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe) -> R
         buffers=whole.buffers,
         gradients=(share if plan.zero_stage >= 2 else whole).gradient_bytes(recipe),
         optimizer=in_states.state_bytes(recipe) + (0 if plan.is_fsdp else 4 * in_states.masters),
-        activations=activations,
-        recomputed=rank.recomputed,
+        activations=int(factors.activations * activations),
+        recomputed=int(factors.activations * rank.recomputed),
         gathered=gathered_bytes(rank, plan, recipe),
-        temporary=rank.temporary,
+        temporary=int(factors.activations * rank.temporary),
     )

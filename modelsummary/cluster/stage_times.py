@@ -138,7 +138,7 @@ class StageTimer:
         pieces = 1
         if recipe.overlap_gradients:
             pieces = blocks if plan.zero_stage else max(ceil(sum(gradients) / _BUCKET_BYTES), 1)
-        of_piece = [nbytes / pieces for nbytes in gradients]
+        of_piece = gradients[0] / pieces, gradients[1] / pieces
         reduction = gather = replicas = 0.0
         if plan.zero_stage == 0:
             reduction = time_model.over_copies("all_reduce", of_piece[0], of_piece[1], plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from operator import mul
 
 from modelsummary.cluster.applying import Applier, MakePlan
@@ -11,6 +12,7 @@ from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import Once, StepItems, by_rank, in_flight
 from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.published_errors import case_of
 from modelsummary.cluster.simulated_stages import SimulatedStage, added, stages_of
 from modelsummary.cluster.stage_times import StageTimer
 from modelsummary.cluster.step_model import StepModel
@@ -79,7 +81,14 @@ class StepSimulator:
             items=items,
             applier=self.applier,
             uncounted_ops=self._uncounted(plan),
+            case=case_of(plan, self.time_model.cluster, self.model.recipe, self.model.compute_dtype),
+            simulate_on=partial(self._simulate_on, plan=plan),
         )
+
+    def _simulate_on(self, cluster: Cluster, plan: Plan) -> StepEstimate:
+        other = StepSimulator(self.model, cluster, self.global_batch, self.sequence_length)
+        other.applier = self.applier
+        return other.simulate(plan)
 
     def items(self, plan: Plan) -> StepItems:
         """Return the items of a step with their seconds.
@@ -160,7 +169,8 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        return [memory_of(load, activations, plan, self.model.recipe) for load, activations in self._held(plan)]
+        recipe, factors = self.model.recipe, self.time_model.factors
+        return [memory_of(load, activations, plan, recipe, factors) for load, activations in self._held(plan)]
 
     def memory_bytes(self, plan: Plan) -> int:
         """Return the bytes of the fullest rank.
@@ -172,7 +182,8 @@ class StepSimulator:
         for load, activations in self._held(plan):
             _, most = fullest.get(id(load), (load, 0))
             fullest[id(load)] = load, max(most, activations)
-        return max(memory_of(*rank, plan, self.model.recipe).total for rank in fullest.values())
+        recipe, factors = self.model.recipe, self.time_model.factors
+        return max(memory_of(*rank, plan, recipe, factors).total for rank in fullest.values())
 
     def _held(self, plan: Plan) -> list[tuple[RankLoad, int]]:
         """Return what each rank of the pipeline holds, whatever is sharded, and the bytes of its activations."""

@@ -74,6 +74,7 @@ class TimeModel:
         self.cluster = cluster
         self.device: DeviceModel = device_model(cluster.device, attention=attention)
         self.network = Network(cluster)
+        self.factors = cluster.factors
         self._work_seconds: dict[Work, float] = {}
 
     def groups(self, plan: Plan) -> dict[str, RankGroup]:
@@ -149,7 +150,8 @@ class TimeModel:
                 waits["tensor"] -= gather + reduction
             steps = [kernels.get(phase, 0.0) - columns - column_weights, *waits.values(), columns, column_weights]
             host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
-            seconds = [*steps, gather, reduction, part.operators.get(phase, 0) * host, 0.0]
+            dispatching = self.factors.host * host * part.operators.get(phase, 0)
+            seconds = [*steps, gather, reduction, dispatching, 0.0]
             ends = _PHASE.run(seconds, self._speed(groups))
             idle = {resource.kind: lost for resource, lost in _PHASE.idle(_KERNELS, ends).items()}
             compute = kernels.get(phase, 0.0)
@@ -206,7 +208,7 @@ class TimeModel:
 
     def _kernel(self, work: Work) -> float:
         if work not in self._work_seconds:
-            self._work_seconds[work] = self.device.seconds(work)
+            self._work_seconds[work] = self.factors.of(work.op_class) * self.device.seconds(work)
         return self._work_seconds[work]
 
     def _collective(self, collective: MicrobatchCollective, group: RankGroup, recipe: Recipe) -> float:
@@ -217,7 +219,8 @@ class TimeModel:
 
     def moved(self, name: str, nbytes: float) -> float:
         """Return the seconds of an element-wise kernel that reads and writes ``nbytes``."""
-        return self.device.seconds(Work(name, "elementwise", torch.float32, (int(nbytes) // 4,), 0, int(nbytes)))
+        work = Work(name, "elementwise", torch.float32, (int(nbytes) // 4,), 0, int(nbytes))
+        return self.factors.of(work.op_class) * self.device.seconds(work)
 
     def accumulation(self, weights: Weights, recipe: Recipe) -> float:
         """Return the seconds of adding the gradients of a micro-batch to their sums: one is read, the other updated."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from modelsummary.cluster.calibration import calibrated_factors
+from modelsummary.cluster.factors import Factors
 from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.device_table import TABLE
 from modelsummary.errors import InputError, MissingExtraError, close_to, is_number
+from modelsummary.views.export import saved
+
+if TYPE_CHECKING:
+    from modelsummary.cluster.estimate import StepEstimate
 
 __all__ = ["PCIE_BANDWIDTH", "PRESETS", "Cluster"]
 
@@ -42,6 +50,7 @@ class Cluster:
         memory_bytes: memory of a device that training may use. Default: what torch sees of the device's memory.
         nvlink_sharp: whether the switches of a node reduce. Default: True for SXM modules since Hopper, whose NVLinks
             have 900 GB/s or more, unless ``link_bandwidth`` is 64 GB/s or less, as of PCIe.
+        factors: by which measured steps correct predictions; see ``calibrated``.
 
     Raises:
         InputError: a value is out of range, or the device is unknown.
@@ -64,6 +73,7 @@ class Cluster:
     memory_bytes: int = 0
     name: str = field(default="", compare=False)
     nvlink_sharp: bool | None = None
+    factors: Factors = field(default_factory=Factors)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -102,6 +112,8 @@ class Cluster:
                 raise InputError(f"{name} must be a number > 0 and <= 1, or None, got {value!r}")
         if self.nvlink_sharp is not None and not isinstance(self.nvlink_sharp, bool):
             raise InputError(f"nvlink_sharp must be True, False or None, got {self.nvlink_sharp!r:.80}")
+        if not isinstance(self.factors, Factors):
+            raise InputError(f"factors must be Factors, such as Factors(products=1.1), got {self.factors!r:.80}")
         if not isinstance(self.name, str):
             raise InputError(f"name must be a string, got {self.name!r:.80}")
 
@@ -143,7 +155,7 @@ class Cluster:
         """Return the cluster that a TOML file describes.
 
         The keys of the file are the attributes of the cluster. ``preset`` names the kind of machine that they change.
-        ``device`` is a name, or a table with the arguments of ``DeviceSpec``.
+        ``device`` is a name, or a table with the arguments of ``DeviceSpec``; ``factors`` is a table of ``Factors``.
 
         Raises:
             InputError: the file cannot be read, or a key or value is unusable.
@@ -156,8 +168,47 @@ class Cluster:
         preset, name = data.pop("preset", None), data.pop("name", None)
         if isinstance(data.get("device"), dict):
             data["device"] = _device(data["device"])
+        if "factors" in data:
+            data["factors"] = _factors(data["factors"])
         cluster = _from_attributes(data) if preset is None else cls.preset(preset, **data)
         return cluster if name is None else replace(cluster, name=name)
+
+    def to_toml(self, path: str | PathLike[str]) -> Path:
+        """Write the cluster to a TOML file that ``from_toml`` reads, and return its path.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        device = self.device
+        is_named = device.name in TABLE and _written(device) == _written(DeviceSpec(device.name))
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
+        values["device"] = device.name if is_named else _written(device)
+        values["factors"] = {} if self.factors == Factors() else _written(self.factors)
+        return saved("\n".join(_lines(values)) + "\n", path)
+
+    def calibrated(self, measured: Sequence[tuple[StepEstimate, float, float | None]]) -> Cluster:
+        """Return the cluster with factors that correct predictions by a few measured steps of your own.
+
+        One to five steps are enough. Each factor stays near 1 unless the steps ask for another; ``print(factors)``
+        shows them, and ``to_toml`` saves them with the cluster. The factors of this cluster are replaced.
+
+        Args:
+            measured: for each step its estimate, the seconds that it took, and the peak bytes of its fullest rank, as
+                by ``torch.cuda.max_memory_allocated``; None: not measured. Estimates may be of several models.
+
+        Raises:
+            InputError: a value is unusable, or an estimate was loaded without its model.
+
+        >>> from modelsummary import Statistics
+        >>> from modelsummary.cluster import Cluster, Plan
+        >>> stats = Statistics(torch.nn.Linear(4096, 4096), (512, 4096))
+        >>> cluster = Cluster("A100")
+        >>> step = stats.simulate(Plan(data=8, micro_batch=512), cluster, 4096)
+        >>> calibrated = cluster.calibrated([(step, 1.3 * step.step_seconds, None)])
+        >>> 1.2 < step.on(calibrated).step_seconds / step.step_seconds < 1.3
+        True
+        """
+        return replace(self, factors=calibrated_factors(self, measured))
 
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the same kind of machine with another number of nodes."""
@@ -176,17 +227,44 @@ def _from_attributes(values: Mapping[str, Any]) -> Cluster:
     return Cluster(**values)
 
 
+def _factors(values: Any) -> Factors:
+    try:
+        return Factors(**values)
+    except TypeError as error:
+        raise InputError(f"factors: {error}") from error
+
+
+def _written(values: DeviceSpec | Factors) -> dict[str, Any]:
+    """Return the attributes that are not at their defaults."""
+    present = {attribute.name: (getattr(values, attribute.name), attribute.default) for attribute in fields(values)}
+    return {name: value for name, (value, default) in present.items() if value not in (default, {})}
+
+
+def _lines(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    """Yield the lines of a TOML file: first the values, then tables of values."""
+    for name, value in values.items():
+        if not isinstance(value, Mapping) and value is not None:
+            yield f"{name} = {json.dumps(value)}"
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"\n[{table}{name}]"
+            keys = {str(key).removeprefix("torch."): entry for key, entry in value.items()}
+            yield from _lines(keys, f"{table}{name}.")
+
+
 def _device(values: dict[str, Any]) -> DeviceSpec:
-    peaks = values.get("peak_flops", {})
-    if not isinstance(peaks, dict):
-        raise InputError(
-            f"device: peak_flops must be a table of dtypes and FLOP/s, such as {{ bfloat16 = 1e14 }}, got {peaks!r:.80}"
-        )
-    for key in peaks:
-        if key != "tf32" and not isinstance(getattr(torch, key, None), torch.dtype):
-            raise InputError(f"device: peak_flops has {key!r}; expected 'tf32' or the name of a torch.dtype")
-    if peaks:
-        values = {**values, "peak_flops": {key if key == "tf32" else getattr(torch, key): peaks[key] for key in peaks}}
+    for name in ("peak_flops", "achievable_flops"):
+        peaks = values.get(name, {})
+        if not isinstance(peaks, dict):
+            raise InputError(
+                f"device: {name} must be a table of dtypes and FLOP/s, such as {{ bfloat16 = 1e14 }}, got {peaks!r:.80}"
+            )
+        for key in peaks:
+            if key != "tf32" and not isinstance(getattr(torch, key, None), torch.dtype):
+                raise InputError(f"device: {name} has {key!r}; expected 'tf32' or the name of a torch.dtype")
+        if peaks:
+            by_dtype = {key if key == "tf32" else getattr(torch, key): value for key, value in peaks.items()}
+            values = {**values, name: by_dtype}
     try:
         return DeviceSpec(**values)
     except TypeError as error:

@@ -1,0 +1,136 @@
+"""Factors by which measured steps correct predictions: few, and near 1 unless the measurements ask for more.
+
+The logarithms of the factors are the most likely ones if each has a normal distribution around 0, as wide as
+``SPREADS`` says, and each measurement one around its prediction: a ridge regression of logarithms, by Gauss-Newton. A
+measurement that stays far off counts less, so that one odd step does not spoil the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+import torch
+
+from modelsummary.errors import InputError, is_number
+from modelsummary.tables import Printed, Report
+from modelsummary.units import percent
+
+__all__ = ["COMMON", "SPREADS", "Factors", "fitted"]
+
+# How far each of them is usually off, as standard deviations of logarithms, in addition to what a machine is slower or
+# faster in all that takes time; products differ by 20 % between boards of one type.
+SPREADS = {"products": 0.1, "attention": 0.2, "kernels": 0.2, "communication": 0.3, "host": 0.3, "activations": 0.2}
+COMMON = {name: 0.15 for name in SPREADS if name != "activations"}
+_NOISE, _FAR = 0.08, 2.0  # standard deviation of a measurement, and in how many of them it begins to count less
+_ROUNDS, _STEP = 5, 0.05  # of Gauss-Newton, and the change of a logarithm that derivatives are taken over
+
+
+@dataclass(frozen=True, repr=False)
+class Factors(Printed):
+    """Factors on predicted seconds and bytes; ``print`` shows them as a table.
+
+    Attributes:
+        products: on the seconds of products and convolutions.
+        attention: on the seconds of fused attention.
+        kernels: on the seconds of all other kernels.
+        communication: on the seconds of collectives and messages.
+        host: on the seconds in which the host dispatches operators.
+        activations: on the bytes of what is neither weights, gradients, optimizer states nor buffers.
+        steps: number of measured steps that they were fitted to.
+        before, after: mean error of the predicted seconds of these steps, without and with the factors.
+
+    Raises:
+        InputError: a factor is not a number > 0.
+
+    >>> print(Factors(products=1.25, steps=1, before=0.2, after=0.02))
+    Factor           Value
+    products         1.250
+    attention        1.000
+    kernels          1.000
+    communication    1.000
+    host             1.000
+    activations      1.000
+    Fitted to 1 measured step: mean error of its seconds 20.0% before, 2.0% after
+    """
+
+    products: float = 1.0
+    attention: float = 1.0
+    kernels: float = 1.0
+    communication: float = 1.0
+    host: float = 1.0
+    activations: float = 1.0
+    steps: int = 0
+    before: float = 0.0
+    after: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in SPREADS:
+            value = getattr(self, name)
+            if not is_number(value) or value <= 0:
+                raise InputError(f"factors: {name} must be a number > 0, got {value!r:.80}")
+        if type(self.steps) is not int or self.steps < 0:
+            raise InputError(f"factors: steps must be an integer >= 0, got {self.steps!r:.80}")
+
+    def of(self, op_class: str) -> float:
+        """Return the factor on the seconds of a kernel."""
+        if op_class in ("gemm", "conv"):
+            return self.products
+        return self.attention if op_class == "attention" else self.kernels
+
+    def _report(self) -> Report:
+        rows = [[name, f"{getattr(self, name):.3f}"] for name in SPREADS]
+        many = (
+            f"{self.steps} measured steps: mean error of their"
+            if self.steps != 1
+            else "1 measured step: mean error of its"
+        )
+        errors = f"{percent(self.before)} before, {percent(self.after)} after"
+        return Report(
+            rows, ["Factor", "Value"], "lr", below=[f"Fitted to {many} seconds {errors}"] if self.steps else []
+        )
+
+
+def fitted(
+    predict: Callable[[Sequence[float]], Sequence[float]],
+    measured: Sequence[float],
+    spreads: Sequence[float],
+    common: Sequence[float],
+) -> list[float]:
+    """Return the factors with which predictions meet measurements, as far as their spreads allow.
+
+    Args:
+        predict: factors -> a prediction > 0 for each measurement.
+        measured: the measurements.
+        spreads: standard deviation of the logarithm of each factor, by itself.
+        common: the same of what all factors have in common, such as a slower clock.
+
+    >>> both = fitted(lambda factors: [3 * factors[0], 3 * factors[0] + factors[1]], [6.0, 7.0], [1.0, 1.0], [0.0, 0.0])
+    >>> [round(factor, 1) for factor in both]
+    [2.0, 1.0]
+    """
+    wanted = [log(value) for value in measured]
+    logarithms = [0.0] * len(spreads)
+
+    def predicted(at: Sequence[float]) -> list[float]:
+        return [log(value) for value in predict([exp(value) for value in at])]
+
+    base, columns = predicted(logarithms), []
+    for index in range(len(spreads)):
+        moved = [_STEP * (position == index) for position in range(len(spreads))]
+        columns.append([(after - before) / _STEP for after, before in zip(predicted(moved), base, strict=True)])
+    slopes = torch.tensor(columns, dtype=torch.float64)  # of a few logarithms that are nearly linear: taken once
+    shared = torch.tensor(common, dtype=torch.float64)
+    stiffness = torch.linalg.inv(torch.diag(torch.tensor(spreads, dtype=torch.float64) ** 2) + shared.outer(shared))
+    trust = torch.ones(len(wanted), dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        missing = torch.tensor([goal - value for goal, value in zip(wanted, base, strict=True)], dtype=torch.float64)
+        weighted = slopes * trust / _NOISE**2
+        pull = weighted @ missing - stiffness @ torch.tensor(logarithms, dtype=torch.float64)
+        change = torch.linalg.solve(weighted @ slopes.T + stiffness, pull)
+        logarithms = [value + float(step) for value, step in zip(logarithms, change, strict=True)]
+        base = predicted(logarithms)
+        left = torch.tensor([goal - value for goal, value in zip(wanted, base, strict=True)], dtype=torch.float64)
+        trust = 1 / (1 + (left / (_FAR * _NOISE)) ** 2)
+    return [exp(value) for value in logarithms]
