@@ -25,6 +25,7 @@ LAYERS = [
     ["capture"],
     ["record", "memory"],
     ["latency"],
+    ["findings"],
     ["split", "parallel", "fx", "views", "formulas"],
     ["cluster"],
     ["serving"],

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from modelsummary.errors import InputError
 from modelsummary.files.comparing import compare as compare_forms
 from modelsummary.files.loading import is_file, is_torchscript, load
 from modelsummary.files.statistics import FileStatistics
+from modelsummary.findings import Findings
 from modelsummary.latency import calibrate_grid
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.split import Stages
@@ -25,7 +27,7 @@ from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.terminal import red, shows_colours
 
-__all__ = ["calibrate", "compare", "explore", "serve_plan", "summarize"]
+__all__ = ["calibrate", "check", "compare", "explore", "serve_plan", "summarize"]
 
 _TOKENS = (1, 16)  # size of the recorded input of serve-plan; requests have the sizes of the options
 
@@ -44,6 +46,26 @@ def compare(options: argparse.Namespace) -> int:
     facts = {"forms": comparison.to_records(), "reasons": comparison.reasons}
     _write(json.dumps(facts) if options.format == "json" else str(comparison), options.output)
     return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Print what is wrong with a model; the status is 1 if something is."""
+    source = build_model(options.model, options.kwargs, with_values=options.values)
+    model = source.model.train(options.mode == "train")
+    if options.dtype is not None:
+        model.to(options.dtype)
+    args, kwargs = arguments_of(source, options.input, options.values)
+    if args is None and not kwargs:
+        raise InputError("check needs an --input, such as --input 8,3,224,224")
+    stats = Statistics(model, args, **kwargs)
+    findings = stats.check(options.device, select=options.select, ignore=options.ignore, autocast=options.autocast)
+    formats: dict[str, Callable[[Findings], str]] = {
+        "text": str,
+        "json": Findings.to_json,
+        "sarif": Findings.to_sarif,
+    }
+    _write(formats[options.format](findings), options.output)
+    return 1 if findings else 0
 
 
 def explore(options: argparse.Namespace) -> int:

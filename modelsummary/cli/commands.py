@@ -256,6 +256,31 @@ def _compare(commands: _Commands) -> None:
     )
 
 
+def _check(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="what is wrong with a model: where, what it costs, and what to do",
+        description="What is wrong with a model: where, what it costs, and what to do. Nothing is computed.",
+        epilog=f"{_MODELS}\n"
+        + _examples("check torchvision:vgg11_bn --input 8,3,224,224 --ignore U202 --format sarif")
+        + "\nexit status: 0; 1 if something was found; 2 after an error\n",
+        parents=[_made(help="name of the model, see below"), _written("sarif")],
+    )
+    add = parser.group(_MODEL).add_argument
+    add("--mode", **_one_of("train", "eval"), default="train", help="mode of the model (default: train)")
+    add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
+    add("--autocast", type=parse_dtype, help="dtype of torch.autocast around the forward (default: none)")
+    add("--values", action="store_true", help="make the model with values, and check how they are initialised")
+    add = parser.group("rules").add_argument
+    add("--select", type=_codes, metavar="G,D401", help="rules, by code or beginning of a code (default: all)")
+    add("--ignore", type=_codes, metavar="U202", help="rules to leave out, likewise")
+    add("--device", default="A100", help="device of the predicted times (default: A100)")
+
+
+def _codes(text: str) -> list[str]:
+    return text.split(",")
+
+
 def _explore(commands: _Commands) -> None:
     model = "name or file of the model, see below; or a .json file that modelsummary wrote"
     parser = commands.add_parser(
@@ -315,6 +340,7 @@ def _serve_plan(commands: _Commands) -> None:
 _COMMANDS: dict[str, Callable[[_Commands], None]] = {
     _DEFAULT: _summarize,
     "compare": _compare,
+    "check": _check,
     "explore": _explore,
     "calibrate": _calibrate,
     "serve-plan": _serve_plan,

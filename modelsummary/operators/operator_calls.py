@@ -233,7 +233,7 @@ class OperatorLog:
         if distinct is not None:
             strided = [tensor for tensor in distinct[1] if tensor.layout is torch.strided]
             reads = tuple([self._identify(tensor) for tensor in strided])
-            offsets = tuple([tensor.storage_offset() for tensor in strided])
+            offsets = tuple([int(tensor.storage_offset()) for tensor in strided])
             key = id(distinct[0]), *[storage in self._params for storage in reads]
             call = self._calls.get(key)
         if call is None:
@@ -287,7 +287,7 @@ class OperatorLog:
                     specs.append(str(value.layout))
                     continue
                 storage = self._identify(value)
-                reads.append((storage, value.storage_offset()))
+                reads.append((storage, int(value.storage_offset())))
                 specs.append(_spec_of(value, storage in self._params))
             elif kind is tuple or kind is list:
                 specs.append(tuple(self._specs(value, reads)))

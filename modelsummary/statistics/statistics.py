@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # imported on first use
 
     from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepEstimate
     from modelsummary.devices.device_spec import DeviceSpec
+    from modelsummary.findings import Findings
     from modelsummary.formulas import DimensionNames, FiguresAt, FlopsPerToken, Scaling
     from modelsummary.latency import Calibration, Kernels, TimeOptions
     from modelsummary.parallel import ParallelPlan
@@ -329,6 +330,44 @@ class Statistics(ModelStatistics):
         estimate = latency.estimate(self._live, self.root, latency.target(device, options), mode, plan)
         latency.show(self.root, estimate.columns)
         return estimate
+
+    # ----------------------------------------------------------------------------------------- findings
+
+    @exclusive
+    def check(
+        self,
+        device: DeviceSpec | torch.device | str = "A100",
+        *,
+        select: Sequence[str] | str | None = None,
+        ignore: Sequence[str] | str | None = None,
+        **options: Unpack[TimeOptions],
+    ) -> Findings:
+        """Return what is wrong with the model: where, what it costs, and what to do.
+
+        One step is observed on shapes: forward and backward, or the forward alone if no parameter is trained. Modules
+        keep their training mode. Rules about time leave out what costs less than a thousandth of the step.
+
+        Args:
+            device: device of the predicted times, as for ``estimate_latency``.
+            select, ignore: rules, by code (``"G101"``), beginning of a code (``"G"``) or name. Default: all.
+            **options: see ``modelsummary.latency.TimeOptions``; ``loss`` is what the parameters are trained on.
+
+        Returns:
+            Findings that print as a table; ``to_json()``, ``to_sarif()`` and ``to_pandas()`` write them.
+
+        Raises:
+            InputError: an argument is unusable.
+            StepError: the forward raised.
+
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+        >>> model.spare = nn.Parameter(torch.ones(4))
+        >>> [(finding.rule, finding.what) for finding in Statistics(model, (2, 8)).check(select="G")]
+        [('parameter-never-used', 'spare: trained, but never used')]
+        """
+        from modelsummary.findings import check_model
+
+        live = self._tree_for("a check")
+        return check_model(live, self.root, device, options, select, ignore, self.fallback_reason)
 
     # ------------------------------------------------------------------------------------------- memory
 

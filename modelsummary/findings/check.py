@@ -1,0 +1,104 @@
+"""Check a model: observe one step, and ask each rule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.observe import observed
+from modelsummary.capture.run import no_collection
+from modelsummary.capture.step_error import NeedsValuesError
+from modelsummary.capture.step_plan import StepPlan
+from modelsummary.capture.trace import Trace
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.errors import InputError, StepError
+from modelsummary.findings import (  # noqa: F401  (they register their rules)
+    gradients,
+    hazards,
+    norm_modes,
+    parameter_values,
+    precision,
+    repeated_work,
+    tensor_cores,
+    unused,
+)
+from modelsummary.findings.evidence import Evidence
+from modelsummary.findings.finding import Finding, Findings
+from modelsummary.findings.ruleset import RULES, chosen
+from modelsummary.latency import TimeOptions, target, time_plan
+from modelsummary.layer_info import LayerInfo
+from modelsummary.operators.operator_calls import Line
+
+__all__ = ["check_model"]
+
+_LEAST_SHARE = 1e-3  # of the step's time, for rules about time alone
+
+
+def check_model(
+    live: LiveModel,
+    root: LayerInfo,
+    device: DeviceSpec | torch.device | str,
+    options: TimeOptions,
+    select: Sequence[str] | str | None = None,
+    ignore: Sequence[str] | str | None = None,
+    fallback_reason: str | None = None,
+) -> Findings:
+    """Return what the rules find in one step, with its backward if a parameter is trained.
+
+    Raises:
+        InputError: an argument is unusable.
+        StepError: the forward raised without gradients as well.
+    """
+    rules = chosen(select, ignore)
+    prediction_target = target(device, options)
+    trains = any(parameter.requires_grad for parameter in live.model.parameters())
+    plan = time_plan(trains, None, options, root, device)
+    with no_collection():
+        plan, trace, failure = _observed(live, plan)
+        evidence = Evidence(live, plan, trace, prediction_target, failure, fallback_reason)
+        findings = {rule.code: list(rule.findings(evidence)) for rule in rules}
+        priced = [code for code, members in findings.items() if members and RULES[code].is_priced]
+        for code in priced:
+            findings[code] = _worth(findings[code], _LEAST_SHARE * evidence.step_seconds)
+        return Findings.of(
+            [finding for members in findings.values() for finding in members],
+            device=prediction_target.name,
+            step_seconds=evidence.step_seconds,
+            mode="train" if trace.train else "inference",
+            rules={rule.code: (rule.name, rule.meaning) for rule in rules},
+            notes=tuple(trace.notes),
+        )
+
+
+def _worth(findings: list[Finding], least: float) -> list[Finding]:
+    """Return the findings of kinds that cost at least so many seconds in all places together."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for finding in findings:
+        seconds[finding.what] += finding.seconds
+    return [finding for finding in findings if seconds[finding.what] >= least]
+
+
+def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, tuple[str, Line | None] | None]:
+    """Return the step that could be observed, and why it is not the one that was asked for."""
+    try:
+        return plan, _on_device(live, plan), None
+    except NeedsValuesError:
+        raise
+    except (StepError, InputError) as error:
+        if not plan.train:
+            raise
+        forward = replace(plan, train=False, loss=None, checkpoint=())
+        failure = str(error), error.line if isinstance(error, StepError) else None
+        return forward, _on_device(live, forward), failure
+
+
+def _on_device(live: LiveModel, plan: StepPlan) -> Trace:
+    """Return the trace on a device, or where the model is if the step needs values."""
+    try:
+        return observed(live, plan, storages=True)
+    except NeedsValuesError:
+        return observed(live, replace(plan, device=None), storages=True)

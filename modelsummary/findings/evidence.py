@@ -1,0 +1,253 @@
+"""``Evidence``: what rules read: the trace of a step, with its operators by the storages that they read and make."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import named_modules
+from modelsummary.capture.step_plan import StepPlan
+from modelsummary.capture.trace import Storage, Trace
+from modelsummary.latency.predict import Target, time_operators, timing_on
+from modelsummary.layer_info import CallKey
+from modelsummary.operators.kernels import StepOperator, kernels_of
+from modelsummary.operators.operator_calls import Line, OperatorCall, OperatorRun, TensorSpec
+from modelsummary.operators.operator_work import Work, work_of
+
+__all__ = ["HALF", "PRODUCTS", "Evidence", "is_pointwise"]
+
+HALF = (torch.float16, torch.bfloat16)
+PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
+"""The operators that multiply matrices, or batches of them."""
+
+
+class Evidence:
+    """What rules read. Operators are named by their numbers in the trace; views count as the storages behind them.
+
+    Args:
+        live: the model and its call.
+        plan: the step that was observed.
+        trace: the step; storages were followed.
+        target: the device of the predicted times.
+        failure: the error of the step with a backward that was to be observed, and the line to change; None if it ran.
+        fallback_reason: why the table needed a real run; None if it did not.
+
+    Attributes:
+        modules: FQN -> module.
+        operators: all operators of the step.
+        end: number of the first operator after forward and loss.
+        readers: storage -> operators of forward and loss that read it, without views.
+        maker: storage -> the operator of forward and loss that made it.
+        writers: storage -> operators of forward and loss that write it in place.
+        touched: storages that any operator of forward and loss reads, also to make a view.
+        storages: identity -> storage.
+    """
+
+    def __init__(
+        self,
+        live: LiveModel,
+        plan: StepPlan,
+        trace: Trace,
+        target: Target,
+        failure: tuple[str, Line | None] | None = None,
+        fallback_reason: str | None = None,
+    ) -> None:
+        self.live, self.plan, self.trace, self.target = live, plan, trace, target
+        self.failure, self.fallback_reason = failure, fallback_reason
+        self.modules: dict[str, nn.Module] = dict(named_modules(live.model))
+        self.operators = trace.operators
+        self.end = next((begin for name, begin in trace.phases if name != "forward"), len(trace.operators))
+        self.storages: dict[int, Storage] = {storage.identity: storage for storage in trace.storages}
+        self.readers: defaultdict[int, list[int]] = defaultdict(list)
+        self.writers: defaultdict[int, list[int]] = defaultdict(list)
+        self.maker: dict[int, int] = {}
+        self.touched: set[int] = set()
+        for index in range(self.end):
+            run = self.run(index)
+            self.touched.update(run.reads)
+            if run.is_view:
+                continue
+            for storage in set(run.reads):
+                self.readers[storage].append(index)
+            for storage in run.writes:
+                self.writers[storage].append(index)
+            for storage in run.makes:
+                if storage not in run.reads:
+                    self.maker.setdefault(storage, index)
+        self._seconds: dict[int, float] = {}
+        self._timing = timing_on(target)
+
+    # ------------------------------------------------------------------------------------------- the run
+
+    def run(self, index: int) -> OperatorRun:
+        """Return the run of an operator."""
+        return self.operators[index].run
+
+    def call(self, index: int) -> OperatorCall:
+        """Return the call of an operator."""
+        return self.operators[index].run.call
+
+    def forward(self) -> Iterator[tuple[int, OperatorCall]]:
+        """Yield the operators of forward and loss with their calls, without views."""
+        for index in range(self.end):
+            run = self.run(index)
+            if not run.is_view:
+                yield index, run.call
+
+    def row(self, index: int) -> CallKey | None:
+        """Return the key of the module call that an operator belongs to."""
+        return self.operators[index].row
+
+    def line(self, index: int) -> Line | None:
+        """Return the line of the model's code that an operator comes from."""
+        return self.run(index).line
+
+    def module(self, index: int) -> nn.Module | None:
+        """Return the module that an operator belongs to."""
+        row = self.row(index)
+        return None if row is None else self.modules.get(row[0])
+
+    def is_of_model(self, index: int) -> bool:
+        """Return True for an operator that the model's own code asks for, and not a module of torch inside itself."""
+        module = self.module(index)
+        return self.line(index) is not None and not (
+            module is not None and type(module).__module__.startswith("torch.")
+        )
+
+    @cached_property
+    def called(self) -> frozenset[str]:
+        """The FQNs of the modules that ran, and of those around them."""
+        fqns: set[str] = {""}
+        for call in self.trace.calls:
+            fqn = call.key[0]
+            while fqn not in fqns:
+                fqns.add(fqn)
+                fqn = fqn.rpartition(".")[0]
+        return frozenset(fqns)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all that ran was observed."""
+        return bool(self.trace.calls) and not self.trace.n_in_other_threads and not self.trace.failed
+
+    def lives_on(self, storage: int) -> bool:
+        """Return True if a storage lives on after forward and loss: as a result, for the backward, or in an object."""
+        record = self.storages.get(storage)
+        return record is None or record.died is None or record.died > self.end
+
+    @cached_property
+    def dead(self) -> frozenset[int]:
+        """The operators of forward and loss of which nothing is used. Storages that live on count as used."""
+        needed: set[int] = set(self.trace.results)
+        dead: set[int] = set()
+        for index in reversed(range(self.end)):
+            run = self.run(index)
+            if run.is_view or (run.call.rule.is_free and not run.call.rule.is_collective):
+                continue
+            results = {*run.makes, *run.writes}
+            if results and not any(storage in needed or self.lives_on(storage) for storage in results):
+                dead.add(index)
+            else:
+                needed.update(run.reads)
+        return frozenset(dead)
+
+    def is_held(self, storage: int) -> bool:
+        """Return True if something else than the backward holds a storage after forward and loss."""
+        record = self.storages.get(storage)
+        return storage in self.trace.results or ((record is None or not record.is_saved) and self.lives_on(storage))
+
+    def chain(self, storage: int) -> Iterator[int]:
+        """Yield the operators that made a storage one after the other, the last first, while each is pointwise.
+
+        The first that is not pointwise ends the chain and belongs to it.
+        """
+        seen: set[int] = set()
+        while (index := self.maker.get(storage)) is not None and index not in seen:
+            seen.add(index)
+            yield index
+            if not is_pointwise(self.call(index)) or not self.run(index).reads:
+                return
+            storage = _largest(self.run(index))
+
+    # ----------------------------------------------------------------------------------------- parameters
+
+    @cached_property
+    def trained(self) -> dict[str, int]:
+        """The parameters that require a gradient, by name, with their storages."""
+        parameters = {name for name, parameter in self._parameters() if parameter.requires_grad}
+        return {name: storage for name, storage in self.trace.tensors.items() if name in parameters}
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for fqn, module in self.modules.items():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    yield f"{fqn}.{name}".lstrip("."), parameter
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by name, tied ones under all their names."""
+        return dict(self._parameters())
+
+    @cached_property
+    def weights(self) -> dict[int, str]:
+        """The storages of parameters with a name of each."""
+        return {self.trace.tensors[name]: name for name in self.parameters if name in self.trace.tensors}
+
+    @cached_property
+    def half(self) -> torch.dtype | None:
+        """The half-precision dtype in which most of the model is, or to which autocast casts; else None."""
+        if self.plan.autocast is not None:
+            return self.plan.autocast
+        if self.plan.dtype is not None:
+            return self.plan.dtype if self.plan.dtype in HALF else None
+        numels: defaultdict[torch.dtype, int] = defaultdict(int)
+        for parameter in {id(parameter): parameter for parameter in self.parameters.values()}.values():
+            if parameter.is_floating_point():
+                numels[parameter.dtype] += parameter.numel()
+        dtype = max(numels, key=numels.__getitem__, default=None)
+        return dtype if dtype in HALF else None
+
+    # ----------------------------------------------------------------------------------------------- cost
+
+    def seconds(self, index: int) -> float:
+        """Return the predicted seconds of an operator."""
+        call = self.call(index)
+        if id(call) not in self._seconds:
+            whole_calls = self.target.table is not None
+            alone = [StepOperator(self.run(index), "forward", None)]
+            kernels = kernels_of(alone, whole_calls=whole_calls, timing=self._timing)
+            self._seconds[id(call)] = sum(kernel.seconds or 0.0 for kernel in kernels)
+        return self._seconds[id(call)]
+
+    def seconds_of(self, work: Work) -> float:
+        """Return the predicted seconds of a kernel."""
+        return self._timing(work, None)[0] or 0.0
+
+    def seconds_in(self, call: OperatorCall, dtype: torch.dtype) -> float:
+        """Return the predicted seconds of a call in another dtype."""
+        works = [
+            work._replace(dtype=dtype, nbytes=work.nbytes * dtype.itemsize // work.dtype.itemsize)
+            for work in work_of(call)
+        ]
+        return sum(map(self.seconds_of, works))
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """The predicted seconds of the kernels of the step."""
+        return sum(kernel.seconds or 0.0 for kernel in time_operators(self.live, self.operators, self.target, "eager"))
+
+
+def is_pointwise(call: OperatorCall) -> bool:
+    """Return True for an operator that computes each element from one element of each argument, a cast or a copy."""
+    return call.rule.is_pointwise or call.rule.op_class == "copy"
+
+
+def _largest(run: OperatorRun) -> int:
+    """Return the storage of the largest argument."""
+    specs: list[TensorSpec] = list(run.call.tensors)
+    return max(zip(specs, run.reads, strict=False), key=lambda pair: pair[0].numel)[1]

@@ -1,0 +1,162 @@
+"""``Finding`` and ``Findings``: what is wrong with a model, as plain data and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelsummary.findings.sarif import sarif_log
+from modelsummary.tables import Printed, Report, data_frame
+from modelsummary.units import NOTHING, scaled
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Finding", "Findings"]
+
+_LEVELS = ("error", "warning", "note")
+_NAMED_PLACES = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, at one place.
+
+    Attributes:
+        code, rule: code and name of the rule, such as ``"G101"`` and ``"parameter-never-used"``.
+        level: ``"error"``: the step fails or does not train what it should; ``"warning"``: it costs time or memory, or
+            hurts later; ``"note"``: to be known.
+        fqn: module; ``""`` is the model, None is outside of it, such as in the loss.
+        call_index: running number of the call among the calls of the module; None if no call is meant.
+        file, line: the line of the model's code; None if it is not known.
+        what: what is wrong.
+        remedy: what to do.
+        nbytes: bytes that it costs; 0 if it costs none, or the number is not known.
+        seconds: predicted time that it costs in a step; 0.0 if it costs none, or the time is not known.
+    """
+
+    code: str
+    rule: str
+    level: str
+    fqn: str | None
+    call_index: int | None
+    file: str | None
+    line: int | None
+    what: str
+    remedy: str
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class Findings(Printed, tuple[Finding, ...]):
+    """The findings of one check, the most expensive ones first; a tuple that prints as a table.
+
+    Equal findings of one rule are one line of the table, with the number of places.
+
+    Attributes:
+        device: device of the predicted times.
+        step_seconds: predicted time of the kernels of the step that was checked.
+        mode: ``"train"`` or ``"inference"``: the step that was checked.
+        rules: code -> name and meaning of each rule that was asked.
+        notes: assumptions, and what could not be checked.
+
+    >>> import torch
+    >>> from modelsummary import Statistics
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    >>> findings = Statistics(model, (4, 3, 32, 32)).check()
+    >>> [(finding.code, finding.fqn) for finding in findings]
+    [('N601', '0')]
+    """
+
+    device: str
+    step_seconds: float
+    mode: str
+    rules: Mapping[str, tuple[str, str]]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        findings: list[Finding],
+        *,
+        device: str,
+        step_seconds: float,
+        mode: str,
+        rules: Mapping[str, tuple[str, str]],
+        notes: tuple[str, ...] = (),
+    ) -> Findings:
+        """Return findings in order: errors, then by the cost of all places where the same is wrong."""
+        seconds: dict[Any, float] = {}
+        nbytes: dict[Any, int] = {}
+        for finding in findings:
+            key = _kind(finding)
+            seconds[key] = seconds.get(key, 0.0) + finding.seconds
+            nbytes[key] = nbytes.get(key, 0) + finding.nbytes
+
+        def rank(finding: Finding) -> tuple[Any, ...]:
+            kind = _kind(finding)
+            return finding.level != "error", -seconds[kind], -nbytes[kind], _LEVELS.index(finding.level), kind
+
+        ordered = cls(sorted(findings, key=rank))
+        ordered.device, ordered.step_seconds, ordered.mode = device, step_seconds, mode
+        ordered.rules, ordered.notes = dict(rules), notes
+        return ordered
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dict of plain data per finding."""
+        return [asdict(finding) for finding in self]
+
+    def to_json(self) -> str:
+        """Return the findings and what was checked as JSON."""
+        rules = {code: name for code, (name, _) in self.rules.items()}
+        facts = {"device": self.device, "mode": self.mode, "step_seconds": self.step_seconds, "rules": rules}
+        return json.dumps({**facts, "notes": self.notes, "findings": self.to_records()}, indent=2)
+
+    def to_sarif(self) -> str:
+        """Return the findings as a log in SARIF 2.1.0, which code hosts show beside the lines."""
+        return json.dumps(sarif_log(self.to_records(), self.rules), indent=2)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the records as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_records())
+
+    def _report(self) -> Report:
+        groups: dict[tuple[str, str, str], list[Finding]] = {}
+        for finding in self:
+            groups.setdefault(_kind(finding), []).append(finding)
+        rows: list[list[str]] = []
+        remedies: dict[str, None] = {}
+        for group in groups.values():
+            first = group[0]
+            nbytes, seconds = sum(finding.nbytes for finding in group), sum(finding.seconds for finding in group)
+            cost = scaled(nbytes, "B") if nbytes else NOTHING, f"{1e6 * seconds:,.1f}" if seconds else NOTHING
+            rows.append([first.code, _places(group), str(len(group)), *cost, first.what])
+            remedies.setdefault(f"{first.code}: {first.remedy}", None)
+        step = "training step" if self.mode == "train" else "forward"
+        checked = f"{len(self.rules)} rules on a {step}; times on {self.device}, of {1e3 * self.step_seconds:,.3f} ms"
+        headers = ["Code", "Where", "Places", "Bytes", "Time (us)", "What"]
+        title = "Findings" if rows else "No findings"
+        return Report(rows, headers, "llrrrl", above=[f"{title}: {checked}"], below=[*remedies, *self.notes])
+
+
+def _kind(finding: Finding) -> tuple[str, str, str]:
+    return finding.code, finding.what, finding.remedy
+
+
+def _places(group: list[Finding]) -> str:
+    places = list(dict.fromkeys(map(_place, group)))
+    named = places if len(places) <= _NAMED_PLACES else [places[0], "...", places[-1]]
+    return ", ".join(named)
+
+
+def _place(finding: Finding) -> str:
+    module = "outside of the model" if finding.fqn is None else finding.fqn or "the model"
+    line = "" if finding.file is None else f" ({Path(finding.file).name}:{finding.line})"
+    return f"{module}{line}"

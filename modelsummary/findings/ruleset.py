@@ -1,0 +1,121 @@
+"""The rules: each is a function from the evidence to its defects, registered by a code and a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from modelsummary.errors import InputError, RegistrationError, close_to
+from modelsummary.findings.evidence import Evidence
+from modelsummary.findings.finding import Finding
+from modelsummary.layer_info import CallKey
+from modelsummary.operators.operator_calls import Line
+
+__all__ = ["RULES", "Defect", "Rule", "chosen", "rule"]
+
+
+class Defect(NamedTuple):
+    """What a rule finds at one place.
+
+    Attributes:
+        what: what is wrong, the same words wherever the same is wrong.
+        remedy: what to do.
+        row: key of the module call; None outside of the model.
+        line: the line of the model's code.
+        nbytes, seconds: what it costs, as far as it is known.
+        is_call: whether the call is meant, not the module.
+    """
+
+    what: str
+    remedy: str
+    row: CallKey | None = ("", 0)
+    line: Line | None = None
+    nbytes: int = 0
+    seconds: float = 0.0
+    is_call: bool = True
+
+
+Check = Callable[[Evidence], Iterable[Defect]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule.
+
+    Attributes:
+        code: a letter for its family, and a number.
+        name: a short name.
+        level: as of a ``Finding``.
+        check: yields its defects.
+        is_priced: it is about time alone: what costs less than a thousandth of the step is left out.
+    """
+
+    code: str
+    name: str
+    level: str
+    check: Check
+    is_priced: bool = False
+
+    @property
+    def meaning(self) -> str:
+        """The first line of the docstring of its function."""
+        return (self.check.__doc__ or "").strip().splitlines()[0].removeprefix("Yield ").removesuffix(".")
+
+    def findings(self, evidence: Evidence) -> Iterator[Finding]:
+        """Yield the findings."""
+        for defect in self.check(evidence):
+            fqn, call_index = (None, None) if defect.row is None else defect.row
+            file, line = (None, None) if defect.line is None else defect.line
+            call = call_index if defect.is_call else None
+            what = self.code, self.name, self.level, fqn, call, file, line, defect.what, defect.remedy
+            yield Finding(*what, defect.nbytes, defect.seconds)
+
+
+RULES: dict[str, Rule] = {}
+"""The rules by code."""
+
+
+def rule(code: str, name: str, level: str = "warning", *, is_priced: bool = False) -> Callable[[Check], Check]:
+    """Register a function as a rule.
+
+    Raises:
+        RegistrationError: the code or the name is taken.
+    """
+
+    def register(check: Check) -> Check:
+        if code in RULES or name in {rule.name for rule in RULES.values()}:
+            raise RegistrationError(f"rule {code} {name!r} is registered already; choose another code and name")
+        RULES[code] = Rule(code, name, level, check, is_priced)
+        return check
+
+    return register
+
+
+def chosen(select: Sequence[str] | str | None, ignore: Sequence[str] | str | None) -> list[Rule]:
+    """Return the rules that are selected and not ignored, by code.
+
+    Args:
+        select, ignore: codes, beginnings of codes such as ``"G"``, or names; None: all, and none.
+
+    Raises:
+        InputError: no rule is called so.
+    """
+    selected = RULES.keys() if select is None else _codes(select, "select")
+    ignored = set() if ignore is None else _codes(ignore, "ignore")
+    return [RULES[code] for code in sorted(RULES) if code in selected and code not in ignored]
+
+
+def _codes(choices: Sequence[str] | str, name: str) -> set[str]:
+    codes: set[str] = set()
+    for choice in [choices] if isinstance(choices, str) else choices:
+        meant = {
+            rule.code for rule in RULES.values() if choice and (rule.code.startswith(choice) or rule.name == choice)
+        }
+        if not meant:
+            names = [*RULES, *(rule.name for rule in RULES.values())]
+            raise InputError(
+                f"{name} takes codes of rules, their beginnings or names, got {choice!r}{close_to(str(choice), names)}"
+            )
+        codes |= meant
+    return codes

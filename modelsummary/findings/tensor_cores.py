@@ -1,0 +1,200 @@
+"""Shapes and attention that miss the fast kernels of tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from modelsummary.findings.evidence import HALF, PRODUCTS, Evidence
+from modelsummary.findings.ruleset import Defect, rule
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import Work
+
+_ALIGNED_BYTES = 16  # of a row of a matrix, for the widest loads of cuBLAS
+_SMALLEST = 64  # narrower matrices gain nothing from padding
+_LEAST_SHARE = 0.01  # of the multiply-adds of the model
+_LARGEST_HEAD = 256
+_OF_TORCH = "aten._safe_softmax"  # only torch's own attention calls it
+_ARGUMENTS = (
+    "pass tensors of 4 dimensions whose last stride is 1, either a mask or is_causal, and in float32 as many heads of "
+    "keys as of queries"
+)
+_FUSED_DTYPES = (*HALF, torch.float32)
+
+
+@rule("S501", "width-not-aligned")
+def width_not_aligned(evidence: Evidence) -> Iterator[Defect]:
+    """Yield half-precision products whose weight has rows or columns that are not multiples of 16 bytes.
+
+    cuBLAS loads operands 16 bytes at a time only if their rows begin at multiples of 16 bytes
+    (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication). The time model does not
+    know the slower kernels, so no gain is predicted. Products of less than a hundredth of the multiply-adds are left
+    out.
+    """
+    if evidence.half is None:
+        return
+    total = sum(call.cost.macs for _, call in evidence.forward())
+    for index, call in evidence.forward():
+        if call.name not in PRODUCTS or call.cost.macs < _LEAST_SHARE * total:
+            continue
+        if call.outputs[0].dtype not in HALF or not any(_is_weight(evidence, index)):
+            continue
+        step = _ALIGNED_BYTES // call.outputs[0].dtype.itemsize
+        columns = call.outputs[0].shape[-1]
+        inner = call.cost.macs // max(call.outputs[0].numel, 1)
+        for name, size in (("outputs", columns), ("inputs", inner)):
+            if size >= _SMALLEST and size % step:
+                padded = -(-size // 64) * 64
+                what = f"has {size} {name}, no multiple of {step}, in {str(call.outputs[0].dtype)[6:]}"
+                remedy = f"pad to a multiple of 64, such as {padded}: tensor cores load rows of 16 bytes at a time"
+                yield Defect(what, remedy, evidence.row(index), is_call=False)
+
+
+def _is_weight(evidence: Evidence, index: int) -> Iterator[bool]:
+    """Yield for each argument of an operator whether it is a parameter, or a cast of one."""
+    run = evidence.run(index)
+    for spec, storage in zip(run.call.tensors, run.reads, strict=False):
+        maker = evidence.maker.get(storage)
+        is_cast = (
+            maker is not None and any(evidence.call(maker).tensors[:1]) and evidence.call(maker).tensors[0].is_param
+        )
+        yield len(spec.shape) > 1 and (spec.is_param or is_cast)
+
+
+@rule("S502", "head-size-padded", is_priced=True)
+def head_size_padded(evidence: Evidence) -> Iterator[Defect]:
+    """Yield fused attention for which torch pads the heads to a multiple of 8 in each call."""
+    for index, call in evidence.forward():
+        if not _is_fused_attention(call):
+            continue
+        reads = evidence.run(index).reads[:3]
+        pads = [evidence.maker[storage] for storage in reads if storage in evidence.maker]
+        pads = [pad for pad in pads if evidence.call(pad).name == "aten.constant_pad_nd"]
+        if pads and evidence.call(pads[0]).tensors[0].shape[-1] != call.tensors[0].shape[-1]:
+            size, padded = evidence.call(pads[0]).tensors[0].shape[-1], call.tensors[0].shape[-1]
+            nbytes = sum(evidence.call(pad).outputs[0].nbytes for pad in pads)
+            what = f"has heads of {size}, which attention pads to {padded} in each call"
+            seconds = sum(map(evidence.seconds, pads))
+            remedy = f"choose heads of {padded}"
+            yield Defect(what, remedy, evidence.row(index), evidence.line(index), nbytes, seconds)
+
+
+def _is_fused_attention(call: OperatorCall) -> bool:
+    return call.rule.name.startswith("aten._scaled_dot_product_") and call.cost.macs > 0
+
+
+@rule("S503", "attention-not-fused", is_priced=True)
+def attention_not_fused(evidence: Evidence) -> Iterator[Defect]:
+    """Yield attention in several kernels: a product of activations, a softmax, and a product with the result.
+
+    The cost is the time beyond the one of a fused kernel, and the scores that are written. Attention whose weights are
+    returned, or read otherwise, needs them and is left out.
+    """
+    for attention in attentions(evidence):
+        softmax, scores = evidence.call(attention.softmax), evidence.call(attention.scores)
+        dtype = (
+            evidence.half if attention.is_torchs and evidence.half else evidence.call(attention.values).outputs[0].dtype
+        )
+        remedy = _remedy(softmax, scores, dtype)
+        if remedy is None:
+            continue
+        fused = evidence.seconds_of(_fused_work(evidence, attention, dtype))
+        seconds = sum(map(evidence.seconds, attention.indices)) - fused
+        if seconds > 0:
+            parts = attention.indices - {attention.values}
+            nbytes = sum(evidence.call(part).cost.bytes_written for part in parts)
+            row, line = evidence.row(attention.scores), evidence.line(attention.scores)
+            yield Defect(*remedy, row, line, nbytes, seconds)
+
+
+class Attention(NamedTuple):
+    """Attention in several kernels.
+
+    Attributes:
+        scores, softmax, values: the two products, and the softmax between them.
+        between: pointwise operators between these, such as the scale and the mask.
+        is_torchs: whether torch's ``scaled_dot_product_attention`` runs it.
+    """
+
+    scores: int
+    softmax: int
+    values: int
+    between: tuple[int, ...]
+    is_torchs: bool
+
+    @property
+    def indices(self) -> frozenset[int]:
+        """The operators."""
+        return frozenset({self.scores, self.softmax, self.values, *self.between})
+
+
+def attentions(evidence: Evidence) -> Iterator[Attention]:
+    """Yield the attention that runs in several kernels and needs its scores for nothing else."""
+    for index, call in evidence.forward():
+        if call.rule.facts.on_scores == "softmax" and evidence.run(index).reads:
+            attention = _attention(evidence, index)
+            if attention is not None:
+                yield attention
+
+
+def _attention(evidence: Evidence, softmax: int) -> Attention | None:
+    """Return the attention around a softmax; None if it is not between two products of activations."""
+    run = evidence.run(softmax)
+    elements = run.call.outputs[0].numel
+    before = list(evidence.chain(run.reads[0]))
+    if not before or not _is_of_activations(evidence, before[-1], elements):
+        return None
+    between, storage = before[:-1], run.makes[0]
+    while not evidence.is_held(storage):
+        uses = [use for use in evidence.readers[storage] if use not in evidence.dead]
+        if len(uses) != 1:
+            return None
+        use = evidence.call(uses[0])
+        if use.name in PRODUCTS:
+            is_torchs = run.call.name == _OF_TORCH
+            return Attention(before[-1], softmax, uses[0], tuple(between), is_torchs)
+        if use.rule.op_class not in ("elementwise", "copy") or use.outputs[0].numel != elements:
+            return None
+        between.append(uses[0])
+        storage = evidence.run(uses[0]).makes[0]
+    return None
+
+
+def _is_of_activations(evidence: Evidence, product: int, elements: int) -> bool:
+    """Return True for a product of two activations with that many elements."""
+    call = evidence.call(product)
+    return call.name in PRODUCTS and call.outputs[0].numel == elements and not any(_is_weight(evidence, product))
+
+
+def _fused_work(evidence: Evidence, attention: Attention, dtype: torch.dtype) -> Work:
+    """Return the work of a fused kernel of the same attention."""
+    scores, values = evidence.call(attention.scores), evidence.call(attention.values)
+    queries, keys = scores.outputs[0].shape[-2:]
+    size = _head_size(scores)
+    heads = scores.outputs[0].numel // max(queries * keys, 1)
+    nbytes = (heads * (queries + 2 * keys) * size + values.outputs[0].numel) * dtype.itemsize
+    flops = 2 * (scores.cost.macs + values.cost.macs)
+    return Work("attention", "attention", dtype, (heads, queries, keys, size), flops, nbytes)
+
+
+def _head_size(scores: OperatorCall) -> int:
+    return scores.cost.macs // max(scores.outputs[0].numel, 1)
+
+
+def _remedy(softmax: OperatorCall, scores: OperatorCall, dtype: torch.dtype) -> tuple[str, str] | None:
+    """Return what is wrong, and what to do; None if no fused kernel takes heads of this size."""
+    size = _head_size(scores)
+    width = _ALIGNED_BYTES // dtype.itemsize
+    name = str(dtype).removeprefix("torch.")
+    is_possible = dtype in _FUSED_DTYPES and size <= _LARGEST_HEAD and size % width == 0
+    if softmax.name != _OF_TORCH:
+        what = "computes attention in parts and writes all scores"
+        return (what, "call torch.nn.functional.scaled_dot_product_attention") if is_possible else None
+    what = "scaled_dot_product_attention has no fused kernel"
+    if dtype not in _FUSED_DTYPES:
+        return f"{what} for {name}", "cast queries, keys and values to float32 or half precision"
+    if size % width:
+        return f"{what} for heads of {size} in {name}", f"choose heads of a multiple of {width}"
+    return f"{what} for these arguments", _ARGUMENTS

@@ -1,0 +1,157 @@
+"""The result of a check: order, choice of rules, table, JSON, SARIF, the page of the docs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import InputError, Statistics, StepError
+from modelsummary.cli import run
+from modelsummary.errors import NotLiveError, RegistrationError
+from modelsummary.findings import RULES
+from modelsummary.findings.ruleset import rule
+from tests.findings.page import PAGE, with_table
+from tests.findings.planted import IMAGES, TEXT, Block, Images
+
+
+class Messy(nn.Module):
+    """A model with several defects."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(lambda _, x: torch.sigmoid(x) + torch.sigmoid(x)) for _ in range(3))
+        self.spare, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return Statistics(Messy(), TEXT).check()
+
+
+def test_errors_come_first_then_what_costs_most(findings):
+    assert [finding.code for finding in findings] == ["U201", "G101", "R301", "R301", "R301"]
+    assert [finding.fqn for finding in findings[2:]] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert findings.step_seconds > sum(finding.seconds for finding in findings) > 0
+
+
+def test_equal_findings_are_one_line(findings):
+    text = str(findings)
+    (line,) = [line for line in text.splitlines() if line.startswith("R301  ")]
+    assert "blocks.0 (test_findings.py:" in line
+    assert "..., blocks.2" in line
+    assert line.split()[line.split().index("3")] == "3"
+    assert "R301: compute it once and pass it on" in text
+    assert f"{len(RULES)} rules on a training step; times on A100 80GB" in text
+
+
+def test_rules_are_selected_and_ignored():
+    stats = Statistics(Messy(), TEXT)
+    assert {finding.code for finding in stats.check(select="U")} == {"U201"}
+    assert {finding.code for finding in stats.check(select=["U", "computed-twice"])} == {"U201", "R301"}
+    assert {finding.code for finding in stats.check(select=["U", "R301"], ignore="module-never-runs")} == {"R301"}
+    assert set(stats.check(ignore="R").rules) == {code for code in RULES if not code.startswith("R")}
+    for wrong in ("X", "", "U2O1"):
+        with pytest.raises(InputError, match="select takes codes of rules"):
+            stats.check(select=wrong)
+    with pytest.raises(InputError, match="did you mean 'computed-twice'"):
+        stats.check(ignore="computed-twic")
+
+
+def test_json(findings):
+    facts = json.loads(findings.to_json())
+    assert facts["rules"].keys() == RULES.keys()
+    assert facts["findings"] == findings.to_records()
+    assert facts["mode"] == "train"
+    assert len(findings.to_pandas()) == len(findings)
+
+
+def test_sarif(findings):
+    """The fields that the schema of SARIF 2.1.0 requires, and what it says of their values."""
+    log = json.loads(findings.to_sarif())
+    assert log["version"] == "2.1.0"
+    (checked,) = log["runs"]
+    driver = checked["tool"]["driver"]
+    assert driver["name"] == "modelsummary"
+    assert [rule["id"] for rule in driver["rules"]] == sorted(RULES)
+    assert all(rule["shortDescription"]["text"] for rule in driver["rules"])
+    for result in checked["results"]:
+        assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("none", "note", "warning", "error")
+        assert result["message"]["text"]
+        (location,) = result["locations"]
+        assert location["logicalLocations"][0]["fullyQualifiedName"]
+    lines = [result["locations"][0]["physicalLocation"] for result in checked["results"] if result["ruleId"] == "R301"]
+    assert lines[0]["artifactLocation"]["uri"].endswith("tests/findings/test_findings.py")
+    assert lines[0]["region"]["startLine"] > 0
+
+
+def test_other_steps_and_devices():
+    stats = Statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), IMAGES)
+    slow, fast = stats.check("T4"), stats.check("H100")
+    assert slow[0].seconds > fast[0].seconds
+    with pytest.raises(InputError, match="no accelerator 'A10000'"):
+        stats.check("A10000")
+    with pytest.raises(InputError, match="unknown option of a step: 'losss'"):
+        stats.check(losss=None)
+    with pytest.raises(NotLiveError):
+        Statistics(nn.Linear(2, 2)).check()
+
+
+def test_a_forward_that_fails_without_gradients_too_raises():
+    class Fickle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.ok = nn.Linear(64, 8), True
+
+        def forward(self, x):
+            assert self.ok
+            return self.fc(x)
+
+    model = Fickle()
+    stats = Statistics(model, TEXT)
+    model.ok = False
+    with pytest.raises(StepError, match="the forward of the step failed"):
+        stats.check()
+
+
+def test_a_rule_is_registered_once():
+    with pytest.raises(RegistrationError, match="registered already"):
+        rule("G101", "another")(lambda _: [])
+    with pytest.raises(RegistrationError, match="registered already"):
+        rule("G999", "computed-twice")(lambda _: [])
+
+
+def test_the_command(capsys, tmp_path: Path):
+    options = ["check", "torch.nn:Linear", "--kwargs", '{"in_features": 2, "out_features": 3}', "--input", "4,2"]
+    assert run(options) == 0
+    assert "No findings" in capsys.readouterr().out
+    model = ["check", f"{__file__}:Messy", "--input", "4,16,64"]
+    assert run(model) == 1
+    assert "spare" in capsys.readouterr().out
+    assert run([*model, "--select", "R302,D"]) == 0
+    path = tmp_path / "log.sarif"
+    assert run([*model, "--ignore", "R,G", "--format", "sarif", "--output", str(path)]) == 1
+    assert [result["ruleId"] for result in json.loads(path.read_text())["runs"][0]["results"]] == ["U201"]
+    capsys.readouterr()
+    assert run([*model, "--select", "nope"]) == 2
+    assert "select takes codes of rules" in capsys.readouterr().err
+    assert run(model[:2]) == 2
+    assert "needs an --input" in capsys.readouterr().err
+
+
+def test_the_page_is_up_to_date():
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_table(text) == text, "run python -m tests.findings"
+
+
+def test_a_sound_model_prints_that_nothing_was_found():
+    assert str(Statistics(Images(), IMAGES).check()).startswith("No findings: ")

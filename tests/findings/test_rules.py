@@ -1,0 +1,251 @@
+"""Every rule finds its planted defects, and is silent on models without one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from modelsummary import Statistics
+from modelsummary.findings import RULES
+from tests.findings.planted import IMAGES, PLANTED, TEXT, Attention, Block, Images, sound
+from tests.untouched import untouched
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.code}-{planted.words}")
+def test_planted(planted):
+    model = planted.make()
+    stats = Statistics(model, planted.inputs)
+    with untouched(model):
+        findings = stats.check(select=planted.code)
+    assert any(planted.words in finding.what for finding in findings)
+    if planted.fqn is not None:
+        assert {finding.fqn for finding in findings} == {planted.fqn}
+
+
+def test_every_rule_has_three_planted_defects():
+    counts = Counter(planted.code for planted in PLANTED)
+    assert {code for code in RULES if counts[code] < 3} == set()
+
+
+@pytest.mark.parametrize("case", sound(), ids=lambda case: type(case[0]).__name__)
+def test_silence(case):
+    model, inputs = case
+    assert [(finding.code, finding.fqn, finding.what) for finding in Statistics(model, inputs).check()] == []
+
+
+@pytest.mark.parametrize("options", [{"autocast": torch.bfloat16}, {"dtype": torch.bfloat16}])
+def test_silence_in_half_precision(options):
+    for model, inputs in ((Block(), TEXT), (Images(), IMAGES)):
+        assert list(Statistics(model, inputs).check(**options)) == []
+
+
+# -------------------------------------------------------------------------------------------------------- silence
+
+
+class _Halves(nn.Module):
+    """Equal operators on two halves of one storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 128)
+
+    def forward(self, x):
+        first, second = self.fc(x).chunk(2, -1)
+        return first.sigmoid() * second.sigmoid()
+
+
+class _Changing(nn.Module):
+    """An operator that is repeated after its argument was written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.fc(x)
+        first = torch.floor(y)
+        y = y.add_(1)
+        return first + torch.floor(y) + y
+
+
+class _Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return F.dropout(y, 0.5) + F.dropout(y, 0.5)
+
+
+class _Kept(nn.Module):
+    """A clone that is needed, as its source is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.fc(x)
+        before = y.clone()
+        y += 1
+        return before * y
+
+
+class _Caching(nn.Module):
+    """A model that stores a result."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.fc(x)
+        self.last = y.detach().abs().mean(-1)
+        return y
+
+
+class _Weights(nn.Module):
+    """Attention that returns its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.fc(x)
+        weights = (y @ y.transpose(1, 2)).softmax(-1)
+        return weights @ y, weights
+
+
+@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Weights])
+def test_silence_where_the_work_is_needed(kind):
+    assert [(finding.code, finding.what) for finding in Statistics(kind(), TEXT).check()] == []
+
+
+def test_fused_attention_is_silent():
+    for model in (Attention(4, 16), Attention(4, 16).bfloat16(), Attention(4, 16, groups=2).bfloat16()):
+        assert list(Statistics(model, (4, 128, 64)).check(select="S")) == []
+
+
+def test_torchs_own_copies_are_silent():
+    """A user cannot change what torch's modules do inside."""
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
+    transformer = nn.Transformer(64, 4, 1, 2, 128, batch_first=True)
+    for model, inputs in ((spectral, (4, 64)), (transformer, [(4, 16, 64), (4, 8, 64)])):
+        assert list(Statistics(model, inputs).check(select=["R", "U"])) == []
+
+
+# ----------------------------------------------------------------------------------------------------- what is said
+
+
+def _only(model, inputs, code, **options):
+    (finding,) = Statistics(model, inputs).check(select=code, **options)
+    return finding
+
+
+def test_a_detached_layer_has_its_line():
+    model = next(planted for planted in PLANTED if planted.code == "G103").make()
+    finding = _only(model, TEXT, "G103")
+    assert (finding.level, finding.fqn, finding.call_index) == ("error", "extra", None)
+    assert finding.file is not None
+    assert finding.file.endswith("planted.py")
+    with open(finding.file, encoding="utf-8") as file:
+        assert ".detach()" in file.readlines()[finding.line - 1]
+
+
+def test_the_overwriting_line_is_named():
+    model = next(planted for planted in PLANTED if planted.code == "G100").make()
+    finding = _only(model, TEXT, "G100")
+    with open(finding.file, encoding="utf-8") as file:
+        assert "gate.add_(1)" in file.readlines()[finding.line - 1]
+    assert "aten.add_ wrote it" in finding.remedy
+
+
+def test_bytes_of_a_bias_and_seconds_of_its_gradient():
+    finding = _only(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), IMAGES, "N601")
+    assert finding.nbytes == 8 * 4
+    assert finding.seconds > 0
+
+
+def test_bytes_of_activations_that_a_frozen_layer_keeps():
+    """The leaf is kept for its gradient, and the sigmoid keeps its result; the frozen product keeps nothing."""
+
+    class Wanting(nn.Module):
+        def forward(self, x):
+            return x.clone().requires_grad_()
+
+    model = nn.Sequential(Wanting(), nn.Linear(64, 32).requires_grad_(False), nn.Sigmoid(), nn.Linear(32, 8))
+    findings = Statistics(model, (4, 64)).check(select="G106")
+    assert {finding.fqn: finding.nbytes for finding in findings} == {"0": 4 * 64 * 4, "2": 4 * 32 * 4}
+    assert list(Statistics(model[1:], (4, 64)).check(select="G106")) == []
+
+
+def test_a_loss_decides_which_results_count():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 8), nn.Linear(64, 8)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    stats = Statistics(Two(), (4, 64))
+    assert list(stats.check()) == []
+    findings = stats.check(loss=lambda output: output[0].sum())
+    assert [(finding.code, finding.fqn) for finding in findings] == [("G104", "b")]
+
+
+def test_a_model_without_any_gradient():
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 8)
+
+        def forward(self, x):
+            return self.fc(x).detach()
+
+    finding = _only(Cut(), (4, 64), "G100")
+    assert "nothing in the model's result requires a gradient" in finding.what
+
+
+def test_a_frozen_model_is_checked_by_its_forward():
+    findings = Statistics(Images().requires_grad_(False), IMAGES).check()
+    assert (findings.mode, list(findings)) == ("inference", [])
+
+
+def test_a_mask_that_each_layer_makes_is_repeated_work():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            positions = torch.arange(x.shape[1], device=x.device)
+            mask = (positions[:, None] >= positions).float().log()
+            return self.fc(x) + mask.mean()
+
+    findings = Statistics(nn.Sequential(*(Layer() for _ in range(3))), (4, 512, 64)).check(select="R301")
+    assert [finding.fqn for finding in findings if "log" in finding.what] == ["1", "2"]
+
+
+def test_float32_under_autocast():
+    class Island(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 256), nn.Linear(256, 64)
+
+        def forward(self, x):
+            hidden = self.a(x)
+            with torch.autocast(x.device.type, enabled=False):
+                return self.b(hidden.float())
+
+    stats = Statistics(Island(), (512, 64))
+    assert list(stats.check(select="D402")) == []
+    findings = stats.check(select="D402", autocast=torch.bfloat16)
+    assert [finding.fqn for finding in findings] == ["b"]
+    assert 0 < findings[0].seconds < findings.step_seconds
