@@ -83,7 +83,7 @@ def automodel() -> Iterator[Run]:
         cluster = Cluster.preset("DGX H100", nodes=gpus // 8)
         batch = samples * plan.batch_ranks
         # FlexAttention is as fast as FlashAttention-2, within 15 % (https://pytorch.org/blog/flexattention/)
-        recipe = replace(DEEP_EP, attention="flash") if "GPT-OSS" in name else DEEP_EP
+        recipe = replace(DEEP_EP, attention="flash2") if "GPT-OSS" in name else DEEP_EP
         label = f"{name}, {gpus:,} H100{', full' if checkpoint == 'every' else ''}, eager"
         yield Run(
             "NeMo AutoModel", label, mixture(MODELS[name]), plan, cluster, batch, 4096, recipe, seconds, rounds=rounds

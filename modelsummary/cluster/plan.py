@@ -270,9 +270,11 @@ class Recipe:
         kernels: ``"eager"``: one kernel per operator; ``"fused"``: chains of element-wise operators are one kernel, as
             by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as
             by ``torch.compile``.
-        attention: fused kernels of attention on an NVIDIA device: ``"flash"`` for FlashAttention-2, ``"cudnn"``, or
-            None: what torch prefers there since version 2.10, which is cuDNN on Hopper and data center Blackwell.
-            The speed of cuDNN's on Ampere is not known, so ``simulate`` and ``plan`` refuse it there.
+        attention: fused kernels of attention on an NVIDIA device: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the
+            generations of FlashAttention, ``"cudnn"``, ``"efficient"`` for xFormers' memory-efficient ones, or None:
+            what torch prefers there since version 2.10, which is cuDNN on Hopper and data center Blackwell, else
+            FlashAttention-2. ``simulate`` and ``plan`` refuse kernels whose speed on the device is not known, such as
+            cuDNN's on Ampere.
         loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
         host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode. A part of the
             model takes no less than its operators.

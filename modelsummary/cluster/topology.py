@@ -253,7 +253,7 @@ def _lines(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
 
 
 def _device(values: dict[str, Any]) -> DeviceSpec:
-    for name in ("peak_flops", "achievable_flops"):
+    for name in ("peak_flops", "achievable_flops", "sustained_flops"):
         peaks = values.get(name, {})
         if not isinstance(peaks, dict):
             raise InputError(

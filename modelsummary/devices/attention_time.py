@@ -1,19 +1,23 @@
 """Time of fused attention: blocks of threads, one per tile of queries, work through the keys in waves over the units.
 
-Torch has two kinds of fused kernels for an NVIDIA device. FlashAttention-2 was written for the instructions of the
-Ampere generation, which reach about two thirds of the peak of a newer device. cuDNN has kernels for Hopper and for the
-Blackwell of data centers, which torch 2.10 and later prefer there (``check_prefer_cudnn_attention`` in
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp); before, it ran FlashAttention-2 on every device.
+The kernels have generations. FlashAttention-1, of frameworks before mid-2023 and torch 2.0 and 2.1, has much work
+beside products. FlashAttention-2, of torch since 2.2, was written for the instructions of the Ampere generation, which
+reach about two thirds of the peak of a newer device. FlashAttention-3 is for Hopper alone, and comes with frameworks
+such as Megatron's Transformer Engine, not with torch. cuDNN has kernels for Hopper and for the Blackwell of data
+centers, which torch 2.10 and later prefer there (``check_prefer_cudnn_attention`` in
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
 
 The shares of the peak hold for large causal attention with heads of 128: on an A100 of NVIDIA's aiconfigurator
 (https://github.com/ai-dynamo/aiconfigurator), on an H100 of FlashAttention-3 (Shah et al. 2024,
 https://arxiv.org/abs/2407.08608, figures 5 and 6, which also show FlashAttention-2 and cuDNN), on a B200 of
 FlashAttention's own benchmarks (https://github.com/Dao-AILab/flash-attention, issue 1589 and pull request 2280).
+FlashAttention-1 reaches 30 to 50 % of the peak of an A100 in the forward, and 25 to 35 % in the backward (Dao 2023,
+https://arxiv.org/abs/2307.08691, section 1).
 
-Where neither runs, torch takes the memory-efficient kernel of xFormers: for float32, and on devices without cuDNN's
-kernel for masks and for values with heads of another size. Its float32 products are three TF32 products each
-(``OpMultiplyAddFastF32`` in gemm_kernel_utils.h), whatever ``allow_tf32`` is. On an A100 and 160 heads of 128 with
-4,096 tokens, it reached 181 TFLOP/s in float16 and 47 in float32
+Where torch runs neither FlashAttention nor cuDNN, it takes the memory-efficient kernel of xFormers: for float32, and on
+devices without cuDNN's kernel for masks and for values with heads of another size. Its float32 products are three TF32
+products each (``OpMultiplyAddFastF32`` in gemm_kernel_utils.h), whatever ``allow_tf32`` is. On an A100 and 160 heads of
+128 with 4,096 tokens, it reached 181 TFLOP/s in float16 and 47 in float32
 (https://github.com/facebookresearch/xformers/pull/587).
 """
 
@@ -33,31 +37,34 @@ __all__ = [
     "share_of_peak",
 ]
 
-KERNELS = ("flash", "cudnn")
+KERNELS = ("flash1", "flash2", "flash3", "cudnn", "efficient")
 _TILE = 128  # queries, or keys, of one block of threads
 _START = 64  # keys that a block takes as long to begin with as to work through
 # FlashAttention-2 on an A100 reaches 190 TFLOP/s with heads of 64, and 225 with heads of 128 (Dao 2023,
 # https://arxiv.org/abs/2307.08691, figures 4 to 6): the exponentials take as long as 26 more elements of a head.
 _EXPONENTIALS, _MEASURED_HEAD = 26, 128
-_BACKWARD = 0.86  # of the forward's speed: A100, H100 and B200, of the sources above
+_BACKWARD = 0.86  # of the forward's speed: A100, H100 and B200, of the sources above; of FlashAttention-1: 30 % of 38 %
 EFFICIENT = 0.85  # speed of the memory-efficient kernel in half precision, compared with FlashAttention-2
 _TF32_PER_FLOAT32, _EFFICIENT_FLOAT32 = 3, 0.9
 # The A100's 47 TFLOP/s are this share of the 124 that TF32 products sustain there, limited by power; it is more than a
 # third, as the measurement was short.
 MOST_OF_TF32 = 0.378
 _SHARES = {
-    "flash": {"ampere": 0.66, "hopper": 0.35, "blackwell": 0.18},
+    "flash1": {"ampere": 0.38},
+    "flash2": {"ampere": 0.66, "hopper": 0.35, "blackwell": 0.18},
+    "flash3": {"hopper": 0.61},
     "cudnn": {"hopper": 0.57, "blackwell": 0.62},
 }
+_SHARES["efficient"] = {generation: EFFICIENT * share for generation, share in _SHARES["flash2"].items()}
 
 
 def preferred_kernel(generation: str) -> str:
-    """Return the kernels that torch prefers on devices other than GeForce cards: ``"cudnn"`` or ``"flash"``.
+    """Return the kernels that torch prefers on devices other than GeForce cards: ``"cudnn"`` or ``"flash2"``.
 
     >>> preferred_kernel("hopper"), preferred_kernel("ampere")
-    ('cudnn', 'flash')
+    ('cudnn', 'flash2')
     """
-    return "cudnn" if generation in _SHARES["cudnn"] else "flash"
+    return "cudnn" if generation in _SHARES["cudnn"] else "flash2"
 
 
 def share_of_peak(generation: str, kernel: str) -> float | None:
@@ -77,7 +84,7 @@ def efficient_share_of_tf32(generation: str) -> float | None:
     >>> round(156 * efficient_share_of_tf32("ampere"), 1)  # an A100, in TFLOP/s
     46.8
     """
-    shares = _SHARES["flash"]
+    shares = _SHARES["flash2"]
     share = shares.get("ampere" if generation == "ada" else generation)
     return None if share is None else share / shares["ampere"] * _EFFICIENT_FLOAT32 / _TF32_PER_FLOAT32
 

@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 from modelsummary.devices.device_table import TABLE
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, is_number
 
 __all__ = ["Bound", "DeviceSpec", "least_seconds"]
 
 Precision = torch.dtype | str
 _TERA = 1e12
 _RUNS = 5
+_SUSTAINED = (torch.float32, torch.float16, torch.bfloat16)
 # variants with the same name and other figures, and parts of a device
 _OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID"})
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
@@ -42,7 +43,8 @@ class DeviceSpec:
     """Peaks and other figures that the speed of a device depends on.
 
     Without ``peak_flops`` and ``bandwidth``, all figures are taken from the table of accelerators, and ``source`` says
-    from which entry. Otherwise, figures that are not given are None.
+    from which entry; ``sustained_flops`` and ``watts`` may be given nevertheless, as boards of one type differ.
+    Otherwise, figures that are not given are None.
 
     Args:
         name: name of the device.
@@ -55,6 +57,9 @@ class DeviceSpec:
         cache_bytes: size of the last level of the cache.
         generation: architecture, such as ``"ampere"``; a device without a fit of its own uses its generation's fit.
         achievable_flops: dtype -> highest published speed of matrix products.
+        sustained_flops: float32, float16 or bfloat16 -> speed that long products of random numbers sustain on this
+            very board, as ``DeviceSpec.sustained`` measures it. Predictions take it instead of an estimate.
+        watts: power of the board. Products of large matrices slow down on a board with little power.
 
     Raises:
         InputError: the name is not in the table, or a figure is not positive.
@@ -62,6 +67,8 @@ class DeviceSpec:
     >>> spec = DeviceSpec("A100")
     >>> spec.name, spec.memory_bytes, spec.source
     ('A100 80GB', 84975927951, 'A100 taken as A100 80GB: NVIDIA A100 data sheet, SXM4, 2021')
+    >>> DeviceSpec("B200", sustained_flops={torch.bfloat16: 1.107e15}).watts
+    1000
     """
 
     name: str
@@ -74,15 +81,26 @@ class DeviceSpec:
     cache_bytes: int | None = None
     generation: str = ""
     achievable_flops: Mapping[Precision, float] = field(default_factory=dict, compare=False)
+    sustained_flops: Mapping[Precision, float] = field(default_factory=dict)
+    watts: float | None = None
 
     def __post_init__(self) -> None:
         if self.peak_flops == {} and self.bandwidth == 0:
             for name, value in _from_table(_known_name(self.name), self.name).items():
-                object.__setattr__(self, name, value)
+                if name != "watts" or self.watts is None:
+                    object.__setattr__(self, name, value)
         peaks = self.peak_flops.values() if isinstance(self.peak_flops, Mapping) else ()
         figures = [*peaks, self.bandwidth]
         if not peaks or not all(isinstance(figure, (int, float)) and figure > 0 for figure in figures):
             raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
+        speeds = self.sustained_flops
+        if not isinstance(speeds, Mapping) or not all(
+            dtype in _SUSTAINED and is_number(speed) and speed > 0 for dtype, speed in speeds.items()
+        ):
+            names = ", ".join(map(str, _SUSTAINED))
+            raise InputError(f"{self.name!r}: sustained_flops must map {names} to numbers > 0, got {speeds!r:.120}")
+        if self.watts is not None and not (is_number(self.watts) and self.watts > 0):
+            raise InputError(f"{self.name!r}: watts must be a number > 0 or None, got {self.watts!r:.120}")
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
@@ -130,6 +148,35 @@ class DeviceSpec:
         seconds = least_seconds(torch_device, target.copy_, source)
         return cls(f"this machine's {torch_device}", peaks, 2 * source.numel() / seconds, f"measured{threads}")
 
+    @staticmethod
+    def sustained(
+        device: torch.device | str = "cuda", dtypes: Sequence[torch.dtype] = (torch.bfloat16,), seconds: float = 20.0
+    ) -> dict[Precision, float]:
+        """Return the operations per second that products of random numbers sustain on a device of this machine.
+
+        Power and heat slow a board down within seconds, so products run back to back, and the second half of the time
+        counts.
+
+        Args:
+            device: a device other than meta.
+            dtypes: dtypes to measure, one after the other: float32, float16 or bfloat16.
+            seconds: time for each dtype.
+
+        Raises:
+            InputError: the device cannot be used, ``dtypes`` has another dtype, or ``seconds`` is not positive.
+
+        >>> speeds = DeviceSpec.sustained("cpu", [torch.float32], seconds=0.05)
+        >>> speeds[torch.float32] > 1e8
+        True
+        """
+        torch_device = _existing(device)
+        if isinstance(dtypes, str) or not all(dtype in _SUSTAINED for dtype in dtypes):
+            raise InputError(f"dtypes must be a list of {', '.join(map(str, _SUSTAINED))}, got {dtypes!r}")
+        if not (is_number(seconds) and seconds > 0):
+            raise InputError(f"seconds must be a number > 0, got {seconds!r}")
+        size = 512 if torch_device.type == "cpu" else 8192
+        return {dtype: 2 * size**3 / _back_to_back(torch_device, dtype, size, seconds) for dtype in dtypes}
+
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth))
 
@@ -172,6 +219,23 @@ class DeviceSpec:
         """
         computing, moving = flops / self.peak(dtype), moved_bytes / self.bandwidth
         return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
+
+
+def _back_to_back(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+    """Return the mean seconds of a product of random matrices in the second half of a run of so many seconds."""
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    out = torch.empty(size, size, dtype=dtype, device=device)
+    begin, runs, half = time.perf_counter(), 0, 0.0
+    with torch.no_grad():
+        while (elapsed := time.perf_counter() - begin) < seconds or not runs:
+            if not half and elapsed >= seconds / 2:
+                half = elapsed
+            torch.mm(left, right, out=out)
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+            runs += bool(half)
+    return (time.perf_counter() - begin - half) / runs
 
 
 def _runs_forwards(dtype: Precision) -> bool:
@@ -252,6 +316,7 @@ def _from_table(entry: str, name: str) -> dict[str, Any]:
         "units": figures.units,
         "cache_bytes": int(figures.cache_mb * 1e6),
         "generation": figures.generation,
+        "watts": figures.watts,
         "achievable_flops": {}
         if achievable is None
         else {torch.bfloat16: achievable * _TERA, torch.float16: achievable * _TERA},

@@ -19,13 +19,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
-from math import ceil
+from math import ceil, exp
 from typing import Any
 
 import torch
 
 from modelsummary.devices.attention_time import (
     EFFICIENT,
+    KERNELS,
     MOST_OF_TF32,
     attention_seconds,
     efficient_share_of_tf32,
@@ -41,10 +42,13 @@ from modelsummary.operators.operator_work import Work
 __all__ = ["DeviceModel", "device_model", "fits"]
 
 _GEFORCE = "RTX 3090"
-# Operators that take few parameters: they find what the kernel before them wrote in the last level of the cache, as
-# far as it is large enough. It is about three times as fast as the memory (an A100 and an H100 measured by
-# Chips and Cheese 2023, https://chipsandcheese.com/2023/07/02/nvidias-h100-funny-l2-and-tons-of-bandwidth/).
-_FROM_CACHE = frozenset({"norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy", "attention"})
+# Operators that take few parameters: they find what the kernel before them wrote in the last level of the cache. If
+# each new line replaces a random one, exp(-bytes / cache) of it is left when they read it. The cache is about three
+# times as fast as the memory (an A100 and an H100 measured by Chips and Cheese 2023,
+# https://chipsandcheese.com/2023/07/02/nvidias-h100-funny-l2-and-tons-of-bandwidth/).
+_FROM_CACHE = frozenset(
+    {"conv", "depthwise", "norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy", "attention"}
+)
 _CACHE_SPEED = 3.0
 _PRODUCTS = frozenset({"gemm", "conv"})
 
@@ -78,7 +82,7 @@ class DeviceModel:
             none. Convolutions take the coefficients of ``"tensor"``.
         sustained: operations per second that half-precision products sustain; 0.0 if ``half`` is None.
         attention: operations per second of large half-precision attention with heads of 128; 0.0 if not measured.
-        attention_kernel: fused kernels that it holds for: ``"flash"`` or ``"cudnn"``.
+        attention_kernel: fused kernels that it holds for, one of ``attention_time.KERNELS``.
         conv: factor on the speed of convolutions without tensor cores, relative to products; 1.0 if not measured.
     """
 
@@ -93,7 +97,7 @@ class DeviceModel:
     half: Mapping[str, Any] | None = None
     sustained: float = 0.0
     attention: float = 0.0
-    attention_kernel: str = "flash"
+    attention_kernel: str = "flash2"
     conv: float = 1.0
 
     @property
@@ -139,14 +143,13 @@ class DeviceModel:
         """Return the seconds that moving the bytes of a kernel takes."""
         passes = self._layout_passes(work)
         by_class = self.coefficients["moving"]
-        special = f"{work.op_class} {'backward' if work.is_backward else work.part}"
-        efficiency = by_class.get(special, by_class.get(work.op_class, by_class["other"]))
+        efficiency = next(by_class[name] for name in _moving_names(work) if name in by_class)
         half = self._half_of(work)
         efficiency = efficiency if half is None else half["moving"]
         seconds = passes * work.nbytes / (self.spec.bandwidth * self.stream * float(efficiency))
         cache = self.spec.cache_bytes or 0
-        if work.nbytes < cache and work.op_class in _FROM_CACHE:
-            seconds *= 1 - (1 - 1 / _CACHE_SPEED) * (1 - work.nbytes / cache)
+        if cache and work.op_class in _FROM_CACHE:
+            seconds *= 1 - (1 - 1 / _CACHE_SPEED) * exp(-work.nbytes / cache)
         return float(seconds)
 
     def computing(self, work: Work) -> float:
@@ -155,7 +158,7 @@ class DeviceModel:
         units, bandwidth = self.spec.units or 100, self.spec.bandwidth * self.stream
         half = self._half_of(work)
         if half is not None:
-            rate = peak * float(half["efficiency"])
+            rate = max(peak * float(half["efficiency"]), self.sustained)
             seconds = product_seconds(work.sizes[:4], rate, units, half, bandwidth)  # type: ignore[arg-type]
             return max(seconds, work.flops / self.sustained)
         path = self._path(work.dtype)
@@ -167,7 +170,7 @@ class DeviceModel:
         if work.op_class not in _PRODUCTS:
             return work.flops / (peak * float(path.get(work.op_class, path["other"])))
         coefficients = {**path["gemm"], **path[work.op_class]}  # a convolution is a product, with figures of its own
-        rate = peak * float(coefficients["efficiency"])
+        rate = peak * float(coefficients["efficiency"]) * float(coefficients.get(work.part, 1.0))
         if work.op_class == "conv" and not self._on_tensor_cores(work.dtype):
             rate *= self.conv
         seconds = product_seconds(work.sizes[:4], rate, units, coefficients, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
@@ -177,8 +180,8 @@ class DeviceModel:
         """Return the operations per second of large fused attention with heads of 128."""
         generation = self.spec.generation
         if self.attention and self._is_half(work.dtype):
-            is_efficient = work.is_efficient and self.attention_kernel == "flash"
-            return self.attention * (EFFICIENT if is_efficient else 1.0)
+            is_slower = work.is_efficient and self.attention_kernel == "flash2"  # cuDNN's kernels take masks
+            return self.attention * (EFFICIENT if is_slower else 1.0)
         # tensor cores of GeForce cards run the instructions of the Ampere generation at their full rate
         share = efficient_share_of_tf32("ampere" if is_geforce(self.spec) else generation)
         if work.dtype is torch.float32 and share is not None and self.spec.has("tf32"):
@@ -256,6 +259,15 @@ class DeviceModel:
         return 1.0 if is_expected else float(self._path(work.dtype).get("conv_passes", 1.0))
 
 
+def _moving_names(work: Work) -> tuple[str, ...]:
+    """Return the names under which the efficiency of moving the bytes of a kernel may be kept, the best first."""
+    if work.part == "triton":
+        return (work.part,)
+    special = f"{work.op_class} {'backward' if work.is_backward else work.part}"
+    layout = (f"{special} channels last".replace("  ", " "),) if work.channels_last else ()
+    return (*layout, special, work.op_class, "other")
+
+
 def _as_real(work: Work) -> Work:
     """Return complex work as real work: a complex multiply-add is four real ones.
 
@@ -275,16 +287,19 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
     Args:
         spec: the device.
         tf32: float32 products run on tensor cores.
-        attention: fused kernels of attention: ``"flash"`` for FlashAttention-2, or ``"cudnn"``. Default: what torch
+        attention: fused kernels of attention: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the generations of
+            FlashAttention, ``"cudnn"``, or ``"efficient"`` for xFormers' memory-efficient ones. Default: what torch
             prefers on the device since version 2.10. Before, it ran FlashAttention-2 on every NVIDIA device. Devices
-            on which neither was measured take the speed of their products.
+            on which none was measured take the speed of their products.
 
     Raises:
-        InputError: the other kernels were measured on devices of this generation, but these were not.
+        InputError: the kernels are unknown, or others were measured on devices of this generation, but not these.
 
     >>> device_model(DeviceSpec("A100")).fit
     'A100'
     """
+    if attention not in (None, *KERNELS):
+        raise InputError(f"attention must be None or one of {', '.join(map(repr, KERNELS))}, got {attention!r}")
     kernel_fits = fits()
     devices, geforce = kernel_fits["devices"], is_geforce(spec)
     fitted_device = next((name for name in devices if spec.name == name or spec.name.startswith(f"{name} ")), None)
@@ -295,9 +310,13 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
     other_fit = f"generation {spec.generation}" if same_generation or half else f"as {name}"
     label = fitted_device or (other_fit if name is not None or half else "no fit of its own")
     error = float(entry["error"]) if fitted_device else float(kernel_fits["unseen_error"])
-    simt = float(entry["simt"]) if fitted_device is not None else vector_share(spec, kernel_fits["flops_per_joule"])
     coefficients, measured = kernel_fits["coefficients"], kernel_fits["half"]
-    tensor = float(entry["tensor"]) if fitted_device == _GEFORCE else tensor_factor(spec, coefficients, measured)
+    simt = float(entry["simt"]) if fitted_device is not None else vector_share(spec, kernel_fits["flops_per_joule"])
+    if torch.float32 in spec.sustained_flops:
+        best = spec.peak(torch.float32) * float(coefficients["simt"]["gemm"]["efficiency"])
+        simt = spec.sustained_flops[torch.float32] / best
+    is_fitted = fitted_device == _GEFORCE and not spec.sustained_flops
+    tensor = float(entry["tensor"]) if is_fitted else tensor_factor(spec, coefficients, measured)
     sustained = 0.0 if half is None else half_speed(spec, measured) or 0.0
     return DeviceModel(
         spec,

@@ -24,6 +24,7 @@ __all__ = ["half_peak", "half_speed", "is_geforce", "tensor_factor", "vector_sha
 _NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
 # Fractions of the peak that half-precision products reach if power does not limit them: the A100; MI300X to MI355X.
 _USUAL_HALF, _USUAL_HALF_OF_AMD = 0.87, 0.6
+_USUAL_HALF_OF_GEFORCE = 1.1  # an RTX 3090 in the models of timm: its clock exceeds the data sheet's
 # Generations whose GeForce cards have tensor cores at half rate, and the least ratio of TF32 and float32 elsewhere.
 _HALVED_IN_GEFORCE, _LEAST_OF_WORKSTATIONS = ("ampere", "ada", "blackwell"), 1.5
 # Half-precision operations per joule of generations that the measurements lack: products on a T4 of 70 W
@@ -44,7 +45,7 @@ def vector_share(spec: DeviceSpec, flops_per_joule: Mapping[str, float]) -> floa
     >>> vector_share(DeviceSpec("V100"), {"volta": 50}), vector_share(DeviceSpec("T4"), {"turing": 50})
     (0.95, 0.43209876543209874)
     """
-    watts, peak = _watts(spec), spec.peak_flops.get(torch.float32)
+    watts, peak = spec.watts, spec.peak_flops.get(torch.float32)
     per_joule = flops_per_joule.get(spec.generation)
     is_wide = bool(peak and spec.units and peak / spec.units > _WIDE_UNIT)
     best = _WIDE if is_wide else _NARROW
@@ -63,7 +64,8 @@ def half_peak(spec: DeviceSpec) -> float | None:
 def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> float | None:
     """Return the operations per second that large half-precision products sustain; None without half precision.
 
-    A device with a published highest speed sustains the share of it that the measured device of its generation does.
+    A speed that was measured on this very board counts, if there is one. A device with a published highest speed
+    sustains the share of it that the measured device of its generation does.
     Otherwise the speed follows from the measured one by the square root of the power and of the units that share it,
     as the power of a unit grows with about the square of its clock. It is at most the usual fraction of the peak.
 
@@ -79,6 +81,9 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
     peak = half_peak(spec)
     if peak is None:
         return None
+    measured_here = spec.sustained_flops.get(torch.bfloat16) or spec.sustained_flops.get(torch.float16)
+    if measured_here is not None:
+        return measured_here
     published = spec.achievable_flops.get(torch.bfloat16) or spec.achievable_flops.get(torch.float16)
     measurement = measured.get(spec.generation)
     reference = None if measurement is None else TABLE[str(measurement["device"])]
@@ -88,17 +93,13 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
             float(measurement["sustained"]) / (best * 1e12) if measurement is not None and best else 1.0
         )
     usual = _USUAL_HALF_OF_AMD if spec.generation.startswith("cdna") else _USUAL_HALF
-    limit = peak * (1.0 if is_geforce(spec) else usual)
-    watts = _watts(spec)
+    limit = peak * (_USUAL_HALF_OF_GEFORCE if is_geforce(spec) else usual)
+    watts = spec.watts
     if watts and measurement is not None and reference is not None and reference.watts and spec.units:
         shares = watts / reference.watts * spec.units / reference.units
         return min(limit, float(measurement["sustained"]) * sqrt(shares))
     per_joule = _HALF_PER_JOULE.get(spec.generation)
     return min(limit, watts * per_joule) if watts and per_joule else limit
-
-
-def _watts(spec: DeviceSpec) -> int | None:
-    return TABLE[spec.name].watts if spec.name in TABLE else None
 
 
 def is_geforce(spec: DeviceSpec) -> bool:

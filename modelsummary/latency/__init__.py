@@ -44,7 +44,7 @@ __all__ = [
 
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:
     """Return the target of a prediction. Raise ``InputError`` for an unknown device, or a dtype that it lacks."""
-    prediction_target = target_of(device, tf32=options.get("dtype") == "tf32")
+    prediction_target = target_of(device, tf32=options.get("dtype") == "tf32", attention=options.get("attention"))
     for name, dtype in (("dtype", options.get("dtype")), ("autocast", options.get("autocast"))):
         if dtype is not None and prediction_target.model is not None:
             prediction_target.model.spec.peak(dtype, name)

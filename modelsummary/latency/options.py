@@ -29,12 +29,14 @@ class TimeOptions(TypedDict, total=False):
         loss: function from the model's result to a scalar. Default: the result's ``loss`` if it has one, else the sum
             of its tensors.
         checkpoint: modules under activation checkpointing, as for ``memory``. Default: none.
+        attention: fused kernels of attention on a named device, as in ``Recipe``. Default: what torch prefers there.
     """
 
     dtype: Precision | None
     autocast: torch.dtype | None
     loss: Callable[[Any], Tensor] | None
     checkpoint: Sequence[str] | str | None
+    attention: str | None
 
 
 def names_own_device(device: DeviceSpec | torch.device | str | None) -> bool:
@@ -68,6 +70,9 @@ def time_plan(
         raise InputError(f"backward must be True or False, got {backward!r}")
     if optimizer is not None and not backward:
         raise InputError(f"optimizer={optimizer!r:.80} needs a backward; pass backward=True")
+    attention = options.get("attention")
+    if attention is not None and names_own_device(device):
+        raise InputError(f"attention={attention!r:.80} is for named devices; kernels of this machine are measured")
     step_options: StepOptions = {
         "optimizer": optimizer,
         "autocast": options.get("autocast"),

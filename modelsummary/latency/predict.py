@@ -78,18 +78,21 @@ class Target:
         return self.times.seconds(work), "fit"
 
 
-def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = False) -> Target:
+def target_of(
+    device: DeviceSpec | torch.device | str | None, *, tf32: bool = False, attention: str | None = None
+) -> Target:
     """Return the target for a spec, the name of an accelerator, or a device of this machine.
 
     Raises:
-        InputError: the device is unknown, or this machine was never calibrated.
+        InputError: the device is unknown, the speed of the kernels of ``attention`` on it is not known, or this machine
+            was never calibrated.
 
     >>> target_of("T4").name
     'T4'
     """
     if not names_own_device(device):
         spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
-        return Target(spec.name, device_model(spec, tf32=tf32))
+        return Target(spec.name, device_model(spec, tf32=tf32, attention=attention))
     local_device = device_here(device)  # type: ignore[arg-type]
     table = table_of(local_device)
     if not table.entries:

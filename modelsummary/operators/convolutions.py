@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
-from modelsummary.operators.operator_work import Work, work
+from modelsummary.operators.operator_work import Work, has_channels_last, work
 from modelsummary.operators.shape_rules import Shape, are_plain_floats, in_format, new_contiguous
 from modelsummary.operators.table import Arguments, Count, register
 
@@ -35,7 +35,7 @@ def _kernels(call: OperatorCall, bound: Arguments, *, transposed: bool = False, 
     transposed = bound.get("transposed", transposed)
     groups = bound.get("groups", 1 if transposed else x.shape[1] // weight.shape[1])
     large, small = (x, out) if transposed else (out, x)
-    facts = {"is_3x3": _is_3x3(bound, groups, transposed=transposed), "channels_last": _has_channels_last(x)}
+    facts = {"is_3x3": _is_3x3(bound, groups, transposed=transposed), "channels_last": has_channels_last(x)}
     kernels = [_kernel(call, large, small, weight, groups, **facts)]
     if adds_bias and bound.get("bias") is not None:
         kernels.append(work(call, "elementwise", [out.numel], "bias", 0, 2 * out.nbytes))
@@ -63,11 +63,6 @@ def _kernel(
 
 def _image(x: TensorSpec) -> tuple[int, int]:
     return (prod(x.shape[2:-1]), x.shape[-1]) if len(x.shape) > 2 else (1, 1)
-
-
-def _has_channels_last(x: TensorSpec) -> bool:
-    """Return True for an image whose channels are next to each other."""
-    return len(x.shape) > 2 and x.shape[1] > 1 and x.stride[1] == 1
 
 
 _transposed: dict[str, Any] = {
@@ -112,7 +107,7 @@ def _packed_kernels(call: OperatorCall, _: Arguments) -> list[Work]:
     out = call.outputs[0]
     m, n = max(out.numel // max(out.shape[1], 1), 1), out.shape[1]
     sizes = (1, m, n, max(call.cost.macs // (m * n), 1), *_image(out))
-    return [work(call, "conv", sizes, channels_last=_has_channels_last(out))]
+    return [work(call, "conv", sizes, channels_last=has_channels_last(out))]
 
 
 register(
@@ -146,7 +141,7 @@ def _backward_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
     positions, channels = prod(weight.shape[2:]), weight.shape[1]
     depthwise = groups > 1 and channels == 1
     op_class = "depthwise" if depthwise else "conv"
-    facts = {"is_3x3": _is_3x3(bound, groups, transposed=transposed), "channels_last": _has_channels_last(grad)}
+    facts = {"is_3x3": _is_3x3(bound, groups, transposed=transposed), "channels_last": has_channels_last(grad)}
     moved = grad.nbytes + x.nbytes + weight.nbytes
     pixels, pixels_in = (max(image.numel // max(image.shape[1], 1), 1) for image in (large, x))
     part_sizes = {

@@ -4,9 +4,10 @@ Eager: each operator runs its own kernels; views and allocations run none. Atten
 dispatcher chose one. A recurrent layer of oneDNN or cuDNN is one kernel. The foreach kernels of torch's optimizers
 update many tensors at once: on accelerators, equal operators of an optimizer's step are one kernel.
 
-Compiled: an element-wise operator, cast, copy or normalisation joins the kernel that made its input, if that kernel is
-of these kinds, too, and covers the same number of elements. Intermediate results are then never written. Products,
-convolutions and attention stay kernels of their own, as in torch.compile's default mode.
+Compiled: an element-wise operator, cast, copy, normalisation or reduction joins the Triton kernel that made its input,
+if that covers the same number of elements; what follows a reduction row by row joins, too. Intermediate results are
+then never written. Products, convolutions and attention stay kernels of their own, as in torch.compile's default mode;
+the bias of a convolution is added by the kernel behind it, and images are in channels last where Inductor decides so.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
+from modelsummary.operators.inductor import prefers_channels_last
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, specs_in
 from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 
@@ -27,6 +30,8 @@ __all__ = ["MODES", "Kernel", "StepOperator", "Timing", "check_mode", "kernels_o
 
 MODES = ("eager", "compiled")
 _FUSES = POINTWISE | {"norm", "softmax", "reduction"}
+_OPENS = _FUSES | {"pool"}  # a window reads elements several times, so what it reads is written first
+_LEAST_ROWS = 256  # Inductor computes a reduction to fewer elements in two kernels, as units would be idle otherwise
 Timing = Callable[[Work, OperatorCall | None], tuple[float | None, str]]  # seconds of a kernel, and their source
 _TENSORS_PER_KERNEL = 48  # of a foreach kernel: as many as fit into the arguments of one launch
 
@@ -228,7 +233,7 @@ def _foreach(
 
 
 class _Group:
-    """Operators that become one kernel, with the bytes that it reads and writes, by storage."""
+    """Operators that become one Triton kernel, with the bytes that it reads and writes, by storage."""
 
     def __init__(self, operator: StepOperator, elements: int) -> None:
         self.operator, self.elements = operator, elements
@@ -236,30 +241,43 @@ class _Group:
         self.classes: Counter[str] = Counter()
         self.reads: dict[int, int] = {}
         self.makes: dict[int, int] = {}
+        self.rows: set[int] = set()  # elements of the results of its reductions
+        self.is_turned = False  # a reduction whose elements are not next to each other has loops of its own
+        self.again = 0  # bytes that a reduction to few elements reads before the rest reads them
         self.dtype = torch.float32
         self.alone = 0  # bytes that the first operator moves if it stays alone
         self.is_backward = False
 
+    def takes(self, operator: StepOperator, work: Work, elements: int) -> bool:
+        """Return True if an operator that reads a result of the kernel joins it."""
+        covers = elements in self.rows or (elements == self.elements and not self.is_turned)
+        return covers and work.op_class in _FUSES and self.operator.phase == operator.phase
+
     def add(self, operator: StepOperator, work: Work) -> None:
-        """Add an operator to the kernel."""
-        call = operator.run.call
+        """Add an operator, or the bias of a convolution, to the kernel."""
+        run = operator.run
         if not self.names:
             self.dtype, self.alone = work.dtype, work.nbytes
-        self.names.append(call.name.removeprefix("aten."))
+        self.names.append(work.operator.removeprefix("aten."))
         self.classes[work.op_class] += 1
         self.is_backward |= work.is_backward
-        for key, spec in zip(operator.run.reads, call.tensors, strict=False):
+        if work.op_class == "batch_norm":  # in training, statistics take passes of their own
+            self.again += max(work.nbytes - run.call.cost.bytes_read - run.call.cost.bytes_written, 0)
+        reads, specs = (run.makes, run.call.outputs) if work.part == "bias" else (run.reads, run.call.tensors)
+        for key, spec in zip(reads, specs, strict=False):
             if key not in self.makes:
                 self.reads[key] = max(self.reads.get(key, 0), spec.nbytes)
-        for key, spec in zip(operator.run.makes, call.outputs, strict=False):
+        for key, spec in zip(run.makes, run.call.outputs, strict=False):
             self.makes[key] = max(self.makes.get(key, 0), spec.nbytes)
+            if work.op_class == "reduction":
+                self.is_turned |= not _is_innermost(run.call)
+                self.rows.update([spec.numel] if spec.numel >= _LEAST_ROWS else ())
 
     def kernel(self, needed: Callable[[int], bool], timing: Timing) -> Kernel:
         """Return the kernel; it writes only the storages that other kernels need."""
         moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
-        if len(self.names) == 1:  # some operators read only a part of their arguments
-            moved = min(moved, self.alone)
-        precedence = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
+        moved = min(moved, self.alone) if len(self.names) == 1 else moved + self.again  # one may read only a part
+        precedence = ("norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy")
         op_class = next((op_class for op_class in precedence if self.classes[op_class]), "elementwise")
         names = list(dict.fromkeys(self.names))
         work = Work(
@@ -269,9 +287,26 @@ class _Group:
             (self.elements,),
             0,
             moved,
+            part="triton",
             is_backward=self.is_backward,
         )
         return _kernel(work, self.operator, timing, len(self.names))
+
+
+def _in_channels_last(work: Work) -> Work:
+    return work._replace(channels_last=True) if work.op_class in ("conv", "depthwise") else work
+
+
+def _is_innermost(call: OperatorCall) -> bool:
+    """Return True for a reduction over elements that are next to each other in memory."""
+    x, dims = call.tensors[0], call.bound.get("dim")
+    if dims is None or dims == ():
+        return True
+    reduced = {dim % len(x.shape) for dim in (dims if isinstance(dims, tuple) else (dims,))}
+    strides = [
+        (stride, dim in reduced) for dim, (size, stride) in enumerate(zip(x.shape, x.stride, strict=True)) if size > 1
+    ]
+    return [inner for _, inner in sorted(strides)] == sorted([inner for _, inner in strides], reverse=True)
 
 
 def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
@@ -279,37 +314,30 @@ def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]
     for operator in operators:
         if operator.run.call.rule.launches_kernel:
             readers.update(set(operator.run.reads))
+    if prefers_channels_last([operator.run.call for operator in operators]):
+        works = {key: tuple(map(_in_channels_last, parts)) for key, parts in works.items()}
     launches: list[_Group | Kernel] = []
     writers: dict[int, int] = {}  # storage -> index of the kernel that wrote it last
     inner_reads: Counter[tuple[int, int]] = Counter()  # (kernel, storage): reads within the kernel
     for operator in operators:
         run = operator.run
-        operator_works = works[id(run.call)]
-        if not operator_works:
-            continue
-        first = operator_works[0]
-        elements = max((spec.numel for spec in (*run.call.tensors, *run.call.outputs)), default=0)
-        last = max((writers[key] for key in run.reads if key in writers), default=-1)
-        group = launches[last] if last >= 0 else None
-        joins = (
-            isinstance(group, _Group)
-            and len(operator_works) == 1
-            and first.op_class in _FUSES
-            and group.elements == elements
-            and group.operator.phase == operator.phase
-        )
-        if not joins:
-            if len(operator_works) == 1 and first.op_class in _FUSES:
-                last = len(launches)
-                launches.append(_Group(operator, elements))
+        is_single = len(works[id(run.call)]) == 1
+        for index, work in enumerate(works[id(run.call)]):
+            adds_bias = work.part == "bias" and work.op_class == "elementwise"
+            elements = prod(work.sizes)
+            last = max((writers[key] for key in (run.makes if adds_bias else run.reads) if key in writers), default=-1)
+            group = launches[last] if last >= 0 else None
+            if (is_single or adds_bias) and work.op_class in _OPENS:
+                if not (isinstance(group, _Group) and group.takes(operator, work, elements)):
+                    last = len(launches)
+                    group = _Group(operator, elements)
+                    launches.append(group)
+                inner_reads.update((last, key) for key in set(run.reads) if key in group.makes)
+                group.add(operator, work)
             else:
-                launches += _kernels(operator, operator_works, timing)
-                last = len(launches) - 1
-        joined = launches[last]
-        if isinstance(joined, _Group):
-            inner_reads.update((last, key) for key in set(run.reads) if key in joined.makes)
-            joined.add(operator, first)
-        writers.update(dict.fromkeys(run.makes, last))
+                last = len(launches)
+                launches.append(_kernel(work, operator, timing, int(not index), None if index else run.call))
+            writers.update(dict.fromkeys(run.makes, last))
 
     def finished(index: int, launch: _Group | Kernel) -> Kernel:
         if isinstance(launch, Kernel):

@@ -17,7 +17,7 @@ import torch
 
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 
-__all__ = ["POINTWISE", "Work", "work", "work_of"]
+__all__ = ["POINTWISE", "Work", "has_channels_last", "work", "work_of"]
 
 POINTWISE = frozenset({"elementwise", "copy", "batch_norm"})
 
@@ -33,7 +33,8 @@ class Work(NamedTuple):
         flops: twice its multiply-adds.
         nbytes: bytes that it reads and writes.
         part: ``"input"``, ``"weight"`` or ``"bias"`` for the kernels of a convolution, ``"inference"`` for a batch norm
-            that computes no statistics.
+            that computes no statistics, ``"strided"`` for a copy in another order of dimensions, ``"triton"`` for a
+            kernel that Inductor generated.
         is_backward: computes gradients; such kernels of some classes are far slower.
         is_3x3: a dense 3 x 3 convolution of stride 1, which Winograd's algorithm computes.
         is_causal: attention to earlier positions only.
@@ -117,8 +118,10 @@ def _simple(call: OperatorCall) -> Work:
             if rows is None
             else work(call, "index", [rows.numel], nbytes=2 * rows.nbytes)
         )
-    if op_class in ("copy", "pool"):
-        return work(call, op_class, [written])
+    if op_class == "copy":
+        return work(call, "copy", [written], "strided" if _is_strided_copy(call) else "")
+    if op_class == "pool":
+        return work(call, "pool", [written])
     if op_class == "batch_norm":
         return _batch_norm(call)
     if op_class == "norm":
@@ -136,6 +139,17 @@ def _written_rows(call: OperatorCall) -> TensorSpec | None:
         return None
     first = call.tensors[0]
     return next((spec for spec in reversed(call.tensors[1:]) if spec.dtype is first.dtype), None)
+
+
+def _is_strided_copy(call: OperatorCall) -> bool:
+    """Return True for a copy of one tensor that arranges its elements in another order."""
+    if not (call.tensors and call.outputs) or call.tensors[0].shape != call.outputs[0].shape:
+        return False
+    source, target = (
+        [stride for size, stride in zip(x.shape, x.stride, strict=True) if size > 1]
+        for x in (call.tensors[-1], call.outputs[0])
+    )
+    return source != target
 
 
 def _rows_of(spec: TensorSpec | None, outputs: Sequence[TensorSpec] = ()) -> tuple[int, int]:
@@ -166,12 +180,26 @@ def _norm_sizes(call: OperatorCall) -> tuple[int, int]:
 
 
 def _batch_norm(call: OperatorCall) -> Work:
-    """Return the work of a batch norm; in training, statistics take an extra pass over the input."""
+    """Return the work of a batch norm; in training, statistics take an extra pass over the input.
+
+    In channels last, cuDNN's persistent kernel keeps on the chip what it has read.
+    """
     x = max(call.tensors, key=lambda spec: spec.numel)
     backward = "backward" in call.name
     training = backward or call.bound.get("training", call.bound.get("train")) is True
+    channels_last = has_channels_last(x)
     moved = call.cost.bytes_read + call.cost.bytes_written
-    moved += (2 if backward else 1) * x.nbytes if training else 0
+    moved += (2 if backward else 1) * x.nbytes if training and not channels_last else 0
     channels = x.shape[1] if len(x.shape) > 1 else 1
     part = "" if training else "inference"
-    return work(call, "batch_norm", (channels, x.numel // max(channels, 1)), part, nbytes=moved)
+    sizes = channels, x.numel // max(channels, 1)
+    return work(call, "batch_norm", sizes, part, nbytes=moved, channels_last=channels_last)
+
+
+def has_channels_last(x: TensorSpec) -> bool:
+    """Return True for an image whose channels are next to each other.
+
+    >>> has_channels_last(TensorSpec((2, 3, 4, 4), (48, 1, 12, 3), torch.float32))
+    True
+    """
+    return len(x.shape) > 2 and x.shape[1] > 1 and x.stride[1] == 1

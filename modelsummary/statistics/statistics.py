@@ -306,7 +306,8 @@ class Statistics(ModelStatistics):
             backward: include the backward of the loss.
             optimizer: name, class or instance of an optimizer whose step is included, as for ``memory``. Default: no
                 optimizer.
-            **options: see ``modelsummary.latency.TimeOptions``: ``dtype``, ``autocast``, ``loss``, ``checkpoint``.
+            **options: see ``modelsummary.latency.TimeOptions``: ``dtype``, ``autocast``, ``loss``, ``checkpoint``,
+                ``attention``.
 
         Returns:
             A ``LatencyEstimate``: a float with its source and its typical error. Statistics without a live model return

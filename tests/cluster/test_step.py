@@ -587,7 +587,10 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(virtual_stages=2), "schedule='1f1b' has virtual_stages=1, got 2"),
         (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
         (lambda: Recipe(precision=torch.int8), "precision must be a floating point torch.dtype"),
-        (lambda: Recipe(attention="fast"), "attention must be None or one of 'flash', 'cudnn', got 'fast'"),
+        (
+            lambda: Recipe(attention="fast"),
+            "attention must be None or one of 'flash1', 'flash2', 'flash3', 'cudnn', 'efficient', got 'fast'",
+        ),
         (lambda: Recipe(copies_per_token=-1), "copies_per_token must be a number >= 0 or None, got -1"),
         (lambda: Recipe(host_seconds=-1), "host_seconds must be a number >= 0 or None, got -1"),
         (lambda: Recipe(overlap_experts="no"), "overlap_experts must be True or False, got 'no'"),

@@ -110,7 +110,7 @@ def test_where_flash_attention_does_not_run_the_memory_efficient_kernel_does():
     # cuDNN takes masks, and values with heads of another size
     hopper = device_model(DeviceSpec("H100"))
     assert hopper.computing(efficient) == hopper.computing(flash)
-    older = device_model(DeviceSpec("H100"), attention="flash")  # before version 2.10, torch had none for them
+    older = device_model(DeviceSpec("H100"), attention="flash2")  # before version 2.10, torch had none for them
     assert older.computing(efficient) == pytest.approx(older.computing(flash) / 0.85)
     # GeForce cards of all generations have the same share of their TF32 peaks
     speeds = {
@@ -130,9 +130,9 @@ def test_where_flash_attention_does_not_run_the_memory_efficient_kernel_does():
 @pytest.mark.parametrize(
     ("kernel", "length", "fact", "teraflops"),
     [  # figures 5 and 6 of arXiv:2407.08608: an H100, 16,384 tokens, 16 heads of 128
-        ("flash", 2048, "is_causal", 298),
-        ("flash", 8192, "is_causal", 333),
-        ("flash", 2048, "is_backward", 291),
+        ("flash2", 2048, "is_causal", 298),
+        ("flash2", 8192, "is_causal", 333),
+        ("flash2", 2048, "is_backward", 291),
         ("cudnn", 2048, "is_causal", 484),
         ("cudnn", 8192, "is_causal", 529),
         ("cudnn", 4096, "is_backward", 499),
@@ -149,7 +149,7 @@ def test_attention_on_an_h100_depends_on_its_kernels(kernel, length, fact, teraf
 
 
 def test_attention_whose_speed_was_not_measured():
-    with pytest.raises(InputError, match="'cudnn' on the A100 80GB is not known; pass None or 'flash'"):
+    with pytest.raises(InputError, match="'cudnn' on the A100 80GB is not known; pass None or 'flash2'"):
         device_model(DeviceSpec("A100"), attention="cudnn")
     volta, flops = device_model(DeviceSpec("V100")), attention(head=128).flops
     reached = flops / volta.computing(attention(head=128))

@@ -1,0 +1,115 @@
+"""What Inductor decides, compared with Inductor: the layout of convolutions, and which operators share a kernel."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from modelsummary import Statistics
+from modelsummary.capture.observe import observed
+from modelsummary.latency import time_plan
+from modelsummary.operators.inductor import prefers_channels_last
+
+
+def layers(*shapes):
+    """Return convolutions in a row: input channels, output channels, groups, size of the kernel."""
+    return nn.Sequential(*(nn.Conv2d(i, o, k, padding=k // 2, groups=g) for i, o, g, k in shapes))
+
+
+MODELS = {
+    "plain": layers((3, 64, 1, 3), (64, 128, 1, 3), (128, 128, 1, 1)),
+    "small": layers((3, 32, 1, 3), (32, 64, 1, 3)),
+    "depthwise": layers((3, 96, 1, 3), (96, 96, 96, 3), (96, 192, 1, 1)),
+    "grouped": layers((4, 128, 1, 3), (128, 128, 4, 3)),
+    "a little grouped": layers((3, 256, 1, 7), (256, 256, 1, 7), (256, 256, 4, 1)),
+    "narrowing": layers((3, 256, 1, 3), (256, 64, 1, 3)),
+    "no convolution": nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4)),
+}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layout_is_the_one_that_inductor_chooses(name, train):
+    graph = pytest.importorskip("torch._inductor.graph")
+    model = MODELS[name].train(train)
+    x = torch.randn(2, 4 if name == "grouped" else 3, 8, 8)
+    graph_module = make_fx(model, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    with patch.object(torch.backends.mkldnn, "is_available", lambda: False):  # with it, always channels last on a CPU
+        decided = graph.GraphLowering.decide_layout_opt(graph_module, is_inference=not train)
+    stats = Statistics(model, x)
+    operators = observed(stats.live, time_plan(train, None, {}, stats.root, "A100")).operators
+    assert prefers_channels_last([operator.run.call for operator in operators]) == decided
+
+
+def test_compiled_convolutions_have_the_layout_and_no_bias_of_their_own():
+    stats = Statistics(nn.Sequential(MODELS["plain"], nn.ReLU()).eval(), (2, 3, 8, 8))
+    kernels = stats.kernels("A100", "compiled")
+    assert [kernel.op_class for kernel in kernels] == ["conv", "elementwise"] * 3
+    assert all("channels last" in kernel.name for kernel in kernels[::2])
+    # the last one adds the bias and runs the activation: 2 x 128 x 8 x 8 floats in, as many out
+    assert kernels[-1].moved_bytes == 2 * 4 * 2 * 128 * 64
+    assert "channels last" not in stats.kernels("A100")[0].name
+
+
+class RMSNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.weight
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return F.softmax((x + self.narrow(F.gelu(self.wide(self.norm(x * 2))))).float(), -1)
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        y = x.relu()
+        return y - y.mean(1, keepdim=True)  # over elements that are not next to each other
+
+
+FUSED = {
+    "RMS norm, written out": (RMSNorm(), (512, 64)),
+    "block": (Block(), (512, 64)),
+    "chain": (nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Linear(64, 64), nn.ReLU(), nn.Tanh()), (512, 64)),
+    "mean over rows": (Centred(), (8, 512, 64)),
+}
+
+
+def groups_of_inductor(model, x):
+    """Return how many kernels Inductor generates on a CPU, those of libraries left out; nothing is compiled."""
+    scheduler = pytest.importorskip("torch._inductor.scheduler")
+    counts = []
+
+    class StopError(Exception):
+        pass
+
+    def codegen(self):
+        counts.append(sum(not node.is_extern() for node in self.nodes))
+        raise StopError
+
+    torch._dynamo.reset()
+    stopped = pytest.raises(Exception, match="StopError")  # dynamo raises an error of its own
+    with patch.object(scheduler.Scheduler, "codegen", codegen), torch.no_grad(), stopped:
+        torch.compile(model)(x)
+    return counts[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUSED)
+def test_as_many_kernels_are_generated_as_by_inductor(name):
+    model, shape = FUSED[name]
+    generated = [work for work in Statistics(model.eval(), shape).kernels("A100", "compiled") if "triton" in work.name]
+    assert len(generated) == groups_of_inductor(model.eval(), torch.rand(shape))
