@@ -3,13 +3,14 @@
     python benchmarks/fit_kernels.py DATA_FOLDER [--write] [--models 500] [--cache FOLDER]
 
 ``DATA_FOLDER`` holds measurements that others published (its README has sources and licences): kernels in float32
-(NeuSight, ASPLOS 2025), tables of timm on an RTX 3090, training iterations on A100s (vTrain, MICRO 2024).
+(NeuSight, ASPLOS 2025), tables of timm on an RTX 3090 and an RTX 4090, training iterations on A100s (vTrain,
+MICRO 2024).
 
 1. Bandwidth and float32 products, on kernels: an efficiency per operator class, shared by all devices, and two numbers
    for each device. A measured single call is ``max(floor, offset + kernel)``: the host's dispatch, and what is between
    events on an idle device, are fitted, too, and left out of what is kept.
    The held-out errors are of a fit without the held-out device; what is kept is fitted to all devices.
-2. Half precision, on whole models of timm: a third of the models is held out.
+2. Half precision, on whole models of timm: half of the models is held out, in all tables (``whole_steps.py``).
    Half-precision products of data center devices have a fit of their own, ``fit_products.py``.
 3. A check, on training iterations of A100s without tensor and pipeline parallelism: nothing of the device is fitted.
 
@@ -29,7 +30,17 @@ from typing import Any
 import numpy as np
 from single_kernels import F32, HELD_OUT_DEVICE, KernelFit, error_of
 from tabulate import tabulate
-from whole_steps import check_a100, fit_half, roofline_step, step_ratios, timm_models
+from whole_steps import (
+    TABLES,
+    check_a100,
+    device_of,
+    fit_half,
+    is_held_out,
+    report,
+    shown,
+    step_ratios,
+    timm_models,
+)
 
 from modelsummary import DeviceSpec
 from modelsummary.devices import kernel_time
@@ -41,7 +52,8 @@ _OF_DEVICE = ("simt", "conv", "stream")  # figures of a device
 JSON = Path(kernel_time.__file__).with_name("kernel_fits.json")
 SOURCES = [
     "single kernels: NeuSight, ASPLOS 2025, https://github.com/sitar-lab/NeuSight (MIT)",
-    "timm models on an RTX 3090: https://github.com/huggingface/pytorch-image-models, results/ (Apache-2.0)",
+    "timm models on an RTX 3090 and an RTX 4090: https://github.com/huggingface/pytorch-image-models, results/"
+    " (Apache-2.0)",
     "training iterations on A100: vTrain, MICRO 2024, https://github.com/VIA-Research/vTrain (MIT)",
 ]
 # --------------------------------------------------------------------------------------------------------- main
@@ -52,8 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the measurements")
     parser.add_argument("--write", action="store_true", help="the coefficients into the package")
-    parser.add_argument("--models", type=int, default=500, help="of each table of timm")
-    parser.add_argument("--cache", type=Path, help="folder that keeps the kernels of the models of timm")
+    parser.add_argument("--models", type=int, default=90, help="of each table of timm")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the operators of the models of timm")
     parser.add_argument("--date", default="", help="to be written into the file")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -73,44 +85,29 @@ def main() -> None:
     print(tabulate(rows, headers, tablefmt="github"))
     print({name: {what: round(value, 3) for what, value in own.items()} for name, own in kernels.devices.items()})
 
-    errors: dict[str, float] = {}
-    lines: list[list[Any]] = []
-    _fit_models(options, coefficients, errors, lines)
+    errors = _fit_models(options, coefficients)
     ratios = check_a100(options.folder, coefficients)
     errors["a100"] = error_of(ratios)
     within = [f"{np.mean(np.abs(ratios - 1) < limit):.0%}" for limit in (0.1, 0.2)]
-    lines.append(["A100 iterations", len(ratios), f"{errors['a100']:.1%}", *within, ""])
-    print(
-        tabulate(
-            lines, ["held out", "models", "mean error", "within 10 %", "within 20 %", "roofline"], tablefmt="github"
-        )
-    )
+    print("A100 iterations", len(ratios), f"{errors['a100']:.1%}", *within)
     print(json.dumps(coefficients))
     if options.write:
         _write(coefficients, kernels, default, errors, options.date, rows)
 
 
-def _fit_models(
-    options: argparse.Namespace, coefficients: dict[str, Any], errors: dict[str, float], lines: list[list[Any]]
-) -> None:
-    """Fit half precision to two thirds of the models of timm; add the errors of the others."""
-    if options.cache:
-        options.cache.mkdir(parents=True, exist_ok=True)
-    tables = {kind: timm_models(options.folder, kind, options.models, options.cache) for kind in ("infer", "train")}
-    train = [model for models in tables.values() for place, model in enumerate(models) if place % 3]
-    train = train[:: max(len(train) // 160, 1)]  # all of them lower the mean errors by less than 1 %
-    fit_half(coefficients, train)
-    # torch 1.12, of the table, had a slow backward of layer norms, which is fused since
+def _fit_models(options: argparse.Namespace, coefficients: dict[str, Any]) -> dict[str, float]:
+    """Fit half precision to the shown models of timm; return the errors of those held out, by table."""
+    models = timm_models(options.folder, options.models, options.cache)
+    fit_half(coefficients, shown(models))
+    # torch 1.12, of the tables of training, had a slow backward of layer norms, which is fused since
     moving = coefficients["moving"]
     moving["norm backward"] = max(moving["norm backward"], 0.6 * moving["norm"])
-    device = DeviceModel(DeviceSpec("RTX 3090"), coefficients, 0.92, 1.0, 1.0)
-    for kind, models in tables.items():
-        test = models[::3]
-        ratios = step_ratios(test, device)
-        errors[kind] = error_of(ratios)
-        old = np.array([roofline_step(model) for model in test])
-        within = [f"{np.mean(np.abs(ratios - 1) < limit):.0%}" for limit in (0.1, 0.2)]
-        lines.append([f"timm {kind}", len(test), f"{errors[kind]:.1%}", *within, f"{error_of(old):.1%}"])
+    print(report(models, coefficients))
+    errors = {}
+    for name, steps in models.items():
+        test = [step for step in steps if is_held_out(step[0])]
+        errors[name] = error_of(step_ratios(test, device_of(TABLES[name], coefficients)))
+    return errors
 
 
 # 10^9 operations per joule of newer processes, by the figures of NVIDIA's data sheets relative to 7 nm: not fitted.

@@ -1,11 +1,21 @@
-"""Steps of models in half precision: timm's tables of an RTX 3090, iterations on A100s (vTrain, MICRO 2024)."""
+"""Steps of models in half precision: five tables of timm, iterations on A100s (vTrain, MICRO 2024).
+
+    python benchmarks/whole_steps.py DATA_FOLDER [--models 60] [--cache FOLDER] [--without [TABLE ...]]
+
+Prints error and bias of each table for the models that a fit may see and for those held out in all tables. With
+``--without``, the coefficients are first fitted to the shown models of the other tables, so that a whole table (a
+device, a mode) is left out.
+"""
 
 from __future__ import annotations
 
+import argparse
+import copy
 import csv
 import pickle
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -15,10 +25,11 @@ from zlib import crc32
 import numpy as np
 import torch
 from scipy.optimize import least_squares
-from single_kernels import put_value
+from single_kernels import error_of, put_value
+from tabulate import tabulate
 
 from modelsummary import DeviceSpec
-from modelsummary.devices.kernel_time import DeviceModel, device_model
+from modelsummary.devices.kernel_time import DeviceModel, device_model, fits
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_rules import OpCost, op_rule
@@ -96,7 +107,7 @@ def models_of(folder: Path, table: Table, count: int, cache: Path | None = None)
 
 def _rank(name: str) -> int:
     """Return a number that orders models at random, always in the same way."""
-    return crc32(f"{SEED} {name.split('.', maxsplit=1)[0]}".encode())
+    return crc32(f"{SEED} {name.partition('.')[0]}".encode())
 
 
 def is_held_out(name: str) -> bool:
@@ -176,19 +187,25 @@ HALF_START: dict[tuple[str, ...], float] = {
     ("tensor", "gemm", "edge"): 6.0,
     ("tensor", "gemm", "start"): 40.0,
     ("tensor", "conv", "efficiency"): 1.0,
-    ("tensor", "conv_passes"): 1.2,
+    ("tensor", "conv", "input"): 1.0,
+    ("tensor", "conv", "weight"): 0.9,
+    ("tensor", "conv_passes"): 1.5,
     ("tensor", "depthwise"): 0.045,
-    ("tensor", "attention"): 0.75,
+    ("tensor", "attention"): 0.85,
     ("moving", "batch_norm"): 0.7,
     ("moving", "batch_norm inference"): 0.95,
     ("moving", "batch_norm backward"): 0.6,
-    ("moving", "norm backward"): 0.25,
-    ("moving", "softmax backward"): 0.8,
+    ("moving", "batch_norm channels last"): 0.7,
+    ("moving", "batch_norm backward channels last"): 0.7,
+    ("moving", "norm backward"): 0.4,
+    ("moving", "softmax backward"): 0.5,
     ("moving", "reduction"): 0.8,
     ("moving", "pool"): 0.75,
     ("moving", "copy"): 0.9,
+    ("moving", "copy strided"): 0.5,
     ("moving", "index"): 0.5,
     ("moving", "depthwise"): 0.7,
+    ("moving", "triton"): 0.95,
 }
 _PRIOR = 0.5  # weight of the logarithm of a coefficient over its start, beside one residual per model
 
@@ -215,25 +232,83 @@ def step_ratios(models: list[Model], device: DeviceModel) -> np.ndarray:
     return np.array(ratios)
 
 
-def fit_half(coefficients: dict[str, Any], models: list[Model]) -> None:
-    """Fit the half-precision coefficients to steps of models on an RTX 3090; changes ``coefficients``."""
-    start = np.array(list(HALF_START.values()))
-    spec = DeviceSpec("RTX 3090")
+def device_of(table: Table, coefficients: dict[str, Any]) -> DeviceModel:
+    """Return the time model of the device of a table, with other coefficients."""
+    return replace(device_model(DeviceSpec(table.device)), coefficients=coefficients)
 
-    def put(values: np.ndarray) -> DeviceModel:
-        for path, value in zip(HALF_START, np.abs(values), strict=True):
-            put_value(coefficients, path, value)
-        return DeviceModel(spec, coefficients, 0.92, 1.0, 1.0)
+
+def fit_half(coefficients: dict[str, Any], models: dict[str, list[Model]]) -> None:
+    """Fit the half-precision coefficients to steps of the tables; changes ``coefficients``."""
+    start = np.array(list(HALF_START.values()))
 
     def residuals(values: np.ndarray) -> np.ndarray:
-        ratios = step_ratios(models, put(values))
-        return np.concatenate([np.log(ratios), _PRIOR * np.log(np.abs(values) / start)])
+        for path, value in zip(HALF_START, np.abs(values), strict=True):
+            put_value(coefficients, path, value)
+        logs = [np.log(step_ratios(steps, device_of(TABLES[name], coefficients))) for name, steps in models.items()]
+        return np.concatenate([*logs, _PRIOR * np.log(np.abs(values) / start)])
 
     least, most = 0.3 * start, 3 * start
-    for place, path in enumerate(HALF_START):  # no kernel moves bytes faster than the memory
-        most[place] = 1.0 if path[0] == "moving" else most[place]
+    for index, path in enumerate(HALF_START):  # no kernel moves bytes faster than the memory
+        most[index] = 1.0 if path[0] == "moving" else most[index]
     options: dict[str, Any] = {"loss": "soft_l1", "f_scale": 0.1, "x_scale": start, "diff_step": 0.02, "max_nfev": 8}
-    put(least_squares(residuals, start, bounds=(least, most), **options).x)
+    residuals(least_squares(residuals, start, bounds=(least, most), **options).x)
+
+
+def report(models: dict[str, list[Model]], coefficients: dict[str, Any]) -> str:
+    """Return errors and biases of all tables, of the models that a fit may see and of those held out."""
+    rows = []
+    for name, steps in models.items():
+        ratios = step_ratios(steps, device_of(TABLES[name], coefficients))
+        unseen = np.array([is_held_out(step[0]) for step in steps])
+        roofline = np.array([roofline_step(step, TABLES[name].device) for step in steps])
+        row: list[Any] = [name, TABLES[name].device]
+        for part in (~unseen, unseen):
+            row += [int(part.sum()), f"{error_of(ratios[part]):.1%}", f"{ratios[part].mean() - 1:+.1%}"]
+        row += [f"{np.mean(np.abs(ratios[unseen] - 1) < limit):.0%}" for limit in (0.1, 0.2)]
+        rows.append([*row, f"{error_of(roofline[unseen]):.1%}"])
+    headers = ["table", "device", "shown", "error", "bias", "held out", "error", "bias"]
+    headers += ["within 10 %", "within 20 %", "roofline"]
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def main() -> None:
+    """Print the errors of each table of timm, with the coefficients of the package."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the measurements")
+    parser.add_argument("--models", type=int, default=60, help="of each table")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the operators of the models")
+    parser.add_argument("--without", nargs="*", help="fit to the other tables first; with no name, to all")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    models = timm_models(options.folder, options.models, options.cache)
+    coefficients = copy.deepcopy(fits()["coefficients"])
+    if options.without is not None:
+        fit_half(coefficients, shown(models, options.without))
+        print({".".join(path): round(value_at(coefficients, path), 3) for path in HALF_START})
+    print(report(models, coefficients))
+
+
+def timm_models(folder: Path, count: int, cache: Path | None) -> dict[str, list[Model]]:
+    """Return the kernels of the steps of each table."""
+    if cache:
+        cache.mkdir(parents=True, exist_ok=True)
+    return {
+        name: [kernels_in(step, table.mode) for step in models_of(folder, table, count, cache)]
+        for name, table in TABLES.items()
+    }
+
+
+def shown(models: dict[str, list[Model]], without: Sequence[str] = (), count: int = 30) -> dict[str, list[Model]]:
+    """Return models that a fit may see, without some tables."""
+    tables = {name: steps for name, steps in models.items() if name not in without}
+    return {name: [step for step in steps if not is_held_out(step[0])][:count] for name, steps in tables.items()}
+
+
+def value_at(tree: Any, path: tuple[str, ...]) -> float:
+    """Return the value at a path of nested dicts."""
+    for name in path:
+        tree = tree[name]
+    return float(tree)
 
 
 def iterations(folder: Path) -> Iterator[tuple[dict[str, int], float]]:
@@ -300,7 +375,12 @@ def check_a100(folder: Path, coefficients: dict[str, Any]) -> np.ndarray:
     return ratios(runs[1::2], host * 1e-3)
 
 
-def roofline_step(model: Model) -> float:
-    spec = DeviceSpec("RTX 3090")
+def roofline_step(model: Model, device: str = "RTX 3090") -> float:
+    """Return the roofline of the kernels of a step over its measured time."""
+    spec = DeviceSpec(device)
     _, measured, works, _, _ = model
     return sum(times * spec.bound(work.flops, work.nbytes, F16).seconds for work, times in works.items()) / measured
+
+
+if __name__ == "__main__":
+    main()
