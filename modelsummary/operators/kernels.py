@@ -13,8 +13,9 @@ the bias of a convolution is added by the kernel behind it, and images are in ch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import prod
 from typing import Any, NamedTuple
 
@@ -241,6 +242,8 @@ class _Group:
         self.classes: Counter[str] = Counter()
         self.reads: dict[int, int] = {}
         self.makes: dict[int, int] = {}
+        self.inner: Counter[int] = Counter()  # storage -> operators that read it after another one here made it
+        self.outer: Counter[int] = Counter()  # storage -> operators that read it as others made it
         self.rows: set[int] = set()  # elements of the results of its reductions
         self.is_turned = False  # a reduction whose elements are not next to each other has loops of its own
         self.again = 0  # bytes that a reduction to few elements reads before the rest reads them
@@ -264,6 +267,8 @@ class _Group:
         if work.op_class == "batch_norm":  # in training, statistics take passes of their own
             self.again += max(work.nbytes - run.call.cost.bytes_read - run.call.cost.bytes_written, 0)
         reads, specs = (run.makes, run.call.outputs) if work.part == "bias" else (run.reads, run.call.tensors)
+        for key in set(reads):
+            (self.inner if key in self.makes else self.outer)[key] += 1
         for key, spec in zip(reads, specs, strict=False):
             if key not in self.makes:
                 self.reads[key] = max(self.reads.get(key, 0), spec.nbytes)
@@ -273,9 +278,34 @@ class _Group:
                 self.is_turned |= not _is_innermost(run.call)
                 self.rows.update([spec.numel] if spec.numel >= _LEAST_ROWS else ())
 
-    def kernel(self, needed: Callable[[int], bool], timing: Timing) -> Kernel:
-        """Return the kernel; it writes only the storages that other kernels need."""
-        moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
+    def absorb(self, earlier: _Group) -> None:
+        """Add the operators of an earlier kernel."""
+        for key in self.reads.keys() & earlier.makes.keys():
+            del self.reads[key]
+            self.inner[key] += self.outer.pop(key)
+        for mine, others in ((self.reads, earlier.reads), (self.makes, earlier.makes)):
+            mine.update({key: max(size, mine.get(key, 0)) for key, size in others.items()})
+        for counter, other in (
+            (self.inner, earlier.inner),
+            (self.outer, earlier.outer),
+            (self.classes, earlier.classes),
+        ):
+            counter.update(other)
+        self.names = earlier.names + self.names
+        self.rows |= earlier.rows
+        self.is_turned |= earlier.is_turned
+        self.is_backward |= earlier.is_backward
+        self.again += earlier.again
+
+    def kernel(self, readers: Mapping[int, int], timing: Timing) -> Kernel:
+        """Return the kernel; it writes only the storages that others read, and those that none reads.
+
+        Args:
+            readers: storage -> operators of the step that read it.
+            timing: as for ``kernels_of``.
+        """
+        needed = [key for key in self.makes if readers[key] > self.inner[key] or not readers[key]]
+        moved = sum(self.reads.values()) + sum(self.makes[key] for key in needed)
         moved = min(moved, self.alone) if len(self.names) == 1 else moved + self.again  # one may read only a part
         precedence = ("norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy")
         op_class = next((op_class for op_class in precedence if self.classes[op_class]), "elementwise")
@@ -309,6 +339,106 @@ def _is_innermost(call: OperatorCall) -> bool:
     return [inner for _, inner in sorted(strides)] == sorted([inner for _, inner in strides], reverse=True)
 
 
+class _Launches:
+    """The kernels of a compiled step, and which of them wait for which.
+
+    Attributes:
+        items: kernels of libraries, and groups; None where a group was absorbed by a later one.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[_Group | Kernel | None] = []
+        self._producers: list[set[int]] = []  # direct ones
+        self._first: list[int] = []  # numbers of the first and the last operator
+        self._last: list[int] = []
+        self._absorbed: dict[int, int] = {}
+        self._writers: dict[int, int] = {}  # storage -> the kernel that wrote it last
+
+    def _index(self, index: int) -> int:
+        while index in self._absorbed:
+            index = self._absorbed[index]
+        return index
+
+    def writers(self, storages: Iterable[int]) -> set[int]:
+        """Return the indices of the kernels that wrote some storages last."""
+        return {self._index(self._writers[key]) for key in storages if key in self._writers}
+
+    def add(self, item: _Group | Kernel, number: int) -> int:
+        """Add a kernel that begins with the operator of some number, and return its index."""
+        self.items.append(item)
+        self._producers.append(set())
+        self._first.append(number)
+        self._last.append(number)
+        return len(self.items) - 1
+
+    def note(self, index: int, run: OperatorRun, producers: set[int], number: int) -> None:
+        """Note that a kernel runs an operator."""
+        self._producers[index] |= producers - {index}
+        self._last[index] = number
+        self._writers.update(dict.fromkeys(run.makes, index))
+
+    def group_for(self, operator: StepOperator, work: Work, producers: set[int]) -> int | None:
+        """Return the group that an operator joins, after merging all that it reads from; None if it joins none.
+
+        A group that another producer waits for has to end before, so it is left out.
+        """
+        joined: int | None = None
+        for index in sorted(producers, reverse=True):
+            group = self.items[index]
+            others = producers - {index} | (self._producers[joined] - {index} if joined is not None else set())
+            if not isinstance(group, _Group) or not group.takes(operator, work, prod(work.sizes)):
+                continue
+            if any(self._waits(other, index) for other in others):
+                continue
+            if joined is None:
+                joined = index
+            else:
+                self._merge(index, joined)
+        return joined
+
+    def _waits(self, index: int, producer: int) -> bool:
+        """Return True if a kernel needs, directly or not, what another one makes."""
+        stack, seen = [index], {index}
+        while stack:
+            for other in map(self._index, self._producers[stack.pop()]):
+                if other == producer:
+                    return True
+                if other not in seen and self._last[other] > self._first[producer]:
+                    seen.add(other)
+                    stack.append(other)
+        return False
+
+    def _merge(self, index: int, target: int) -> None:
+        earlier, later = self.items[index], self.items[target]
+        assert isinstance(earlier, _Group)
+        assert isinstance(later, _Group)
+        later.absorb(earlier)
+        self.items[index], self._absorbed[index] = None, target
+        self._producers[target] = (self._producers[target] | self._producers[index]) - {index, target}
+        self._first[target] = min(self._first[target], self._first[index])
+
+    def in_order(self) -> Iterator[_Group | Kernel]:
+        """Return the kernels in an order in which each has what it reads, as near to the operators' as possible."""
+        waiting = {}
+        readers: dict[int, set[int]] = {}
+        for index, item in enumerate(self.items):
+            if item is not None:
+                producers = {self._index(other) for other in self._producers[index]} - {index}
+                waiting[index] = len(producers)
+                for other in producers:
+                    readers.setdefault(other, set()).add(index)
+        ready = [index for index, count in waiting.items() if not count]
+        while ready:
+            index = heappop(ready)
+            item = self.items[index]
+            assert item is not None
+            yield item
+            for reader in readers.get(index, ()):
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    heappush(ready, reader)
+
+
 def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
     readers: Counter[int] = Counter()
     for operator in operators:
@@ -316,32 +446,23 @@ def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]
             readers.update(set(operator.run.reads))
     if prefers_channels_last([operator.run.call for operator in operators]):
         works = {key: tuple(map(_in_channels_last, parts)) for key, parts in works.items()}
-    launches: list[_Group | Kernel] = []
-    writers: dict[int, int] = {}  # storage -> index of the kernel that wrote it last
-    inner_reads: Counter[tuple[int, int]] = Counter()  # (kernel, storage): reads within the kernel
-    for operator in operators:
+    launches = _Launches()
+    for number, operator in enumerate(operators):
         run = operator.run
         is_single = len(works[id(run.call)]) == 1
         for index, work in enumerate(works[id(run.call)]):
             adds_bias = work.part == "bias" and work.op_class == "elementwise"
-            elements = prod(work.sizes)
-            last = max((writers[key] for key in (run.makes if adds_bias else run.reads) if key in writers), default=-1)
-            group = launches[last] if last >= 0 else None
+            producers = launches.writers(run.makes if adds_bias else run.reads)
             if (is_single or adds_bias) and work.op_class in _OPENS:
-                if not (isinstance(group, _Group) and group.takes(operator, work, elements)):
-                    last = len(launches)
-                    group = _Group(operator, elements)
-                    launches.append(group)
-                inner_reads.update((last, key) for key in set(run.reads) if key in group.makes)
+                launch = launches.group_for(operator, work, producers)
+                if launch is None:
+                    launch = launches.add(_Group(operator, prod(work.sizes)), number)
+                group = launches.items[launch]
+                assert isinstance(group, _Group)
                 group.add(operator, work)
             else:
-                last = len(launches)
-                launches.append(_kernel(work, operator, timing, int(not index), None if index else run.call))
-            writers.update(dict.fromkeys(run.makes, last))
-
-    def finished(index: int, launch: _Group | Kernel) -> Kernel:
-        if isinstance(launch, Kernel):
-            return launch
-        return launch.kernel(lambda key: readers[key] > inner_reads[index, key] or not readers[key], timing)
-
-    return [finished(index, launch) for index, launch in enumerate(launches)]
+                kernel = _kernel(work, operator, timing, int(not index), None if index else run.call)
+                launch = launches.add(kernel, number)
+            launches.note(launch, run, producers, number)
+    items = launches.in_order()
+    return [item if isinstance(item, Kernel) else item.kernel(readers, timing) for item in items]
