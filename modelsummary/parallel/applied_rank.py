@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from modelsummary.operators.collective_calls import Collective, collectives_of
 from modelsummary.operators.tensor_bytes import is_distributed
 from modelsummary.parallel.applying import shard_module
 from modelsummary.parallel.fake_world import fake_world
-from modelsummary.parallel.rank_model import copied
+from modelsummary.parallel.rank_model import copied, on_meta
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,10 +94,7 @@ def sharded_copy(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | Non
 
 
 def _applied(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None, mesh: DeviceMesh | None) -> nn.Module:
-    def on_meta(tensor: Tensor) -> Tensor:
-        return torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
-
-    twin = copied(module, on_meta)
+    twin = copied(module, partial(on_meta, dtype=dtype))
     shard_module(plan, twin, mesh)
     return twin
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -19,6 +20,7 @@ from modelsummary.capture.containers import map_tensors
 from modelsummary.errors import InputError
 from modelsummary.operators.tensor_bytes import is_distributed
 from modelsummary.parallel.code import parallelize
+from modelsummary.parallel.rank_model import copied, on_meta
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -48,6 +50,7 @@ def apply_plan(
     check_unsharded(model)
     values = _values(model, checkpoint, init)
     _check_ties(plan, model)
+    _keep_whole(plan, model)
     if plan.pipeline > 1:
         stages = plan._stages
         if stages is None or stages.model is not model:
@@ -65,6 +68,13 @@ def apply_plan(
     if empty:
         _fill(model, empty, mesh, values, init)
     return model
+
+
+def _keep_whole(plan: ParallelPlan, model: nn.Module) -> None:
+    """Let a plan hold a copy of its model without data, of which figures are asked when the model is sharded."""
+    if plan._live is not None and plan._live.model is model:
+        with suppress(InputError):  # it cannot be copied: nor could a rank
+            object.__setattr__(plan, "_live", replace(plan._live, model=copied(model, on_meta), traces={}))
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
     Collectives return at once, and give tensors of the right shape. Process groups of this process are set aside.
     """
     with _torch.groups_set_aside():
+        _torch.clear_sharding_caches()
         dist.init_process_group("fake", store=_torch.fake_store(), rank=rank, world_size=size)
         try:
             with warnings.catch_warnings():

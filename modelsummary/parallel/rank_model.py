@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from modelsummary.parallel.plan import LayerPlan
     from modelsummary.parallel.whole_sizes import Sizes
 
-__all__ = ["LocalAttribute", "change_arguments", "copied", "local_shapes", "model_of_rank"]
+__all__ = ["LocalAttribute", "change_arguments", "copied", "local_shapes", "model_of_rank", "on_meta"]
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,11 @@ def copied(
     for module in twin.modules():
         module.__dict__.update({name: copies.of(value) for name, value in vars(module).items()})
     return twin
+
+
+def on_meta(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor of the same shape without data, of which floating point may have another dtype."""
+    return torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
 
 
 class _Copies:
