@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C import _pop_torch_function_stack as pop_function_mode
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
+from torch._library.custom_ops import CustomOpDef
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import (
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dis
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 
 __all__ = [
+    "CustomOpDef",
     "DisableTorchDispatch",
     "DisableTorchFunction",
     "DispatchKey",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary._torch import CustomOpDef
 from modelsummary.errors import InputError
 from modelsummary.parallel.sizes_style import LocalSizes
 
@@ -125,7 +126,7 @@ def copied(
     """Return a copy of a model with other parameters, and the same buffers.
 
     Functions that the model holds, and that hold parts of it, hold the copies of these in the copy: minGPT calls its
-    layers through such a ``lambda``, and a forward that replaces another one calls it.
+    layers through such a ``lambda``, and a forward that replaces another one calls it. Operators are shared.
 
     Args:
         model: the model, or a module of it.
@@ -143,6 +144,7 @@ def copied(
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()} | dict(others or {})
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(like(parameter).detach(), requires_grad=parameter.requires_grad)
+    memo |= {id(operator): operator for operator in _operators(model)}
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
@@ -204,6 +206,19 @@ class _Copies:
         twin.__defaults__, twin.__kwdefaults__ = self.of(function.__defaults__), self.of(function.__kwdefaults__)
         twin.__dict__.update({name: self.of(value) for name, value in vars(function).items()})
         return twin
+
+
+def _operators(model: nn.Module) -> Iterator[CustomOpDef]:
+    """Yield the operators in attributes that ``torch.library.custom_op`` made: they refuse to be copied."""
+    pending = [value for module in model.modules() for value in vars(module).values()]
+    seen: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if id(value) not in seen and not isinstance(value, (nn.Module, Tensor)):
+            seen.add(id(value))
+            pending += _parts(value)
+            if isinstance(value, CustomOpDef):
+                yield value
 
 
 def _parts(value: Any) -> Iterable[Any]:

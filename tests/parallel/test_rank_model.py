@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
+from modelsummary.cluster import Cluster, Plan
 from modelsummary.parallel.rank_model import copied
 from tests.parallel.mixtures import DIM, MIXTURES
 from tests.parallel.models import Called
@@ -80,3 +81,24 @@ def test_experts_that_are_the_whole_model_are_counted_as_a_rank_has_them():
     (layer,) = plan.layers
     assert layer.fqn == ""
     assert plan.params_per_rank == layer.params == plan.memory().params // 4
+
+
+def test_a_custom_operator_in_an_attribute():
+    @torch.library.custom_op("modelsummary_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.register_fake(torch.empty_like)
+    doubled.register_autograd(lambda _ctx, grad: grad * 2)
+
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.operators = nn.Linear(8, 16), nn.Linear(16, 8), [doubled]
+
+        def forward(self, x):
+            return self.down(self.up(x)) + self.operators[0](x)
+
+    stats = Statistics(nn.Sequential(Doubled(), Doubled()), (4, 8))
+    assert stats.simulate(Plan(data=2), Cluster("H100"), global_batch=8).step_seconds > 0
+    assert stats.parallel_plan(tensor=2).collectives["forward", "all_reduce"] == (2, 2 * 4 * 8 * 4)
