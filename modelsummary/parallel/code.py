@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["casts", "parallelize", "to_code"]
 
 
-# Styles of this package, and the function that they share; each comes after the ones that its source names.
+# Styles of this package, and the functions that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
-replace_forward AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards ExpertParallel
-LinearParallel
+replace_forward refuse_masks AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards
+ExpertParallel LinearParallel
 ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles

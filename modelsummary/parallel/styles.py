@@ -34,6 +34,7 @@ __all__ = [
     "ReduceGradient",
     "ReplicateParallel",
     "SizesOfRank",
+    "refuse_masks",
     "replace_forward",
 ]
 
@@ -209,6 +210,19 @@ class LinearParallel(LocalParallel):
         return finished + whole[self.bias].to_local(grad_placements=[parts]).to(finished.dtype)
 
 
+def refuse_masks(experts: Any) -> None:
+    """Let dropout in experts raise in training: ranks would draw other numbers of masks, and all later ones differ."""
+    layers = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+    def refuse(module: Any, _args: Any) -> None:
+        if module.training and module.p:
+            raise RuntimeError("a dropout draws a mask for the tokens of one rank's experts; set its p to 0")
+
+    for part in experts.modules():
+        if isinstance(part, layers):
+            part.register_forward_pre_hook(refuse)
+
+
 class ExpertParallel(LocalParallel):
     """Stacked experts that are divided over the ranks: each rank runs its own on all tokens, and results are summed.
 
@@ -226,6 +240,7 @@ class ExpertParallel(LocalParallel):
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
+        refuse_masks(module)
         split = [name for name in self._names() if isinstance(self._get(module, name), DTensor)]
         for name in split:  # over the ranks of tensor parallelism, whose style takes the local tensors
             whole = self._get(module, name)
@@ -281,6 +296,7 @@ class ExpertListParallel(ParallelStyle):
         mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
         experts = list(module.children())
         local = len(experts) // mesh.size()
+        refuse_masks(module)
 
         def sum_gradient(_expert: Any, args: Any) -> Any:
             whole = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)

@@ -10,6 +10,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
+from modelsummary.parallel.fake_world import fake_world
 from tests.parallel import mixtures, processes
 from tests.parallel.expert_models import SharedStacked
 from tests.parallel.models import Experts, make
@@ -278,6 +279,20 @@ def test_experts_that_draw_masks_in_training_are_refused():
         Statistics(model.train(), inputs).parallel_plan(expert=2)
     model.mixture.experts[2].drop.p = 0.0
     assert Statistics(model, inputs).parallel_plan(expert=2).layers
+
+
+def test_experts_that_draw_masks_after_all_raise():
+    model, inputs = make("mixtral_list")
+    for expert in model.mixture.experts:
+        expert.register_forward_hook(lambda expert, _args, result: expert.drop(result))
+        expert.add_module("drop", nn.Dropout(0.1))
+    plan = Statistics(model.eval(), inputs).parallel_plan(expert=2)
+    with fake_world(0, 2):
+        plan.apply(model, plan.device_mesh("cpu"))
+        model(*inputs)
+        with pytest.raises(RuntimeError, match="draws a mask for the tokens of one rank's experts; set its p to 0"):
+            model.train()(*inputs)
+    assert "def refuse_masks(" in plan.to_code()
 
 
 def test_layers_that_stacked_experts_hold_are_whole():
