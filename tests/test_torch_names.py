@@ -21,7 +21,7 @@ TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 OTHERS = {
     "_asdict _fields _replace": "public methods of named tuples",
     "_exit _getframe _lru_cache_wrapper": "of Python: os, sys, functools",
-    "_option_string_actions": "of argparse, which names unknown options",
+    "_option_string_actions _ArgumentGroup": "of argparse: known options, and groups of them",
     "_quantize _data": "of quantised caches of transformers and optimum",
     "_experts _is_weight": "marks of the package on tensors",
     "_default_to_fused_or_foreach": "only asked for: an optimizer without it is not torch's",

@@ -1,4 +1,4 @@
-"""The making of tensors, their base classes, and containers of them.
+"""The making of tensors, base classes of tensors and of norms, and containers.
 
 All names hold from torch 2.6 to 2.14.
 """
@@ -19,6 +19,9 @@ from torch.utils._pytree import (
 __all__ = [
     "SUPPORTED_NODES",
     "TREES",
+    "BatchNorm",
+    "InstanceNorm",
+    "NormBase",
     "StorageBase",
     "TensorBase",
     "bound_functions",
@@ -37,6 +40,10 @@ TREES = "from torch.utils._pytree import tree_leaves, tree_map"  # for code that
 StorageBase: Any = torch._C.StorageBase
 # The base class whose getters are the properties of tensors.
 TensorBase: Any = torch._C.TensorBase
+# The base classes of batch norms and instance norms of all dimensions, and of both.
+BatchNorm: Any = torch.nn.modules.batchnorm._BatchNorm
+InstanceNorm: Any = torch.nn.modules.instancenorm._InstanceNorm
+NormBase: Any = torch.nn.modules.batchnorm._NormBase
 # The module whose functions torch binds to names of its own.
 bound_functions: Any = torch._C
 # Marks a tensor as conjugated.

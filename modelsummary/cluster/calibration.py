@@ -40,7 +40,8 @@ def calibrated_factors(cluster: Cluster, measured: Sequence[tuple[StepEstimate, 
 
 
 def _factors(values: Sequence[float]) -> Factors:
-    return replace(Factors(), **dict(zip(SPREADS, values, strict=True)))
+    factors: dict[str, Any] = dict(zip(SPREADS, values, strict=True))
+    return Factors(**factors)
 
 
 def _with_nodes(cluster: Cluster, step: StepEstimate) -> Cluster:

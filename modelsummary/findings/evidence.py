@@ -147,7 +147,7 @@ class Evidence:
         dead: set[int] = set()
         for index in reversed(range(self.end)):
             run = self.run(index)
-            if run.is_view or (run.call.rule.is_free and not run.call.rule.is_collective):
+            if run.is_view or (not run.call.rule.launches_kernel and not run.call.rule.is_collective):
                 continue
             results = {*run.makes, *run.writes}
             if results and not any(storage in needed or self.lives_on(storage) for storage in results):

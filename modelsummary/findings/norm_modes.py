@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
-
+from modelsummary import _torch
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
@@ -64,7 +63,7 @@ def few_values_in_batch_norm(evidence: Evidence) -> Iterator[Defect]:
         # without running statistics it normalises samples or weights, as instance norms do
         if not trains or not isinstance(bound.get("running_mean"), TensorSpec) or len(spec.shape) < 2:
             continue
-        if isinstance(evidence.module(index), nn.modules.instancenorm._InstanceNorm):
+        if isinstance(evidence.module(index), _torch.InstanceNorm):
             continue
         values = spec.numel // max(spec.shape[1], 1)
         remedy = "train with a larger batch, use a group norm, or call eval() on it"
@@ -81,7 +80,7 @@ def frozen_batch_norm_trains(evidence: Evidence) -> Iterator[Defect]:
     if not any(parameter.requires_grad for parameter in evidence.parameters.values()):
         return
     for fqn, module in evidence.modules.items():
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm) or fqn not in evidence.called:
+        if not isinstance(module, _torch.BatchNorm) or fqn not in evidence.called:
             continue
         is_frozen = module.weight is not None and not module.weight.requires_grad
         if is_frozen and module.training and module.track_running_stats:

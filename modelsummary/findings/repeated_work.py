@@ -36,7 +36,7 @@ def _repeated(evidence: Evidence) -> list[int]:
     repeated = []
     for index, call in evidence.forward():
         run, rule = evidence.run(index), call.rule
-        if rule.is_free and not rule.writes:  # an allocation: its elements are arbitrary
+        if not rule.launches_kernel and not rule.writes:  # an allocation: its elements are arbitrary
             continue
         key: Any = index
         if _is_pure(call):

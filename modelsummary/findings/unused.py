@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from torch import nn
-
+from modelsummary import _torch
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.layer_info import CallKey
@@ -70,7 +69,7 @@ def buffer_never_read(evidence: Evidence) -> Iterator[Defect]:
             storage = evidence.trace.tensors.get(f"{fqn}.{name}".lstrip("."), -1)
             if buffer is None or buffer.numel() <= 1 or storage < 0 or storage in evidence.touched:
                 continue
-            if isinstance(module, nn.modules.batchnorm._NormBase):  # the mode decides whether it reads its statistics
+            if isinstance(module, _torch.NormBase):  # the mode decides whether it reads its statistics
                 continue
             remedy = "remove it, or compute it where it is used"
             yield Defect(f"buffer {name} is never read", remedy, (fqn, 0), nbytes=buffer.nbytes, is_call=False)
@@ -86,7 +85,7 @@ def result_never_read(evidence: Evidence) -> Iterator[Defect]:
         return
     lines: defaultdict[tuple[CallKey | None, Line | None], set[int]] = defaultdict(set)
     for index, call in evidence.forward():
-        if not call.rule.is_free:
+        if call.rule.launches_kernel:
             lines[evidence.row(index), evidence.line(index)].add(index)
     for origin in by_origin(evidence, evidence.dead):
         is_whole_line = lines[origin.row, origin.line] <= evidence.dead and evidence.is_of_model(origin.indices[0])
@@ -129,7 +128,9 @@ def by_origin(evidence: Evidence, indices: Iterable[int]) -> Iterator[Origin]:
     covered: set[int] = set()
     for call in evidence.trace.calls if chosen else ():  # outer ones come first
         span = range(call.begin, call.end)
-        inside = {index for index in span if not evidence.run(index).is_view and not evidence.call(index).rule.is_free}
+        inside = {
+            index for index in span if not evidence.run(index).is_view and evidence.call(index).rule.launches_kernel
+        }
         if inside and chosen.issuperset(inside) and covered.isdisjoint(inside):
             members = [index for index in span if index in chosen]
             covered.update(members)

@@ -285,12 +285,9 @@ class _Group:
             self.inner[key] += self.outer.pop(key)
         for mine, others in ((self.reads, earlier.reads), (self.makes, earlier.makes)):
             mine.update({key: max(size, mine.get(key, 0)) for key, size in others.items()})
-        for counter, other in (
-            (self.inner, earlier.inner),
-            (self.outer, earlier.outer),
-            (self.classes, earlier.classes),
-        ):
-            counter.update(other)
+        self.inner.update(earlier.inner)
+        self.outer.update(earlier.outer)
+        self.classes.update(earlier.classes)
         self.names = earlier.names + self.names
         self.rows |= earlier.rows
         self.is_turned |= earlier.is_turned
@@ -298,7 +295,7 @@ class _Group:
         self.again += earlier.again
 
     def kernel(self, readers: Mapping[int, int], timing: Timing) -> Kernel:
-        """Return the kernel; it writes only the storages that others read, and those that none reads.
+        """Return the kernel; it writes the storages that others read, and the ones that none reads.
 
         Args:
             readers: storage -> operators of the step that read it.
@@ -330,9 +327,10 @@ def _in_channels_last(work: Work) -> Work:
 def _is_innermost(call: OperatorCall) -> bool:
     """Return True for a reduction over elements that are next to each other in memory."""
     x, dims = call.tensors[0], call.bound.get("dim")
-    if dims is None or dims == ():
+    dims = (dims,) if isinstance(dims, int) else dims
+    if not dims or not x.shape:
         return True
-    reduced = {dim % len(x.shape) for dim in (dims if isinstance(dims, tuple) else (dims,))}
+    reduced = {dim % len(x.shape) for dim in dims}
     strides = [
         (stride, dim in reduced) for dim, (size, stride) in enumerate(zip(x.shape, x.stride, strict=True)) if size > 1
     ]
