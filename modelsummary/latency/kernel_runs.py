@@ -24,7 +24,7 @@ from modelsummary import _torch
 from modelsummary.latency.kept_memory import kept_memory
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_rules import tensors_in
-from modelsummary.operators.tensor_bytes import storage_of
+from modelsummary.operators.tensor_bytes import storage_of, stored_tensors
 from modelsummary.progress import counted
 
 __all__ = ["arguments_of", "seconds_of", "workspaces_of"]
@@ -265,7 +265,8 @@ def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> l
             except _FAILURES:
                 failed.add(index)
                 continue
-            allocated = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(out)}
+            results = [stored for tensor in tensors_in(out) for stored in stored_tensors(tensor)]
+            allocated = {storage_of(stored): stored.untyped_storage().nbytes() for stored in results}
             result_bytes[index] = sum(size for storage, size in allocated.items() if storage not in argument_storages)
             del out, args, kwargs
     events = traced.profiler.kineto_results.events()

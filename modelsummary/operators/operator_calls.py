@@ -17,6 +17,7 @@ from torch import Tensor
 from modelsummary._torch import group_name, next_node_number
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
 from modelsummary.operators.table import Arguments
+from modelsummary.operators.tensor_bytes import nbytes_of
 
 __all__ = ["DistinctCall", "Line", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
 
@@ -268,8 +269,8 @@ class OperatorLog:
         specs = tuple(self._specs(args, reads))
         named = dict(zip(kwargs, self._specs(kwargs.values(), reads), strict=True)) if kwargs else {}
         cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
-        # the specs hold neither packed weights nor the values of a block mask
-        key = (func, specs, tuple(named.items()), cost.macs, cost.skipped_macs)
+        # the specs hold neither packed weights, nor the values of a block mask, nor sizes of sparse and nested tensors
+        key = (func, specs, tuple(named.items()), cost)
         call = self._calls.get(key)
         if call is None:
             outputs = tuple(_spec_of(tensor, False) for tensor in tensors_in(out) if _is_dense(tensor))
@@ -284,7 +285,7 @@ class OperatorLog:
                 specs.append(value)
             elif isinstance(value, Tensor):
                 if not _is_dense(value):
-                    specs.append(str(value.layout))
+                    specs.append(f"{value.layout}[{value.dtype}, {nbytes_of(value)} bytes]")
                     continue
                 storage = self._identify(value)
                 reads.append((storage, int(value.storage_offset())))

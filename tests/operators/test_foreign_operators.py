@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import SplitError, Statistics, register_op_cost
+from modelsummary.latency.kernel_runs import workspaces_of
+from modelsummary.operators.operator_calls import OperatorLog
+from modelsummary.operators.tensor_bytes import storage_of
 from tests.models import Call
 from tests.untouched import untouched
 
@@ -190,3 +193,28 @@ def test_a_view_runs_no_kernel():
     stats = Statistics(model, torch.randn(4, 8))
     assert [record["name"] for record in stats.kernels("H100").to_records()] == ["aten.addmm"] * 2
     assert not stats.uncounted_ops
+
+
+def test_calls_of_several_sizes_are_several_calls():
+    """Sparse and nested tensors have no sizes and strides that say what they store."""
+
+    def doubled(x):
+        parts = [torch.nested.nested_tensor([x[:rows], x[: rows // 2]], layout=torch.jagged) for rows in (2, 4)]
+        matrices = [torch.eye(size).to_sparse() for size in (4, 6)]
+        sums = [(matrix + matrix).to_dense().sum() for matrix in matrices]
+        return torch.cat([row for part in parts for row in (part * 2).unbind()]) + sum(sums)
+
+    model = Call(lambda self, x: doubled(self.a(x)), a=nn.Linear(8, 8))
+    kernels = Statistics(model, torch.ones(4, 8)).kernels("H100").to_records()
+    nested = [record["moved_bytes"] for record in kernels if record["name"] == "aten.mul"]
+    assert nested == [2 * rows * 8 * 4 for rows in (2 + 1, 4 + 2)]  # read and written
+    dense = [record["moved_bytes"] for record in kernels if record["name"] == "aten._to_dense"]
+    assert dense == [4 * size + 4 * size * size for size in (4, 6)]
+
+
+def test_the_workspace_of_a_sparse_result():
+    log = OperatorLog(storage_of, set())
+    x = torch.eye(4)
+    log.note(torch.ops.aten._to_sparse.default, (x,), {}, x.to_sparse())
+    (workspace,) = workspaces_of([log.runs[0].call], torch.device("cpu"))
+    assert workspace is not None
