@@ -17,6 +17,7 @@ from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_work import Work, has_channels_last, work
 from modelsummary.operators.shape_rules import Shape, are_plain_floats, in_format, new_contiguous
 from modelsummary.operators.table import Arguments, Count, register
+from modelsummary.operators.tensor_bytes import unpacked
 
 __all__: list[str] = []
 
@@ -99,7 +100,7 @@ def _packed(call: Arguments) -> Count:
     """Count by the weight; the packed object returns a copy of it."""
     packed = next(value for value in call.values() if hasattr(value, "unpack"))
     x = next(iter(call.values())) if packed.transpose() else call.out
-    return x.numel() * prod(packed.unpack()[0].shape[1:])
+    return x.numel() * prod(unpacked([packed])[0].shape[1:])
 
 
 def _packed_kernels(call: OperatorCall, _: Arguments) -> list[Work]:
@@ -123,6 +124,7 @@ register(
     ),
     macs=_packed,
     kernels=_packed_kernels,
+    packed_itemsize=1,
 )
 
 

@@ -20,7 +20,7 @@ from modelsummary import _torch
 from modelsummary._torch import OpOverload
 from modelsummary.operators.names import COLLECTIVES, class_by_name, counted_by_name, launches_nothing, may_multiply
 from modelsummary.operators.table import NO_FACTS, NO_SIGNATURE, Count, OperatorFacts, Signature, facts_of
-from modelsummary.operators.tensor_bytes import inner_tensors, nbytes_of
+from modelsummary.operators.tensor_bytes import inner_tensors, nbytes_of, unpacked
 
 __all__ = ["NO_COST", "OpCost", "OpRule", "op_cost", "op_rule", "tensors_in"]
 
@@ -276,6 +276,9 @@ def _bytes_read(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], writt
     if rule.overwrites:
         return _bytes_of((args[1:], kwargs))
     facts = rule.facts
+    if facts.packed_itemsize:
+        weight, bias = unpacked((*args, *kwargs.values()))
+        return _bytes_of((args, kwargs, bias)) + weight.numel() * facts.packed_itemsize
     if not facts.gathers_from and facts.scores_per_target is None:
         return _bytes_of((args, kwargs))
     call: dict[str, Any] = rule.signature.bind(args, kwargs)

@@ -180,6 +180,12 @@ for _namespace, _names in {
     "bitsandbytes": "gemm_4bit gemv_4bit int8_linear_matmul int8_scaled_mm int8_mixed_scaled_mm",
 }.items():
     register(_namespace, _names, macs=_linear, kernels=_linear_kernels)
+register(
+    "quantized",
+    "linear linear_relu linear_dynamic linear_relu_dynamic linear_leaky_relu linear_tanh",
+    packed_itemsize=1,
+)
+register("quantized", "linear_dynamic_fp16 linear_relu_dynamic_fp16", packed_itemsize=2)
 
 
 def _linear_backward(call: Arguments) -> Count:

@@ -84,6 +84,7 @@ class OperatorFacts:
         multiplies: ``"matrices"`` for the product of two matrices, ``"batches"`` for products of pairs of them.
         depends_on_views: the multiply-adds also depend on what the arguments are views of.
         op_class: the class of its kernel without multiply-adds, where its name does not say it.
+        packed_itemsize: bytes of an element of its packed weight, which it reads in addition to its tensors.
         gathers_from: name of the argument of which it reads only the rows it returns.
         overwrites: writes its first argument, or takes its shape, without reading it.
         writes_rows: writes to some places of its first argument.
@@ -112,6 +113,7 @@ class OperatorFacts:
     multiplies: str = ""
     depends_on_views: bool = False
     op_class: str = ""
+    packed_itemsize: int = 0
     gathers_from: str = ""
     overwrites: bool = False
     writes_rows: bool = False

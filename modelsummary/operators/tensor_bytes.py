@@ -6,7 +6,7 @@ A tensor subclass reports the dtype that it computes in; its bytes are the bytes
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "shape_of",
     "storage_of",
     "stored_tensors",
+    "unpacked",
 ]
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -74,6 +75,13 @@ def stored_tensors(tensor: Tensor) -> list[Tensor]:
             else:
                 tensors.append(inner)
     return tensors
+
+
+def unpacked(arguments: Iterable[Any]) -> tuple[Tensor, Tensor | None]:
+    """Return copies of the weight and the bias in the packed object among the arguments of a quantised operator."""
+    packed: Any = next(argument for argument in arguments if hasattr(argument, "unpack"))
+    weight, bias = packed.unpack()
+    return weight, bias
 
 
 def is_distributed(kind: type) -> bool:

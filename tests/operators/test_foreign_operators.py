@@ -16,7 +16,7 @@ from tests.untouched import untouched
 
 FORWARD = 2 * 4 * 8 * 8  # multiply-adds of the two layers; x has 4 x 8 elements, 128 bytes
 SQUARE = torch.ones(8, 8)  # 256 bytes
-_library = torch.library.Library("foreign", "DEF")
+_library = torch.library.Library("seldom", "DEF")
 
 
 def _define(schema, run, fake=None):
@@ -24,7 +24,7 @@ def _define(schema, run, fake=None):
     _library.define(schema)
     _library.impl(name, run, "CPU")
     if fake is not None:
-        torch.library.register_fake(f"foreign::{name}", fake)
+        torch.library.register_fake(f"seldom::{name}", fake)
 
 
 def _add_in_place(x, y):
@@ -50,18 +50,18 @@ _define(
 _define("into(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", lambda x, *, out: out.copy_(x * 2), lambda x, *, out: out)
 _define("row_sizes(Tensor x) -> Tensor", lambda x: x[x[:, 0] > -1e9])
 _define("number(Tensor x) -> float", lambda x: float(x.sum()))
-register_op_cost(torch.ops.foreign.product)(lambda x, w, *, out: x.numel() * w.shape[1])
-foreign = torch.ops.foreign
+register_op_cost(torch.ops.seldom.product)(lambda x, w, *, out: x.numel() * w.shape[1])
+seldom = torch.ops.seldom
 
 
 def writing(x):
     y = x.detach().clone()
-    foreign.writing(y, x.detach())
+    seldom.writing(y, x.detach())
     return y + x
 
 
 def into(x):
-    return foreign.into(x.detach(), out=torch.empty_like(x)) + x
+    return seldom.into(x.detach(), out=torch.empty_like(x)) + x
 
 
 def jagged(x):
@@ -117,16 +117,16 @@ def bilinear(x):
 
 # name: function, multiply-adds, kernel, its class and bytes; in parentheses: in the ledger
 CASES = {
-    "with a fake": (foreign.with_fake, 0, "(foreign.with_fake)", "other", 128 + 128),
-    "without a fake": (foreign.without_fake, 0, "(foreign.without_fake)", "other", 128 + 128),
-    "a fake that raises": (foreign.raising_fake, 0, "(foreign.raising_fake)", "other", 128 + 128),
-    "with a formula": (lambda x: foreign.product(x, SQUARE), 256, "foreign.product", "gemm", 128 + 256 + 128),
-    "writes in place": (writing, 0, "(foreign.writing)", "other", 2 * 128 + 128),
-    "writes into out": (into, 0, "(foreign.into)", "other", 2 * 128 + 128),
-    "two results": (lambda x: foreign.two_results(x)[0], 0, "(foreign.two_results)", "other", 128 + 128 + 4 * 4),
-    "lists": (lambda x: foreign.of_lists([x, x])[0], 0, "(foreign.of_lists)", "other", 128 + 2 * 128),
-    "rows by values": (foreign.row_sizes, 0, "(foreign.row_sizes)", "other", 128 + 128),
-    "a number": (lambda x: x * foreign.number(x), 0, "(foreign.number)", "other", 128),
+    "with a fake": (seldom.with_fake, 0, "(seldom.with_fake)", "other", 128 + 128),
+    "without a fake": (seldom.without_fake, 0, "(seldom.without_fake)", "other", 128 + 128),
+    "a fake that raises": (seldom.raising_fake, 0, "(seldom.raising_fake)", "other", 128 + 128),
+    "with a formula": (lambda x: seldom.product(x, SQUARE), 256, "seldom.product", "gemm", 128 + 256 + 128),
+    "writes in place": (writing, 0, "(seldom.writing)", "other", 2 * 128 + 128),
+    "writes into out": (into, 0, "(seldom.into)", "other", 2 * 128 + 128),
+    "two results": (lambda x: seldom.two_results(x)[0], 0, "(seldom.two_results)", "other", 128 + 128 + 4 * 4),
+    "lists": (lambda x: seldom.of_lists([x, x])[0], 0, "(seldom.of_lists)", "other", 128 + 2 * 128),
+    "rows by values": (seldom.row_sizes, 0, "(seldom.row_sizes)", "other", 128 + 128),
+    "a number": (lambda x: x * seldom.number(x), 0, "(seldom.number)", "other", 128),
     # 5 complex elements of 8 bytes for each of 4 rows
     "real Fourier transform": (lambda x: torch.fft.irfft(torch.fft.rfft(x)), 0, "(aten._fft_r2c)", "other", 128 + 160),
     "complex product": (complex_product, 256, "aten.mm", "gemm", 2 * (128 + 256 + 128)),
@@ -188,8 +188,17 @@ def test_every_question_has_an_answer(case):
     assert torch.equal(stages(x), model(x))
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(("dtype", "itemsize"), [(torch.qint8, 1), (torch.float16, 2)])
+def test_a_packed_weight_is_read(dtype, itemsize):
+    model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 16)), {nn.Linear}, dtype=dtype)
+    root = Statistics(model, torch.ones(4, 8)).root
+    assert root.bytes_read == 4 * 8 * 4 + 8 * 16 * itemsize + 16 * 4  # input, weight, bias
+    assert root.bytes_written == 4 * 16 * 4
+
+
 def test_a_view_runs_no_kernel():
-    model = Call(lambda self, x: self.b(foreign.view(self.a(x)).view(4, 8)), a=nn.Linear(8, 8), b=nn.Linear(8, 8))
+    model = Call(lambda self, x: self.b(seldom.view(self.a(x)).view(4, 8)), a=nn.Linear(8, 8), b=nn.Linear(8, 8))
     stats = Statistics(model, torch.randn(4, 8))
     assert [record["name"] for record in stats.kernels("H100").to_records()] == ["aten.addmm"] * 2
     assert not stats.uncounted_ops
