@@ -197,7 +197,7 @@ class Observer:
             return result
         if not self._follows:
             result = self._execution.run(func, rule, args, kwargs)
-            self.inside.append(self._innermost())
+            self.inside.append(None if self.watch is None else self.watch.innermost)
             if self._notes_costs or rule.is_view:
                 self.log.note_cost(func, rule, result[1])
             else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from modelsummary.layer_info import UNKNOWN, CallKey, LayerInfo, total
 from modelsummary.operators.operator_rules import NO_COST
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of, shape_of
 
-__all__ = ["ModuleFacts", "Owned", "call_tree", "finish_tree", "module_facts", "static_tree", "totals"]
+__all__ = ["Below", "ModuleFacts", "Owned", "call_tree", "finish_tree", "module_facts", "static_tree", "totals"]
 
 _OTHER_THREAD = "calls in another thread"
 
@@ -217,34 +217,38 @@ class Totals(NamedTuple):
 _NOTHING = Totals(0, 0, 0)
 
 
-@dataclass(slots=True)
-class Below:
+class Below(NamedTuple):
     """The parameters or buffers of a module and its submodules, each counted once.
 
     Attributes:
-        single: sums over tensors that one module registers and to which one path leads.
-        tied: the other tensors, by ``Owned.key``.
+        tied: tensors that several modules register, or to which several paths lead, by ``Owned.key``.
+        single: sums over the other tensors.
     """
 
+    tied: dict[int, Owned]
     single: Totals = _NOTHING
-    tied: dict[int, Owned] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, owned: list[Owned], tied: Container[int]) -> Below:
-        """Return what a module registers itself."""
-        if not owned:  # true of most modules
-            return cls()
-        others = {entry.key: entry for entry in owned if entry.key in tied}
-        return cls(totals([entry for entry in owned if entry.key not in others] if others else owned), others)
-
-    def add(self, other: Below) -> None:
-        """Add what is below a child."""
-        self.single = _plus(self.single, other.single)
-        self.tied |= other.tied
+    def of(cls, owned: list[Owned], tied: Container[int], children: Iterable[Below]) -> Below:
+        """Return what a module registers itself, and what is below its children."""
+        parts = [child for child in children if child is not _NOTHING_BELOW]
+        if owned:
+            others = {entry.key: entry for entry in owned if entry.key in tied}
+            single = totals([entry for entry in owned if entry.key not in others] if others else owned)
+            parts.append(cls(others, single))
+        if len(parts) < 2:  # true of most modules
+            return parts[0] if parts else _NOTHING_BELOW
+        sums = (sum(column) for column in zip(*(part.single for part in parts), strict=True))
+        return cls({key: entry for part in parts for key, entry in part.tied.items()}, Totals(*sums))
 
     def totals(self) -> Totals:
         """Return the sums."""
-        return _plus(self.single, totals(self.tied.values()))
+        if not self.tied:
+            return self.single
+        return Totals(*map(sum, zip(self.single, totals(self.tied.values()), strict=True)))
+
+
+_NOTHING_BELOW = Below({})
 
 
 @dataclass(slots=True)
@@ -264,8 +268,8 @@ class ModuleFacts:
     children: dict[int, str]
     parameters: list[Owned]
     buffers: list[Owned]
-    all_parameters: Below = field(default_factory=Below)
-    all_buffers: Below = field(default_factory=Below)
+    all_parameters: Below = _NOTHING_BELOW
+    all_buffers: Below = _NOTHING_BELOW
     has_uninitialized: bool = False
 
 
@@ -317,13 +321,12 @@ def _collect(facts: dict[int, ModuleFacts]) -> None:
         if key in done:
             continue
         done.add(key)
-        parent.all_parameters = Below.of(parent.parameters, tied)
-        parent.all_buffers = Below.of(parent.buffers, tied)
-        parent.has_uninitialized = any(entry.shape is None for entry in (*parent.parameters, *parent.buffers))
-        for child in map(facts.__getitem__, parent.children):
-            parent.all_parameters.add(child.all_parameters)
-            parent.all_buffers.add(child.all_buffers)
-            parent.has_uninitialized |= child.has_uninitialized
+        children = [facts[child] for child in parent.children]
+        parent.all_parameters = Below.of(parent.parameters, tied, [child.all_parameters for child in children])
+        parent.all_buffers = Below.of(parent.buffers, tied, [child.all_buffers for child in children])
+        parent.has_uninitialized = any(child.has_uninitialized for child in children) or any(
+            entry.shape is None for entry in (*parent.parameters, *parent.buffers)
+        )
 
 
 def _tied(facts: dict[int, ModuleFacts]) -> set[int]:
@@ -398,9 +401,3 @@ def totals(owned: Collection[Owned]) -> Totals:
         if entry.trainable:
             trainable += entry.numel
     return Totals(numel, trainable, nbytes)
-
-
-def _plus(one: Totals, other: Totals) -> Totals:
-    if one is _NOTHING or other is _NOTHING:
-        return one if other is _NOTHING else other
-    return Totals(one.numel + other.numel, one.trainable + other.trainable, one.nbytes + other.nbytes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.capture.tree import ModuleFacts, Owned, finish_tree
+from modelsummary.capture.tree import Below, ModuleFacts, Owned, finish_tree
 from modelsummary.errors import printable
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Operation, Program, Scope, Tensor
@@ -77,7 +77,7 @@ class _Tree:
             parent_info=parent,
             call_index=self.keys.next_of(scope.fqn)[1],
         )
-        self.facts[row.layer_id] = ModuleFacts(scope.fqn, _NO_MODULE, {}, [], [])
+        self.facts[row.layer_id] = ModuleFacts(scope.fqn, _NO_MODULE, {}, [], [], Below({}), Below({}))
         if parent is not None:
             parent.children.append(row)
         return row

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from modelsummary import _torch
 from modelsummary.capture.containers import map_leaves
+from modelsummary.capture.execution.shape_tensor import storage_of
 from modelsummary.operators.operator_rules import OpRule, tensors_in
 
 __all__ = ["KnownValues", "is_small"]
@@ -88,10 +88,9 @@ class KnownValues:
 
         Tensors that share memory become unknown, as a write to one would have to reach the others.
         """
-        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        if tensor.layout is not torch.strided or tensor.is_meta:
             return
-        with _torch.DisableTorchFunction():  # otherwise a trace would record this as a call of the model
-            storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         if storage._cdata in self._owners:
             first = self._owners[storage._cdata][1]()
             if first is not None:

@@ -23,6 +23,7 @@ from modelsummary.capture.execution.shape_tensor import (
     new_tensor,
     run_on_metadata,
     spec_of,
+    storage_of,
 )
 from modelsummary.capture.modules import own_tensors
 from modelsummary.operators.tensor_bytes import is_wrapper
@@ -156,11 +157,10 @@ class Twins:
             spec = spec._replace(dtype=self._dtype)
         if is_stray:
             return new_tensor(spec, self._device)
-        with _torch.DisableTorchFunction():  # otherwise a trace would record this as a call of the model
-            try:
-                storage = tensor.untyped_storage()
-            except (NotImplementedError, RuntimeError):  # a wrapper without a storage
-                return new_tensor(spec, self._device)
+        try:
+            storage = storage_of(tensor)
+        except (NotImplementedError, RuntimeError):  # a wrapper without a storage
+            return new_tensor(spec, self._device)
         whole = self._storages.get((storage._cdata, spec.dtype))
         if whole is None:
             if storage.nbytes() == tensor.nbytes:
