@@ -47,7 +47,7 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
     check_initialized(live)
     step = _key_of(plan, device_of(ModelParts.of(live.model).tensors))
     traces = live.kept(step)
-    trace = traces.get("storages") or (None if storages else traces.get("operators"))
+    trace = traces.get("storages") or (None if storages else traces.get("arguments"))
     if trace is None:
         trace = observe(live.model, live.call, plan, storages=storages)
         live.kept(step)[trace.level] = trace  # asked again: the run may have changed what ``kept`` compares
@@ -123,16 +123,16 @@ def observe(
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in parts.modules)
     with (
         no_collection(),
-        running(parts.modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
+        running(parts.modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as begun,
         fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
         cuda_kernels() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):
-        shapes, args, kwargs = running_
+        shapes, args, kwargs = begun
         assert isinstance(shapes, ShapeOnly)
         shapes.routes_evenly = routes_evenly
         kind = StepRun if plan.stage is None else StageRun
-        run = kind(model, args, kwargs, plan, device, block, level="storages" if storages else "operators")
+        run = kind(model, args, kwargs, plan, device, block, level="storages" if storages else "arguments")
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:

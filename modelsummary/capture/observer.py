@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Allocation", "Level", "Observer", "OverwrittenError", "SavedTensor"]
 
-Level = Literal["costs", "operators", "storages"]
+Level = Literal["costs", "arguments", "storages"]
 """What is noted of operators: their costs; their arguments as well; also the storages that they make."""
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})

@@ -84,9 +84,9 @@ class Costs:
 
 
 class Counting(Protocol):
-    """The receiver of costs: ``running`` has the counters of ``Costs``."""
+    """The receiver of costs: ``sums`` has the counters of ``Costs``."""
 
-    running: Any
+    sums: Any
 
 
 class Operators(TorchDispatchMode):
@@ -94,7 +94,7 @@ class Operators(TorchDispatchMode):
 
     Args:
         execution: runs the operators.
-        counters: adds the cost of each operator to ``counters.running``; None: costs are not added up.
+        counters: adds the cost of each operator to ``counters.sums``; None: costs are not added up.
     """
 
     supports_higher_order_operators = True
@@ -138,7 +138,7 @@ class Operators(TorchDispatchMode):
                 return out
         out, cost = self._execution.run(func, rule, args, kwargs)
         if self._counters is not None and cost is not NO_COST:
-            self._counters.running += cost
+            self._counters.sums += cost
         return out
 
 
@@ -146,4 +146,4 @@ class Counters:
     """A receiver of the costs of all operators, without regard to calls."""
 
     def __init__(self) -> None:
-        self.running = Costs()
+        self.sums = Costs()

@@ -333,7 +333,7 @@ def running(
             else:
                 args, kwargs = call.on_device(execution.input, model_device, raw_arrays=raw_arrays)
             hidden = nullcontext() if as_is else nothing_hidden()
-            asked = execution.running() if isinstance(execution, ShapeOnly) else nullcontext()
+            asked = execution.answering() if isinstance(execution, ShapeOnly) else nullcontext()
             records = grad and (not on_shapes or takes_gradients(device or model_device))
             # distributions check their arguments by values
             checked = _torch.swapped(Distribution, "_validate_args", Distribution._validate_args and not on_shapes)

@@ -132,9 +132,9 @@ def flop_count(
         with without_data(called, call, target, counters, really=really) as (positional, named):
             arguments = (positional, named) if called is module else _with_gradients((positional, named))
             result = called(*arguments[0], **arguments[1])
-            forward, counters.running = counters.running, Costs()
+            forward, counters.sums = counters.sums, Costs()
             _backward(result)
-        return forward, counters.running
+        return forward, counters.sums
 
     try:
         forward, backward = _run(run, device)
@@ -214,12 +214,12 @@ class _CostsOfNodes:
         self.backward: dict[Node, Costs] = {}
         self._begins: list[int] = []  # number of the first autograd node that each node may create
         self._end: int | None = None  # number of the first one after the forward
-        self._running = Costs()
+        self._sums = Costs()
 
     def begin(self, node: Node) -> None:
         """Let operators count for a node from now on."""
         self._begins.append(int(_torch.next_node_number()))
-        self._running = self.forward[node] = Costs()
+        self._sums = self.forward[node] = Costs()
 
     def begin_backward(self) -> None:
         """Let operators count for the nodes whose backward they are."""
@@ -227,17 +227,17 @@ class _CostsOfNodes:
         self._nodes = list(self.forward)
 
     @property
-    def running(self) -> Costs:
+    def sums(self) -> Costs:
         """The costs to which an operator adds."""
         autograd_node = None if self._end is None else _torch.current_node()
         if autograd_node is not None and autograd_node._sequence_nr() < self._end:  # others are computed again
             index = bisect_right(self._begins, autograd_node._sequence_nr()) - 1
-            self._running = self.backward.setdefault(self._nodes[max(index, 0)], Costs())
-        return self._running
+            self._sums = self.backward.setdefault(self._nodes[max(index, 0)], Costs())
+        return self._sums
 
-    @running.setter
-    def running(self, costs: Costs) -> None:
-        self._running = costs
+    @sums.setter
+    def sums(self, costs: Costs) -> None:
+        self._sums = costs
 
 
 class _ProfilingRunner(NodeRunner):

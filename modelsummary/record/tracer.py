@@ -109,7 +109,7 @@ class Tracer(TorchFunctionMode):
         self.asks_gradients = imports_question(modules_of(model))
         self._stack: list[Event] = []
         self._hooks: list[Any] = []  # of saved tensors, at the beginning of each call on the stack
-        self.running = Effects()
+        self.sums = Effects()
         self.is_open = False
         self._surroundings = surroundings()
         self._generators = Generators()
@@ -200,7 +200,7 @@ class Tracer(TorchFunctionMode):
         event, before = self._event_of_call(module, fqn, args, kwargs)
         objects = [(held, self.tensors.template(taken_apart(held))) for held in objects_given]
         self._hooks.append(saved_tensor_hooks())
-        around, self.running = self.running, Effects()
+        around, self.sums = self.sums, Effects()
         self._stack.append(event)
         try:
             self.is_open = not is_whole
@@ -212,7 +212,7 @@ class Tracer(TorchFunctionMode):
         finally:
             self._stack.pop()
             self._hooks.pop()
-            effects, self.running = self.running, around
+            effects, self.sums = self.sums, around
             self.is_open = not begins
         self.is_open = False
         self._states[id(module)] = state_of(module)
@@ -345,19 +345,19 @@ class Tracer(TorchFunctionMode):
         parent = self._stack[-1]
         templates = self.tensors.template(args), self.tensors.template(kwargs)
         inputs = leaves_of(templates)
-        around, self.running = self.running, Effects()
+        around, self.sums = self.sums, Effects()
         func = self._rules.shapes.get(func, func) if self._on_shapes else func
         try:
             out = func(*args, **kwargs)
         finally:
-            effects, self.running = self.running, around
+            effects, self.sums = self.sums, around
         if isinstance(out, Iterator):
             out, function = list(out), TorchFunction("list", function.name)
         tensors = [] if type(out) in _WITHOUT_TENSORS else list(tensors_of(out))
         if not tensors and not effects.writes:
             if isinstance(out, torch.dtype) and out.is_floating_point:
                 self._dtypes[parent].add(out)
-            self.running.macs += effects.macs
+            self.sums.macs += effects.macs
             name = function.name if function.kind == "get" else name
             if self._on_shapes and is_decision(name, inputs, out):
                 self.decides = True
@@ -453,7 +453,7 @@ class Noted:
             out, cost = self._execution.run(func, rule, args, kwargs)
         finally:
             self._tracer.is_open = was_open
-        counters = self._tracer.running
+        counters = self._tracer.sums
         if rule.may_write:
             counters.writes.update(map(storage_of, tensors_in(rule.written(args, kwargs))))
         counters.is_random = counters.is_random or rule.is_random

@@ -115,7 +115,7 @@ class ShapeOnly:
         self._twins = Twins(device, dtype, self._known, self._note_obstacle)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """Return a context in which shape tensors get their values from this execution."""
         with _torch.swapped(ShapeOnly, "current", self), storages_resized():
             yield

@@ -306,7 +306,7 @@ class _Builder:
             if rule.facts.macs is not None and any(tensor.size is None for tensor in operation.inputs):
                 operation.macs_expr = _expression(node)
             return
-        counted = costs.running
+        counted = costs.sums
         operation.macs, operation.elementwise_ops = counted.macs, counted.elementwise_ops
         operation.uncounted = next(iter(counted.uncounted), None)
         operation.gathers = rule.gathers

@@ -86,7 +86,7 @@ def _load_kernels(archive: Archive) -> None:
     """Import what torch imports with its first operator on shapes, which takes more seconds than most files."""
     x = new_tensor(Spec(torch.Size((2, 2)), (2, 1), torch.float32), _CPU)
     execution = ShapeOnly(_CPU)
-    with torch.no_grad(), nothing_hidden(), execution.running(), Operators(execution):
+    with torch.no_grad(), nothing_hidden(), execution.answering(), Operators(execution):
         for other in (torch.zeros(2), torch.ops.aten.zeros.default([2], dtype=x.dtype, device=_CPU)):
             torch.nn.functional.layer_norm(x @ x + other, (2,))
     names = [name for name in archive.names if name.startswith("code/") and name.endswith(".py")]
@@ -116,7 +116,7 @@ class _Run:
 
     def program(self, inputs: Mapping[str | int, Any]) -> Program:
         """Return the operators of the program on zeros of these sizes."""
-        with torch.no_grad(), nothing_hidden(), fused_lstm(), self.shapes.running():
+        with torch.no_grad(), nothing_hidden(), fused_lstm(), self.shapes.answering():
             with Operators(self._record), self._record.unrecorded():
                 constants: list[Any] = []
                 self._interpreter = Interpreter(self._file.code, constants, self, self._budget)
