@@ -12,11 +12,10 @@ from modelsummary.errors import InputError
 
 __all__ = [
     "available_device",
-    "check_together",
     "device_of",
+    "device_of_inputs",
     "is_there",
     "named_device",
-    "requested_device",
     "takes_gradients",
 ]
 
@@ -73,34 +72,36 @@ def available_device(device: torch.device | str) -> torch.device:
     return requested
 
 
-def requested_device(device_types: Collection[str], device: torch.device | str | None) -> torch.device | None:
-    """Return the device that the inputs must be on; None if none was requested.
+def device_of_inputs(
+    device_types: Collection[str], device: torch.device | str | None, tensors: Iterable[Tensor]
+) -> torch.device | None:
+    """Return the device that the inputs are moved to; None if they stay, as none was requested.
 
     Args:
         device_types: types of the devices that the model is on.
+        device: the device that was requested.
+        tensors: the inputs that are tensors.
 
     Raises:
-        InputError: the device does not exist, or the model is on another one.
+        InputError: the device does not exist, or the model is on another one; or none was requested, the model is on
+            one device, and an input is on another one.
+
+    >>> device_of_inputs({"cpu"}, "cpu", []), device_of_inputs({"cpu"}, None, [torch.ones(2)])
+    (device(type='cpu'), None)
     """
-    if device is None:
-        return None
-    requested = available_device(device)
-    if len(device_types) == 1 and "meta" not in (*device_types, requested.type) and requested.type not in device_types:
-        raise InputError(
-            f"device mismatch: device={str(requested)!r}, but the model is on {next(iter(device_types))}; "
-            f"call model.to({str(requested)!r}) first, or leave device out"
-        )
-    return requested
-
-
-def check_together(device_types: Collection[str], tensors: Iterable[Tensor]) -> None:
-    """Raise ``InputError`` if the model is on one device and an input is on another one."""
-    if len(device_types) != 1 or "meta" in device_types:
-        return
-    expected = next(iter(device_types))
-    for tensor in tensors:
+    expected = next(iter(device_types)) if len(device_types) == 1 and "meta" not in device_types else None
+    if device is not None:
+        requested = available_device(device)
+        if expected is not None and requested.type not in (expected, "meta"):
+            raise InputError(
+                f"device mismatch: device={str(requested)!r}, but the model is on {expected}; "
+                f"call model.to({str(requested)!r}) first, or leave device out"
+            )
+        return requested
+    for tensor in tensors if expected is not None else ():
         if tensor.device.type not in (expected, "meta"):
             raise InputError(
                 f"device mismatch: the model is on {expected}, an input of shape {list(tensor.shape)} on "
                 f"{tensor.device}; pass device={expected!r} to move the inputs"
             )
+    return None

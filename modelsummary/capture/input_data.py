@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary._torch import tree_leaves
-from modelsummary.capture.containers import is_array
-from modelsummary.capture.devices import check_together, requested_device
+from modelsummary.capture.containers import is_array, tensors_of
+from modelsummary.capture.devices import device_of_inputs
 from modelsummary.capture.inputs import CallArguments, InputArray, InputSize
 from modelsummary.capture.modules import ModelParts
 from modelsummary.errors import InputError, close_to
@@ -52,7 +52,7 @@ def call_arguments(
     if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
         raise InputError(f"batch_dim must be an integer >= 0 or None, got {batch_dim!r}")
     device_types = {tensor.device.type for tensor in parts.tensors}
-    input_device = requested_device(device_types, device)
+    input_device = device_of_inputs(device_types, device, tensors_of((input_data, args, kwargs)))
     signature = _signature(parts.model)
     input_data, kwargs = _as_input_data(signature, input_data, args, kwargs)
     if dtypes is not None and input_data is None:
@@ -66,13 +66,10 @@ def call_arguments(
             f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword; pass each once"
         )
     call = CallArguments((*first, *args), {**named, **kwargs}, input_device)
-    tensors = call.tensors()
-    if not (tensors or call.size_dtypes or call.has_arrays):
+    if not (call.tensors() or call.size_dtypes or call.has_arrays):
         call = replace(call, nothing_found=_nothing_in(input_data, args))
         if not any(_holds_something(argument) for argument in (*call.args, *call.kwargs.values())):
             raise InputError(call.nothing_found)
-    if input_device is None:
-        check_together(device_types, tensors)
     _check_signature(parts.model, signature, call)
     return call
 
