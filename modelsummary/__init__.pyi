@@ -28,6 +28,7 @@ from .split import Stages
 from .statistics import ModelStatistics, Statistics, measure_memory
 from .torchinfo import summary
 from .torchinfo.enums import ColumnSettings, Mode, RowSettings, Units, Verbosity
+from .values.divergence import compare_values
 
 __all__ = [
     "CheckpointPlan",
@@ -59,6 +60,7 @@ __all__ = [
     "Units",
     "Verbosity",
     "apply_checkpoint",
+    "compare_values",
     "fx",
     "load",
     "measure_memory",

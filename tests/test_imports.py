@@ -27,7 +27,7 @@ LAYERS = [
     ["latency"],
     ["findings"],
     ["split", "parallel", "fx", "views", "formulas"],
-    ["cluster"],
+    ["cluster", "values"],
     ["serving"],
     ["statistics"],
     ["files", "torchinfo", "profiler", "integrations"],

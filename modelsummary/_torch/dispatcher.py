@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 
 __all__ = [
     "CustomOpDef",
+    "DisableAutocast",
     "DisableTorchDispatch",
     "DisableTorchFunction",
     "DispatchKey",
@@ -54,6 +55,8 @@ __all__ = [
     "scoped_library",
 ]
 
+# Context: operators are not cast.
+DisableAutocast: Any = torch._C._DisableAutocast
 # Context: torch functions reach no mode, so that a trace does not mistake our own calls for the model's.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 # Context: operators reach neither modes nor subclasses.

@@ -23,7 +23,7 @@ from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.capture.timer import TimedCall, TimedStep
 
-__all__ = ["BackwardNodes", "BackwardTimer"]
+__all__ = ["BackwardNodes", "BackwardTimer", "node_ranges"]
 
 _LEAF = 2**63  # numbers from here on belong to nodes that add up gradients of leaves
 _REENTRANT = "CheckpointFunctionBackward"
@@ -56,7 +56,7 @@ class BackwardNodes:
         self._handles: list[Any] = []
         self.ran = False
         self.unknown: set[Any] = set()
-        starts, calls = _ranges(root)
+        starts, calls = node_ranges(root)
         seen_numbers: set[int] = set()
         reentrant: list[tuple[Any, int]] = []
         pending = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
@@ -148,7 +148,7 @@ def _own_numbers(root: ModuleCall) -> Iterator[tuple[Any, set[int]]]:
         yield call, numbers
 
 
-def _ranges(root: ModuleCall) -> tuple[list[int], list[Any]]:
+def node_ranges(root: ModuleCall) -> tuple[list[int], list[Any]]:
     """Return node numbers in order, and the innermost call from each on; None before and after the root."""
     numbers: list[int] = []
     calls: list[Any] = []

@@ -103,6 +103,9 @@ class Watch:
     Args:
         model: the model.
         position: returns the number of operators so far.
+        began: called with each call before it runs, and with its arguments.
+        ended: called with each call that returned, and with its result.
+        must_run: raise ``InputError`` if the result of the model runs later, as a generator does.
 
     Attributes:
         calls: all calls in the order in which they began; the first is the call of the model.
@@ -112,7 +115,16 @@ class Watch:
         n_in_other_threads: calls of modules of the model in other threads, which are not watched.
     """
 
-    def __init__(self, model: nn.Module, position: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        position: Callable[[], int] = lambda: 0,
+        *,
+        began: Callable[[Call, Any], object] | None = None,
+        ended: Callable[[Call, Any], object] | None = None,
+        must_run: bool = True,
+    ) -> None:
+        self._began, self._ended, self._must_run = began, ended, must_run
         self.root = Call(model, None)
         self.calls = [self.root]
         self.failed: list[Call] = []
@@ -128,10 +140,13 @@ class Watch:
         root.input_size, root.input_bytes = argument_sizes(args, kwargs)
         root.begin, root.nodes = self._position(), (_next_node(),) * 2
         try:
+            if self._began is not None:
+                self._began(root, (args, kwargs))
             with calls_wrapped(self._wrapper):
                 self.innermost = root
                 output = root.module(*args, **kwargs)
-            _check_ran(output)
+            if self._must_run:
+                _check_ran(output)
         except Exception:
             self._note_failure(root)
             raise
@@ -140,6 +155,8 @@ class Watch:
         root.ends(self._position())
         root.output_size, root.output_bytes = result_sizes(output)
         root.finished = True
+        if self._ended is not None:
+            self._ended(root, output)
         return output
 
     def tree(self) -> Call:
@@ -153,6 +170,7 @@ class Watch:
 
     def _wrapper(self, call_module: Callable[..., Any]) -> Callable[..., Any]:
         thread, calls, is_foreign, position = get_ident(), self.calls, _is_foreign_autocast, self._position
+        began, ended = self._began, self._ended
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != thread:
@@ -167,6 +185,8 @@ class Watch:
             self.innermost = call = Call(module, parent, position())
             calls.append(call)
             try:
+                if began is not None:
+                    began(call, (args, kwargs))
                 output = call_module(module, *args, **kwargs)
             except Exception:
                 self._note_failure(call)
@@ -174,6 +194,8 @@ class Watch:
             else:
                 call.output_size, call.output_bytes = result_sizes(output)
                 call.finished = True
+                if ended is not None:
+                    ended(call, output)
                 return output
             finally:
                 call.ends(position())

@@ -17,7 +17,7 @@ from modelsummary import memory as _memory
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.input_data import Dtypes
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import cycle_in
+from modelsummary.capture.modules import cycle_in, modules_of, tensors_of_modules
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, SplitError
 from modelsummary.keywords import takes, warn_renamed
@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.serving.cache import MakeCache
     from modelsummary.split import By, Stages
     from modelsummary.split.splitter import Splitter
+    from modelsummary.values import Values, Watching
     from modelsummary.views.flow import Dataflow
     from modelsummary.views.graph import Graph
 
@@ -471,6 +472,68 @@ class Statistics(ModelStatistics):
         """
         live = self._live_for("predicting memory")
         return _memory.max_batch_size(live, memory_bytes, step_plan(mode, options, self.root))
+
+    # ------------------------------------------------------------------------------------------- values
+
+    def watch(self) -> Watching:
+        """Return a context in which the values that flow through the model are watched, whatever code runs it.
+
+        ``with`` returns ``Values``: statistics of the results of all calls, of their gradients, and of parameters at
+        the steps of optimizers; and ``first_bad()``, the operator that made the first NaN or Inf. No tensor is kept,
+        and a compiled model runs eagerly. An accelerator is waited for once per step.
+
+        Raises:
+            NotLiveError: the statistics have no live model.
+            InputError: the model is on meta, where nothing is computed.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> class Root(nn.Module):
+        ...     def forward(self, x):
+        ...         return torch.sqrt(x * 0)
+        >>> model = nn.Sequential(nn.Linear(2, 4), Root())
+        >>> optimizer = torch.optim.SGD(model.parameters())
+        >>> with Statistics(model, (1, 2)).watch() as values:
+        ...     for _ in range(2):
+        ...         model(torch.ones(8, 2)).sum().backward()
+        ...         optimizer.step()
+        >>> bad = values.first_bad()
+        >>> bad.operator, bad.node, bad.key
+        ('aten.div', 'SqrtBackward0', ('1', 0))
+        """
+        from modelsummary.values import Watching
+
+        live = self._live_for("watching values")
+        if any(tensor.is_meta for tensor in tensors_of_modules(modules_of(live.model))):
+            raise InputError("watching values needs values, but the model has tensors on meta; load its weights first")
+        return Watching(live.model)
+
+    @exclusive
+    def values(
+        self, batch: Any = None, *, backward: bool = True, loss: Callable[[Any], Tensor] | None = None
+    ) -> Values:
+        """Run a forward and its backward for real and return the values that flowed; the model stays untouched.
+
+        Args:
+            batch: input with values, such as a batch that was saved; default: the recorded input, with random values
+                for sizes.
+            backward: also run the backward, if a result requires a gradient.
+            loss: function from the model's result to the scalar that the backward begins with; default: as for
+                ``memory``.
+
+        Raises:
+            InputError: an argument is unusable, or the model has no values.
+            StepError: the step raised.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> values = Statistics(nn.Linear(2, 3), (1, 2)).values(torch.zeros(4, 2))
+        >>> values.calls[0].gradient.mean, values.parameters[0].gradient.zeros
+        (1.0, 1.0)
+        """
+        from modelsummary.values import step_values
+
+        return step_values(self._live_for("values"), batch, backward=backward, loss=loss)
 
     # ------------------------------------------------------------------------------------------ serving
 

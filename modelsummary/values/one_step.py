@@ -1,0 +1,50 @@
+"""The values of one step of a live model, which stays untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from modelsummary.capture.containers import tensors_of
+from modelsummary.capture.inputs import call_arguments
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.run import running
+from modelsummary.capture.step import loss_of
+from modelsummary.capture.step_error import as_step_error, remedies_for
+from modelsummary.errors import InputError
+from modelsummary.values.watch import Watching
+from modelsummary.values.watched import Values
+
+__all__ = ["step_values"]
+
+
+def step_values(
+    live: LiveModel, batch: Any = None, *, backward: bool = True, loss: Callable[[Any], Tensor] | None = None
+) -> Values:
+    """Run a step of a live model for real and return its values; see ``Statistics.values``."""
+    if not isinstance(backward, bool):
+        raise InputError(f"backward must be True or False, got {backward!r}")
+    described: dict[str, Any] = {"batch_dim": live.batch_dim, "device": live.call.device, "dtypes": None}
+    call = live.call if batch is None else call_arguments(live.model, batch, (), {}, **described) or live.call
+    modules = modules_of(live.model)
+    if any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors())):
+        raise InputError("values need a model and an input with values, but a tensor is on meta")
+    doing = "forward"
+    remedies = remedies_for(train=backward, forward_only="backward=False")
+    with (
+        running(modules, call, on_shapes=False, grad=backward) as (execution, args, kwargs),
+        as_step_error(lambda: doing, remedies),
+        Watching(live.model, execution) as values,
+    ):
+        output = live.model(*args, **kwargs)
+        if backward and (loss is not None or any(tensor.requires_grad for tensor in tensors_of(output))):
+            doing = "loss"
+            scalar = loss_of(output, loss)
+            for parameter in live.model.parameters():
+                parameter.grad = None  # gradients of this step alone; ``running`` restores them
+            doing = "backward"
+            scalar.backward()
+    return values

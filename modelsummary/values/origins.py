@@ -1,0 +1,241 @@
+"""Where NaN and Inf come from: the operators that made them, in the order in which they ran.
+
+An operator makes a bad value if its result holds NaN and no argument does, or if its result holds Inf, and neither an
+argument nor a number that it was called with is infinite. Everything that follows from a bad value belongs to it.
+
+Some infinities are absorbed, and not final: a negative one of a forward of which nothing but finite results come, as
+softmax makes of a mask, so that it reaches no result of the model, no NaN and no backward; and one within the formula
+of a backward that reaches no gradient.
+"""
+
+from __future__ import annotations
+
+import linecache
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from modelsummary.capture.module_calls import ModuleCall
+from modelsummary.layer_info import CallKey
+from modelsummary.tables import Printed, Report
+from modelsummary.units import NOTHING
+from modelsummary.values.contents import Content, Line, LoggedOperator, TensorContent
+from modelsummary.values.tensor_statistics import TensorStatistics
+
+__all__ = ["BadValue", "NodeMakers", "OperandValues", "bad_values"]
+
+
+@dataclass(frozen=True)
+class OperandValues:
+    """The elements of a floating point tensor that an operator read or wrote.
+
+    Attributes:
+        shape, dtype: of the tensor.
+        low, high: smallest and largest element of its storage; NaN if one is NaN.
+        statistics: None where they are not known: of an argument that was written over, and on an accelerator.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    low: float
+    high: float
+    statistics: TensorStatistics | None = None
+
+    def __str__(self) -> str:
+        text = f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} in [{self.low:.3g}, {self.high:.3g}]"
+        if self.statistics is not None:
+            figures = self.statistics
+            text += f", mean {figures.mean:.3g}, std {figures.std:.3g}, {figures.zeros:.0%} zeros"
+        return text
+
+
+@dataclass(repr=False)
+class BadValue(Printed):
+    """A NaN or Inf, and the operator that made it.
+
+    Attributes:
+        kind: ``"nan"`` or ``"inf"``.
+        operator: the operator, such as ``"aten.log"``; ``"AdamW.step"`` for an optimizer's step; None for a tensor that
+            no operator made, such as a parameter that held it before.
+        source: what such a tensor is; empty for an operator.
+        key: FQN and number of the module call in which it ran, or, of a backward, whose backward it was; None outside
+            of the model.
+        class_name: class of this module.
+        phase: ``"forward"``, ``"backward"`` or ``"optimizer"``.
+        node: the autograd node of a backward, such as ``"SqrtBackward0"``.
+        line: the user's line that called the operator, or whose backward it is; None where there is none.
+        inputs, outputs: the floating point arguments and results.
+        step: number of the step, from 0.
+        spread: number of later operators with NaN or Inf in a result because of it.
+        is_final: False for an infinity that later operators absorbed, such as a mask.
+    """
+
+    kind: str
+    operator: str | None
+    source: str
+    key: CallKey | None
+    class_name: str
+    phase: str
+    node: str
+    line: Line | None
+    inputs: list[OperandValues]
+    outputs: list[OperandValues]
+    step: int = 0
+    spread: int = 0
+    is_final: bool = False
+
+    @property
+    def code(self) -> str:
+        """The text of the line; empty if it is not known."""
+        return "" if self.line is None else linecache.getline(*self.line).strip()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _report(self) -> Report:
+        what = self.operator or self.source
+        where = "outside of the model" if self.key is None else f"{self.key[0] or '(model)'} ({self.class_name})"
+        if self.key is not None and self.key[1]:
+            where += f", call {self.key[1]}"
+        verb = "made" if self.operator is not None else "held"
+        node = f" of {self.node}" if self.node else ""
+        above = [
+            f"{what}{node} {verb} {'NaN' if self.kind == 'nan' else 'Inf'} in the {self.phase} of {where}",
+            *([f"{self.line.file}:{self.line.number}: {self.code}"] if self.line is not None else []),
+        ]
+        operands = [("input", operand) for operand in self.inputs] + [("output", operand) for operand in self.outputs]
+        rows = [[name, *_cells(operand)] for name, operand in operands]
+        headers = ["", "dtype", "shape", "low", "high", "mean", "std", "zeros"]
+        below = [f"step {self.step}; {self.spread} later results are not finite because of it"]
+        return Report(rows, headers, "lllrrrrr", above=above, below=below)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain data."""
+        return {
+            **{name: getattr(self, name) for name in ("kind", "operator", "source", "class_name", "phase", "node")},
+            "fqn": None if self.key is None else self.key[0],
+            "call_index": None if self.key is None else self.key[1],
+            "file": None if self.line is None else self.line.file,
+            "line": None if self.line is None else self.line.number,
+            "code": self.code,
+            "inputs": list(map(str, self.inputs)),
+            "outputs": list(map(str, self.outputs)),
+            **{name: getattr(self, name) for name in ("step", "spread", "is_final")},
+        }
+
+
+def _cells(operand: OperandValues) -> list[str]:
+    figures = operand.statistics
+    numbers = [operand.low, operand.high, *([] if figures is None else [figures.mean, figures.std])]
+    cells = [f"{number:.4g}" for number in numbers] + ([NOTHING] * 2 if figures is None else [])
+    zeros = NOTHING if figures is None else f"{figures.zeros:.0%}"
+    return [str(operand.dtype).removeprefix("torch."), str(list(operand.shape)), *cells, zeros]
+
+
+class NodeMakers:
+    """The calls and the lines whose operators made the autograd nodes of a step."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []  # of the next node, at each operator that may make one
+        self._makers: list[tuple[ModuleCall | None, Line | None]] = []
+
+    def resolve(self, log: Iterable[LoggedOperator], call_of: Callable[[int], ModuleCall | None]) -> None:
+        """Give each operator of a backward the call and the line of the operator that made its autograd node.
+
+        Args:
+            call_of: returns the module call that made the autograd node of a number; None for a node that a backward
+                made, as a re-entrant checkpoint does.
+        """
+        for run in log:
+            if run.node >= 0:
+                index = bisect_right(self._numbers, run.node)
+                call, line = self._makers[index] if index < len(self._makers) else (None, None)
+                run.call = run.call or call_of(run.node) or call
+                run.line = run.line or line
+            if run.node_number >= 0 and (not self._numbers or run.node_number >= self._numbers[-1]):
+                self._numbers.append(run.node_number)
+                self._makers.append((run.call, run.line))
+
+
+def bad_values(
+    log: Iterable[LoggedOperator], key_of: Callable[[ModuleCall], tuple[CallKey, str] | None], step: int
+) -> list[BadValue]:
+    """Return the bad values that the operators of a step made, in their order.
+
+    Args:
+        log: the operators, whose bounds were fetched.
+        key_of: returns the key of a call and the class of its module.
+        step: number of the step.
+    """
+    values: list[BadValue] = []
+    for run in log:
+        for operand in run.writes:
+            if operand.content.rest is not None and operand.content.rest.is_finite:
+                operand.content.rest = None
+        if not any(_kind(operand.content) for operand in run.writes):
+            continue
+        read = [content for operand in run.reads for content in operand.content.layers() if content.bad is not None]
+        reads_nan = any(operand.content.has_nan for operand in run.reads)
+        reads_inf = run.takes_inf or any(operand.content.has_inf for operand in run.reads)
+        made: BadValue | None = None
+        for operand in run.results:
+            content = operand.content
+            kind = _kind(content)
+            if not kind:
+                continue
+            earlier = made or _cause(kind, read)
+            if earlier is not None:
+                content.bad = earlier
+                earlier.spread += 1
+                earlier.is_final |= kind == "nan" or run.phase != "forward"
+            elif not reads_nan if kind == "nan" else not reads_inf and not reads_nan and not _is_given(run):
+                made = content.bad = _bad_value(kind, run, key_of, step)
+                values.append(made)
+    return values
+
+
+def _kind(content: Content) -> str:
+    """Return what an operator wrote: ``"nan"``, ``"inf"`` or an empty string for finite elements."""
+    if content.low != content.low:
+        return "nan"
+    return "inf" if content.low == -torch.inf or content.high == torch.inf else ""
+
+
+def _cause(kind: str, read: Sequence[Content]) -> BadValue | None:
+    """Return the bad value that a result of this kind follows from: NaN rather from NaN than from a mask."""
+    alike = (content.bad for content in read if _kind(content) == kind)
+    cause: BadValue | None = next(alike, read[0].bad if read else None)
+    return cause
+
+
+def _is_given(run: LoggedOperator) -> bool:
+    """Return True for an infinite tensor that no operator made: masks and limits are; parameters are never infinite."""
+    return run.is_outside and not run.name.startswith("parameter")
+
+
+def _bad_value(
+    kind: str, run: LoggedOperator, key_of: Callable[[ModuleCall], tuple[CallKey, str] | None], step: int
+) -> BadValue:
+    named = None if run.call is None else key_of(run.call)
+    is_mask = kind == "inf" and all(operand.content.high < torch.inf for operand in run.writes)
+    return BadValue(
+        kind=kind,
+        operator=None if run.is_outside else run.name,
+        source=run.name if run.is_outside else "",
+        key=None if named is None else named[0],
+        class_name="" if named is None else named[1],
+        phase=run.phase,
+        node=run.node_name,
+        line=run.line,
+        inputs=list(map(_values_of, run.reads)),
+        outputs=list(map(_values_of, run.writes)),
+        step=step,
+        is_final=kind == "nan" or not (is_mask if run.phase == "forward" else run.phase == "backward"),
+    )
+
+
+def _values_of(operand: TensorContent) -> OperandValues:
+    return OperandValues(operand.shape, operand.dtype, *operand.content.bounds, operand.statistics)

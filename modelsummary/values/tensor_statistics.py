@@ -1,0 +1,300 @@
+"""Statistics of the elements of one tensor, taken where it is: a device waits once for many tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import nan, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary import _torch
+from modelsummary._torch import FakeTensor
+from modelsummary.operators.tensor_bytes import stored_tensors
+
+__all__ = ["Readout", "TensorStatistics", "as_plain", "bounds_of", "elements_of", "unseen"]
+
+_SAMPLE = 8192
+_LOWEST, _HIGHEST, _PER_OCTAVE = -44, 20, 2  # of the histogram: powers of two
+_BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE
+_LARGE = 1e15  # squares of larger float32 elements may overflow when they are added up
+_CANCELS = 0.03  # a standard deviation below this part of the mean is lost in float32
+_NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_PLAIN = frozenset({Tensor, nn.Parameter})
+_UNUSUAL = frozenset({torch.bool}) | {
+    getattr(torch, name) for name in dir(torch) if name.startswith("float8") or name.startswith("float4")
+}
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """Statistics of the elements of a tensor. NaN and Inf are counted, and left out of the other figures.
+
+    Attributes:
+        shape, dtype: of the tensor.
+        mean, std: of the finite elements; ``std`` is of the population. Of a complex tensor, of its real and imaginary
+            parts.
+        abs_max: largest finite absolute value.
+        nans, infs: number of elements.
+        zeros: share of elements that are zero, 0 to 1: of a regular sample of at most 8,192 elements.
+        histogram: absolute values of this sample, in half octaves from 2^-44 to 2^20; smaller and larger ones are in
+            the first and the last.
+
+    >>> import torch
+    >>> statistics = TensorStatistics.of(torch.tensor([0.0, -3.0, 3.0, float("nan")]))
+    >>> statistics.mean, statistics.abs_max, statistics.zeros, statistics.nans
+    (0.0, 3.0, 0.25, 1)
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    elements: int
+    mean: float
+    std: float
+    abs_max: float
+    zeros: float
+    nans: int
+    infs: int
+    histogram: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorStatistics:
+        """Return the statistics of a tensor with values; an accelerator waits for them."""
+        statistics: list[TensorStatistics] = []
+        readout = Readout()
+        with unseen():
+            readout.add(tensor, statistics.append)
+            readout.fetch()
+        return statistics[0]
+
+    @property
+    def is_finite(self) -> bool:
+        """Return True if no element is NaN or Inf."""
+        return not (self.nans or self.infs)
+
+    @property
+    def norm(self) -> float:
+        """The 2-norm of the finite elements.
+
+        >>> import torch
+        >>> round(TensorStatistics.of(torch.tensor([3.0, 4.0])).norm, 5)
+        5.0
+        """
+        return sqrt(max(0, self.elements - self.nans - self.infs) * (self.mean**2 + self.std**2))
+
+    def quantile(self, share: float) -> float:
+        """Return the absolute value below which a share of the elements is, from the histogram: within a factor 1.2.
+
+        Args:
+            share: 0 to 1.
+
+        >>> import torch
+        >>> TensorStatistics.of(torch.full((100,), 4.0)).quantile(0.5)
+        4.756828460010884
+        """
+        wanted, below = share * sum(self.histogram), 0
+        for index, count in enumerate(self.histogram):
+            below += count
+            if count and below >= wanted:
+                return float(2 ** (_LOWEST + (index + 0.5) / _PER_OCTAVE))
+        return nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain data, with three quantiles for the histogram."""
+        names = ("mean", "std", "abs_max", "zeros", "nans", "infs", "norm")
+        quantiles = {f"abs_p{percent}": self.quantile(percent / 100) for percent in (5, 50, 95)}
+        return {
+            "shape": list(self.shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            **{name: getattr(self, name) for name in names},
+            **quantiles,
+        }
+
+
+def unseen() -> ExitStack:
+    """Return a context in which statistics are taken: no mode, autograd or autocast sees their operators."""
+    stack = ExitStack()
+    for context in (torch.no_grad, _torch.DisableTorchFunction, _torch.DisableTorchDispatch, _torch.DisableAutocast):
+        stack.enter_context(context())
+    return stack
+
+
+def as_plain(tensor: Tensor) -> Tensor | None:
+    """Return the tensor that holds the elements of a tensor; None if no tensor holds just these, or it has no values.
+
+    A distributed tensor has its shard, a sparse tensor its values; a quantised weight has no such tensor.
+
+    >>> as_plain(torch.eye(3).to_sparse())
+    tensor([1., 1., 1.])
+    """
+    if type(tensor) not in _PLAIN:
+        if type(tensor) is FakeTensor or tensor.is_nested or tensor.is_quantized:
+            return None
+        if hasattr(type(tensor), "__tensor_flatten__"):
+            inner = stored_tensors(tensor)
+            return as_plain(inner[0]) if len(inner) == 1 and inner[0] is not tensor else None
+    if tensor.layout is not torch.strided:
+        if tensor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
+            return None
+        tensor = stored_tensors(tensor)[-1]
+    return None if tensor.is_meta or tensor.is_nested or tensor.is_quantized else tensor
+
+
+def elements_of(tensor: Tensor) -> Tensor:
+    """Return the elements of a plain tensor in a dtype that can be compared: complex ones as real and imaginary parts.
+
+    >>> elements_of(torch.tensor([1 + 2j])).tolist()
+    [[1.0, 2.0]]
+    """
+    if tensor.dtype.is_complex:
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor.float() if tensor.dtype in _UNUSUAL else tensor
+
+
+def bounds_of(elements: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest element, on the device; NaN if an element is NaN."""
+    low, high = torch.aminmax(elements)
+    return low, high
+
+
+def is_waiting(device: torch.device) -> bool:
+    """Return True if reading a number waits for the device."""
+    return device.type != "cpu"
+
+
+class Readout:
+    """Numbers that are computed on devices; each device waits for them once, when they are fetched.
+
+    On the CPU, where nothing waits, they are received at once.
+    """
+
+    def __init__(self) -> None:
+        self._pending: defaultdict[torch.device, list[tuple[list[Tensor], Callable[[list[float]], object]]]]
+        self._pending = defaultdict(list)
+
+    def receive(self, tensors: list[Tensor], receive: Callable[[list[float]], object]) -> None:
+        """Call ``receive`` with the elements of tensors of one device, at once or when they are fetched."""
+        device = tensors[0].device
+        if is_waiting(device):
+            self._pending[device].append((tensors, receive))
+        else:
+            receive(_numbers(tensors))
+
+    def fetch(self) -> None:
+        """Receive all numbers: one copy from each device."""
+        pending, self._pending = self._pending, defaultdict(list)
+        for device, waiting in pending.items():
+            parts = [part.reshape(-1) for tensors, _ in waiting for part in tensors]
+            by_dtype: dict[torch.dtype, list[int]] = {}
+            for index, part in enumerate(parts):
+                by_dtype.setdefault(part.dtype, []).append(index)
+            order = [index for indices in by_dtype.values() for index in indices]
+            joined = [torch.cat([parts[index] for index in indices]) for indices in by_dtype.values()]
+            numbers = torch.cat([part.to(_widest(device)) for part in joined]).tolist()
+            values: dict[int, list[float]] = {}
+            begin = 0
+            for index in order:
+                values[index] = numbers[begin : begin + parts[index].numel()]
+                begin += parts[index].numel()
+            index = 0
+            for tensors, receive in waiting:
+                receive([number for part in range(index, index + len(tensors)) for number in values[part]])
+                index += len(tensors)
+
+    def add(
+        self,
+        tensor: Tensor,
+        receive: Callable[[TensorStatistics], object],
+        bounds: tuple[float, float] | None = None,
+    ) -> None:
+        """Call ``receive`` with the statistics of a plain tensor, at once or when they are fetched.
+
+        Args:
+            bounds: its smallest and largest element, where they are known.
+        """
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        x = elements_of(tensor)
+        size = x.numel()
+        if not size:
+            receive(TensorStatistics(shape, dtype, 0, nan, nan, nan, nan, 0, 0, ()))
+            return
+        if not is_waiting(x.device):
+            low, high = bounds or (float(bound) for bound in _numbers(list(bounds_of(x))))
+            largest = max(-low, high)
+            if largest < _LARGE and dtype in _NARROW:
+                total, norm = _numbers([x.sum(dtype=torch.float32), _norm(x, torch.float32)])
+                mean = total / size
+                variance = norm * norm / size - mean * mean
+                if low == high:
+                    mean, variance = low, 0.0
+                if low == high or variance > (_CANCELS * mean) ** 2:
+                    zeros, *counted = _numbers(_sampled(x))
+                    std, histogram = sqrt(max(0.0, variance)), tuple(map(int, counted))
+                    receive(TensorStatistics(shape, dtype, size, mean, std, largest, zeros, 0, 0, histogram))
+                    return
+
+        def received(numbers: list[float]) -> None:
+            finite, nans, largest, mean, std, zeros, *counted = numbers
+            infs = size - int(finite) - int(nans)
+            figures = (mean, std, largest) if finite else (nan, nan, nan)
+            histogram = tuple(map(int, counted))
+            receive(TensorStatistics(shape, dtype, size, *figures, zeros, int(nans), infs, histogram))
+
+        self.receive(_masked(x), received)
+
+
+def _masked(x: Tensor) -> list[Tensor]:
+    """Return the figures of the finite elements, and the counts of the others, on the device."""
+    is_finite = torch.isfinite(x)
+    finite = is_finite.sum()
+    wide = torch.where(is_finite, x, 0).to(_widest(x.device))
+    mean = wide.sum() / finite
+    std = _norm(torch.where(is_finite, wide - mean, 0), wide.dtype) / finite.to(wide.dtype).sqrt()
+    return [finite, torch.isnan(x).sum(), wide.abs().amax(), mean, std, *_sampled(x)]
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _norm(x: Tensor, dtype: torch.dtype) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=dtype)
+    return norm
+
+
+def _sampled(x: Tensor) -> list[Tensor]:
+    """Return the share of zeros in a sample, and its histogram, on the device."""
+    sample = sample_of(x, _SAMPLE)
+    octaves = sample.float().abs().log2_().clamp_(_LOWEST, _HIGHEST)
+    return [(sample == 0).float().mean(), torch.histc(octaves, _BINS, _LOWEST, _HIGHEST)]
+
+
+def sample_of(x: Tensor, most: int) -> Tensor:
+    """Return a copy of a regular sample of at most ``most`` elements, in the order of memory.
+
+    The step is odd, so that it meets all columns of a matrix.
+
+    >>> sample_of(torch.arange(10), most=4)
+    tensor([0, 3, 6, 9])
+    """
+    step = -(-x.numel() // most) | 1
+    order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
+    flat = x.permute(order) if x.dim() > 1 else x
+    flat = flat.reshape(-1) if flat.is_contiguous() else _spread(flat, most)
+    return flat[::step].clone() if flat.numel() > most else flat.clone()
+
+
+def _spread(x: Tensor, most: int) -> Tensor:
+    """Return a sample of a tensor whose elements have gaps in memory, such as a slice, without copying it whole."""
+    while x.numel() > most:
+        dim = max(range(x.dim()), key=x.size)
+        x = x[(slice(None),) * dim + (slice(None, None, 3),)]
+    return x.reshape(-1)
+
+
+def _numbers(tensors: Sequence[Tensor]) -> list[float]:
+    return [number for tensor in tensors for number in tensor.reshape(-1).tolist()]

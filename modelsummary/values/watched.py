@@ -1,0 +1,302 @@
+"""The values of watched steps as plain data: statistics by call and by parameter, and the bad values."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import isnan, nan, sqrt
+from typing import TYPE_CHECKING, Any
+
+from modelsummary.errors import InputError
+from modelsummary.layer_info import CallKey
+from modelsummary.tables import Printed, Report, data_frame
+from modelsummary.units import NOTHING
+from modelsummary.values.origins import BadValue
+from modelsummary.values.tensor_statistics import TensorStatistics
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["CallValues", "ParameterValues", "StepValues", "Values"]
+
+_KEPT = 16  # steps
+
+
+@dataclass
+class CallValues:
+    """The values of one module call.
+
+    Attributes:
+        fqn, call_index: of the call, numbered within the step.
+        class_name: class of the module.
+        outputs: statistics of the tensors in its result.
+        gradients: of the gradients of these tensors, in the same order; None where there is none.
+    """
+
+    fqn: str
+    call_index: int
+    class_name: str
+    outputs: list[TensorStatistics] = field(default_factory=list)
+    gradients: list[TensorStatistics | None] = field(default_factory=list)
+
+    @property
+    def key(self) -> CallKey:
+        """The key of the call: ``(fqn, call_index)``."""
+        return self.fqn, self.call_index
+
+    @property
+    def output(self) -> TensorStatistics | None:
+        """The statistics of the first tensor in the result; None without one."""
+        return self.outputs[0] if self.outputs else None
+
+    @property
+    def gradient(self) -> TensorStatistics | None:
+        """The statistics of the gradient of the first tensor; None without one."""
+        return self.gradients[0] if self.gradients else None
+
+
+@dataclass
+class ParameterValues:
+    """The values of one parameter at the step of the optimizer, or at the end without one.
+
+    Attributes:
+        name: of the parameter; the first of a tied one.
+        weight: after the step of the optimizer; None if it has no elements that can be read.
+        gradient: as the optimizer got it, after clipping; None without one.
+        update_ratio: norm of the change that the optimizer made, over the norm of the weight before it: of a regular
+            sample of at most 65,536 elements; NaN without an optimizer.
+    """
+
+    name: str
+    weight: TensorStatistics | None = None
+    gradient: TensorStatistics | None = None
+    update_ratio: float = nan
+
+
+@dataclass
+class StepValues:
+    """The values of one step: what ran up to and including the step of an optimizer, or one forward without gradients.
+
+    Attributes:
+        number: of the step, from 0.
+        calls: in the order in which they began.
+        parameters: those with a gradient, in the order of the model.
+    """
+
+    number: int
+    calls: list[CallValues] = field(default_factory=list)
+    parameters: list[ParameterValues] = field(default_factory=list)
+
+    @property
+    def gradient_norm(self) -> float:
+        """The 2-norm of all gradients of parameters together; NaN without any, or if one is not finite."""
+        gradients = [row.gradient for row in self.parameters if row.gradient is not None]
+        if not gradients or not all(gradient.is_finite for gradient in gradients):
+            return nan
+        return sqrt(sum(gradient.norm**2 for gradient in gradients))
+
+    def log(self) -> dict[str, float]:
+        """Return the figures of the step as a flat dict, for a logger."""
+        figures: dict[str, float] = {}
+        for call in self.calls:
+            name = f"{call.fqn or '(model)'}{f'#{call.call_index}' if call.call_index else ''}"
+            for kind, statistics in (("activations", call.output), ("gradients", call.gradient)):
+                if statistics is not None:
+                    figures |= {f"{kind}/{name}/{figure}": value for figure, value in _logged(statistics).items()}
+        for row in self.parameters:
+            for figure, statistics in (("weight_norm", row.weight), ("gradient_norm", row.gradient)):
+                if statistics is not None:
+                    figures[f"parameters/{row.name}/{figure}"] = statistics.norm
+            if not isnan(row.update_ratio):
+                figures[f"parameters/{row.name}/update_ratio"] = row.update_ratio
+        if any(row.gradient is not None for row in self.parameters):
+            figures["gradient_norm"] = self.gradient_norm
+        return figures
+
+
+def _logged(statistics: TensorStatistics) -> dict[str, float]:
+    names = ("mean", "std", "abs_max", "zeros")
+    figures = {name: float(getattr(statistics, name)) for name in names}
+    return {**figures, "not_finite": float(statistics.nans + statistics.infs)}
+
+
+class Values(Printed):
+    """The values of the steps that ran under ``Statistics.watch``, printed as a table of the latest step.
+
+    They can be read while the steps run; an accelerator then waits for its numbers.
+
+    Attributes:
+        steps: the latest 16 steps, the oldest first.
+        bad: all bad values, in the order in which they were made; masks have ``is_final`` False.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> with Statistics(model, (4, 2)).watch() as values:
+    ...     model(torch.ones(4, 2)).sum().backward()
+    >>> [call.key for call in values.calls], [row.name for row in values.parameters], values.first_bad()
+    ([('', 0), ('0', 0), ('1', 0)], ['0.weight', '0.bias'], None)
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[StepValues] = deque(maxlen=_KEPT)
+        self._bad: list[BadValue] = []
+        self.refresh: Callable[[], object] = lambda: None  # brings the current step up to date
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.refresh()
+        return {"_steps": self._steps, "_bad": self._bad}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.__dict__.update(state)
+
+    @property
+    def steps(self) -> list[StepValues]:
+        """The latest steps, the oldest first."""
+        self.refresh()
+        return list(self._steps)
+
+    @property
+    def bad(self) -> list[BadValue]:
+        """All bad values, in the order in which they were made."""
+        self.refresh()
+        return list(self._bad)
+
+    def show(self, step: StepValues) -> None:
+        """Add a step, or replace the latest one if it has the same number."""
+        if self._steps and self._steps[-1].number == step.number:
+            self._steps.pop()
+        self._steps.append(step)
+
+    def add_bad(self, values: list[BadValue]) -> None:
+        """Add bad values that were made after the others."""
+        self._bad += values
+
+    @property
+    def calls(self) -> list[CallValues]:
+        """The calls of the latest step that had any."""
+        return next((step.calls for step in reversed(self.steps) if step.calls), [])
+
+    @property
+    def parameters(self) -> list[ParameterValues]:
+        """The parameters with a gradient in the latest step that had any."""
+        return next((step.parameters for step in reversed(self.steps) if step.parameters), [])
+
+    def first_bad(self) -> BadValue | None:
+        """Return the first NaN or Inf that was made from finite values; None if there is none.
+
+        Masks, negative infinities that only finite results came of, do not count.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> class Logs(nn.Module):
+        ...     def forward(self, x):
+        ...         return torch.log(x).mean()
+        >>> bad = Statistics(Logs(), (3,)).values(torch.zeros(3)).first_bad()
+        >>> bad.operator, bad.kind
+        ('aten.log', 'inf')
+        """
+        return next((value for value in self.bad if value.is_final), None)
+
+    def log(self, step: int | None = None) -> dict[str, float]:
+        """Return the figures of a step as a flat dict, for the logger of TensorBoard, W&B and others.
+
+        Args:
+            step: number of a step, from 0, among the latest 16. Default: the latest.
+
+        Raises:
+            InputError: the step is not kept.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> model = nn.Linear(2, 3)
+        >>> with Statistics(model, (4, 2)).watch() as values:
+        ...     _ = model(torch.ones(4, 2))
+        >>> sorted(values.log())
+        ['activations/(model)/abs_max', ..., 'activations/(model)/zeros']
+        """
+        steps = {kept.number: kept for kept in self.steps}
+        number = max(steps, default=None) if step is None else step
+        if number is None:
+            return {}
+        if number not in steps:
+            numbers = f"steps {min(steps)} to {max(steps)} are" if steps else "no step is"
+            raise InputError(f"step must be the number of a step that is kept, got {step!r}; {numbers} kept")
+        return steps[number].log()
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one flat dict per call and per parameter of each kept step."""
+        return [record for step in self.steps for record in _records(step)]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the records as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_records())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all facts as plain data that can be written as JSON."""
+        return {"bad": [value.to_dict() for value in self.bad], "rows": self.to_records()}
+
+    def _report(self) -> Report:
+        bad = self.first_bad()
+        headers = ["Call", "Class", "mean", "std", "abs max", "zeros", "not finite", "grad norm", "grad abs max"]
+        rows = [
+            [
+                f"{call.fqn or '(model)'}{f' #{call.call_index}' if call.call_index else ''}",
+                call.class_name,
+                *_cells(call.output),
+                *([NOTHING] * 2 if call.gradient is None else [_number(call.gradient.norm), _top(call.gradient)]),
+            ]
+            for call in self.calls
+        ]
+        steps, parameters = self.steps, self.parameters
+        below = [f"step {steps[-1].number}" if steps else "nothing ran"]
+        if parameters:
+            below[0] += f"; gradient norm {_number(steps[-1].gradient_norm)} over {len(parameters)} parameters"
+            ratios = [row for row in parameters if not isnan(row.update_ratio)]
+            if ratios:
+                least, most = (kind(ratios, key=lambda row: row.update_ratio) for kind in (min, max))
+                below[0] += "; update / weight from " + " to ".join(
+                    f"{_number(row.update_ratio)} ({row.name})" for row in (least, most)
+                )
+        below.append("all values are finite" if bad is None else str(bad).split("\n", 1)[0])
+        return Report(rows, headers, "llrrrrrrr", below=below)
+
+
+def _records(step: StepValues) -> Iterator[dict[str, Any]]:
+    for call in step.calls:
+        for number, output in enumerate(call.outputs):
+            place = {"step": step.number, "fqn": call.fqn, "call_index": call.call_index, "output": number}
+            yield {**place, "kind": "activation", **output.to_dict()}
+            gradient = call.gradients[number] if number < len(call.gradients) else None
+            if gradient is not None:
+                yield {**place, "kind": "gradient", **gradient.to_dict()}
+    for row in step.parameters:
+        place = {"step": step.number, "fqn": row.name, "call_index": None, "output": None}
+        for kind, statistics in (("weight", row.weight), ("parameter gradient", row.gradient)):
+            if statistics is not None:
+                yield {**place, "kind": kind, **statistics.to_dict(), "update_ratio": row.update_ratio}
+
+
+def _number(value: float) -> str:
+    return NOTHING if isnan(value) else f"{value:.3g}"
+
+
+def _top(statistics: TensorStatistics) -> str:
+    return _number(statistics.abs_max)
+
+
+def _cells(statistics: TensorStatistics | None) -> list[str]:
+    if statistics is None:
+        return [NOTHING] * 5
+    figures = [_number(value) for value in (statistics.mean, statistics.std, statistics.abs_max)]
+    zeros = f"{statistics.zeros:.0%}" if statistics.elements else NOTHING
+    return [*figures, zeros, str(statistics.nans + statistics.infs or "")]

@@ -1,0 +1,470 @@
+"""Watching any code that runs a model: the figures, the steps, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import optimizer as optimizers
+from torch.utils.checkpoint import checkpoint
+
+from modelsummary import InputError, NotLiveError, Statistics, StepError
+from modelsummary._torch import dispatch_modes
+from modelsummary.values import TensorStatistics, tensor_statistics
+from tests.idioms import IDIOMS, Gpt2, ids, rows
+from tests.untouched import untouched
+
+
+def watch(model, x):
+    return Statistics(model, x).watch()
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def _close(statistics, tensor):
+    x = tensor.detach().double()
+    assert statistics.mean == pytest.approx(float(x.mean()), abs=1e-6)
+    assert statistics.std == pytest.approx(float(x.std(correction=0)), rel=1e-4, abs=1e-7)
+    assert statistics.abs_max == pytest.approx(float(x.abs().max()))
+    assert statistics.zeros == pytest.approx(float((x == 0).double().mean()))
+    assert statistics.norm == pytest.approx(float(x.norm()), rel=1e-4, abs=1e-6)
+    assert statistics.shape == tuple(x.shape)
+
+
+def test_figures_are_the_ones_of_hooks():
+    model, x = mlp(), torch.randn(5, 4, requires_grad=True)
+    outputs, gradients = {}, {}
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            forward = module.register_forward_hook(lambda m, a, out, name=name: outputs.update({name: out.clone()}))
+            backward = module.register_full_backward_hook(
+                lambda m, i, o, name=name: gradients.update({name: o[0].clone()})
+            )
+            stack.callback(forward.remove)
+            stack.callback(backward.remove)
+        with watch(model, x) as values:
+            model(x).square().sum().backward()
+    assert [call.key for call in values.calls] == [("", 0), ("0", 0), ("1", 0), ("2", 0)]
+    for call in values.calls:
+        _close(call.output, outputs[call.fqn])
+        _close(call.gradient, gradients[call.fqn])
+    for row, (name, parameter) in zip(values.parameters, model.named_parameters(), strict=True):
+        assert row.name == name
+        _close(row.weight, parameter)
+        _close(row.gradient, parameter.grad)
+
+
+def test_the_update_ratio_of_gradient_descent():
+    model, x = mlp(), torch.randn(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, x) as values:
+        model(x).square().sum().backward()
+        total = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norms = {name: (tensor.grad.norm(), tensor.detach().norm()) for name, tensor in model.named_parameters()}
+        wanted = {name: 0.1 * float(gradient / weight) for name, (gradient, weight) in norms.items()}
+        optimizer.step()
+    assert total > 1
+    assert {row.name: row.update_ratio for row in values.parameters} == pytest.approx(wanted, rel=1e-4)
+    assert values.steps[0].gradient_norm == pytest.approx(1.0, rel=1e-4)  # as the optimizer got it
+    assert values.log()["gradient_norm"] == values.steps[0].gradient_norm
+
+
+CASES = {
+    "normal": torch.randn(1000),
+    "far from zero": torch.randn(100, 50) * 1e-3 + 1000,
+    "integers": torch.randint(0, 5, (10,)),
+    "booleans": torch.tensor([True, False, True]),
+    "half": torch.randn(10, 4).half(),
+    "bfloat16": torch.randn(10).bfloat16(),
+    "float8": torch.randn(10).to(torch.float8_e4m3fn),
+    "large": torch.full((4,), 1e30) * torch.tensor([1, -1, 1, 1]),
+    "zeros": torch.zeros(5),
+    "scalar": torch.tensor(3.0),
+    "slice": torch.randn(4, 8, 6, 6)[:, ::2],
+    "channels last": torch.randn(3, 7, 5, 6).to(memory_format=torch.channels_last),
+    "expanded": torch.ones(3, 3).expand(2, 3, 3),
+    "more than a sample": torch.arange(3 * 8192).float() % 2,
+}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_statistics_of_tensors(name, waits, monkeypatch):
+    monkeypatch.setattr(tensor_statistics, "is_waiting", lambda device: waits)
+    tensor = CASES[name]
+    statistics = TensorStatistics.of(tensor)
+    x = tensor.double()
+    assert statistics.mean == pytest.approx(float(x.mean()), rel=1e-5, abs=1e-6)
+    assert statistics.std == pytest.approx(float(x.std(correction=0)) if x.numel() > 1 else 0.0, rel=1e-3, abs=1e-7)
+    assert statistics.abs_max == pytest.approx(float(x.abs().max()))
+    assert statistics.zeros == pytest.approx(float((x == 0).double().mean()), abs=1e-3)
+    assert statistics.is_finite
+    assert sum(statistics.histogram) == min(tensor.numel(), 8192)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_not_finite_is_counted_and_left_out(waits, monkeypatch):
+    monkeypatch.setattr(tensor_statistics, "is_waiting", lambda device: waits)
+    statistics = TensorStatistics.of(torch.tensor([float("nan"), float("inf"), -float("inf"), 2.0, -4.0]))
+    assert (statistics.nans, statistics.infs, statistics.mean, statistics.abs_max) == (1, 2, -1.0, 4.0)
+    assert (statistics.std, statistics.norm) == pytest.approx((3.0, 20**0.5))
+    nothing = TensorStatistics.of(torch.full((2,), float("nan")))
+    assert (nothing.nans, nothing.mean != nothing.mean) == (2, True)
+    assert TensorStatistics.of(torch.zeros(0)).elements == 0
+    assert TensorStatistics.of(torch.tensor([3 + 4j])).abs_max == 4.0
+
+
+def test_quantiles():
+    x = torch.randn(5000)
+    statistics = TensorStatistics.of(x)
+    for share in (0.05, 0.5, 0.95):
+        assert statistics.quantile(share) == pytest.approx(float(x.abs().quantile(share)), rel=0.2)
+
+
+# -------------------------------------------------------------------------------------------------- steps
+
+
+def test_steps_end_with_the_optimizer():
+    model, x = mlp(), torch.randn(5, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with watch(model, x) as values:
+        for _ in range(20):
+            for _ in range(2):  # gradients of two batches
+                model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [step.number for step in values.steps] == list(range(4, 20))
+    assert [call.key for call in values.calls] == [(fqn, number) for number in (0, 1) for fqn in ("", "0", "1", "2")]
+    assert all(call.gradient is not None for call in values.calls)
+    assert "activations/2#1/mean" in values.log(7)
+    with pytest.raises(InputError, match=r"got 3; steps 4 to 19 are kept"):
+        values.log(3)
+
+
+def test_forwards_without_gradients_are_steps():
+    model, x = mlp(), torch.randn(5, 4)
+    with watch(model, x) as values, torch.no_grad():
+        for _ in range(3):
+            model(x)
+        assert len(values.steps) == 3
+    assert [len(step.calls) for step in values.steps] == [4] * 3
+    assert values.parameters == []
+    with watch(model, x) as values, torch.inference_mode():
+        model(x)
+    assert len(values.calls) == 4
+
+
+def test_values_can_be_read_while_a_step_runs():
+    model, x = mlp(), torch.randn(5, 4)
+    with watch(model, x) as values:
+        out = model(x)
+        assert values.calls[0].gradient is None
+        out.sum().backward()
+        assert values.calls[0].gradient.mean == 1.0
+        assert values.first_bad() is None
+    assert len(values.steps) == 1
+
+
+def test_shared_tied_and_frozen_parts():
+    torch.manual_seed(0)
+    model = Gpt2(depth=2)
+    model.h[0].requires_grad_(False)
+    with watch(model, ids(3)) as values:
+        model(ids(3)).sum().backward()
+    names = [row.name for row in values.parameters]
+    assert "wte.weight" in names
+    assert "lm_head.weight" not in names  # it is the same tensor
+    assert not any(name.startswith("h.0") for name in names)
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, layer)
+    with watch(model, rows(2, 4)) as values:
+        model(rows(2, 4)).sum().backward()
+    assert [call.key for call in values.calls] == [("", 0), ("0", 0), ("0", 1)]
+    assert [call.gradient.mean for call in values.calls][::2] == [1.0, 1.0]
+
+
+def test_a_part_that_is_called_alone():
+    model, x = mlp(), torch.randn(5, 4)
+    with watch(model, x) as values:
+        model[0](x).sum().backward()
+    assert [(call.key, call.gradient.mean) for call in values.calls] == [(("0", 0), 1.0)]
+    assert [row.name for row in values.parameters] == ["0.weight", "0.bias"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.first, self.blocks, self.reentrant = nn.Linear(4, 4), nn.ModuleList([mlp_block(), mlp_block()]), reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+def mlp_block():
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_have_the_gradients_of_plain_ones(reentrant):
+    torch.manual_seed(0)
+    model, x = Checkpointed(reentrant=reentrant), torch.randn(3, 4)
+    with watch(model, x) as values:
+        model(x).square().sum().backward()
+    plain = nn.Sequential(model.first, *model.blocks)
+    with watch(plain, x) as expected:
+        plain(x).square().sum().backward()
+    assert len(values.calls) == len(expected.calls)
+    for call, same in zip(values.calls, expected.calls, strict=True):
+        assert call.output.mean == same.output.mean
+        assert call.gradient.norm == pytest.approx(same.gradient.norm)
+
+
+def test_autocast():
+    model, x = mlp(), torch.randn(5, 4)
+    with watch(model, x) as values, torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().sum()
+        loss.backward()
+    assert [call.output.dtype for call in values.calls] == [torch.bfloat16] * 4
+    assert {row.weight.dtype for row in values.parameters} == {torch.float32}
+
+
+def test_compiled_models_run_eagerly():
+    model, x = mlp(), torch.randn(5, 4)
+    compiled = torch.compile(model, backend="eager")
+    with Statistics(compiled, x).watch() as values:
+        compiled(x).sum().backward()
+    assert [call.key for call in values.calls] == [("", 0), ("0", 0), ("1", 0), ("2", 0)]
+
+
+def test_sparse_gradients_and_integers():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, torch.tensor([[1, 2]])) as values:
+        model(torch.tensor([[1, 2]])).sum().backward()
+        optimizer.step()
+    assert values.parameters[0].gradient.shape == (2, 4)
+    assert values.first_bad() is None
+
+
+# ---------------------------------------------------------------------------------------------- bad values
+
+
+def test_an_optimizer_that_makes_inf():
+    model, x = mlp(), torch.randn(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
+    with watch(model, x) as values:
+        for _ in range(2):
+            model(x).square().sum().backward()
+            optimizer.step()
+    bad = values.first_bad()
+    assert (bad.operator, bad.phase, bad.step) == ("SGD.step", "optimizer", 0)
+    assert "optimizer.step()" in bad.code
+    assert len(bad.inputs) == 2
+
+
+def test_a_parameter_that_is_nan_before():
+    model, x = mlp(), torch.randn(5, 4)
+    with torch.no_grad():
+        model[2].weight[0, 0] = float("nan")
+    with watch(model, x) as values:
+        model(x)
+    bad = values.first_bad()
+    assert (bad.operator, bad.source, bad.kind, bad.key) == (None, "parameter '2.weight'", "nan", ("2", 0))
+    assert "parameter '2.weight' held NaN" in str(bad)
+
+
+def test_a_batch_that_is_nan():
+    model, x = mlp(), torch.randn(5, 4)
+    x[0, 0] = float("nan")
+    bad = Statistics(model, x).values().first_bad()
+    assert (bad.operator, bad.source) == (None, "float32[5, 4] that no operator made")
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        return (torch.tensor([0.0, 1.0]).log() + x).softmax(-1)
+
+
+def test_a_mask_is_listed_and_not_final():
+    model = Masked()
+    with watch(model, rows(3, 2)) as values:
+        model(rows(3, 2))
+    assert [(bad.operator, bad.is_final, bad.spread) for bad in values.bad] == [("aten.log", False, 1)]
+    assert values.first_bad() is None
+    assert values.bad[0].to_dict()["code"].startswith("return (torch.tensor([0.0, 1.0]).log()")
+
+
+# --------------------------------------------------------------------------------------------- left behind
+
+
+@contextmanager
+def nothing_left(model):
+    hooks = [len(optimizers._global_optimizer_pre_hooks), len(optimizers._global_optimizer_post_hooks)]
+    modes, called, hidden = list(dispatch_modes()), nn.Module.__call__, torch.backends.mha.get_fastpath_enabled()
+    yield
+    assert hooks == [len(optimizers._global_optimizer_pre_hooks), len(optimizers._global_optimizer_post_hooks)]
+    assert (list(dispatch_modes()), nn.Module.__call__) == (modes, called)
+    assert torch.backends.mha.get_fastpath_enabled() == hidden
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "unet", "lstm", "transformer", "in place", "experts"])
+def test_the_model_is_untouched_by_a_watched_forward(name):
+    kind, inputs = IDIOMS[name]
+    torch.manual_seed(0)
+    model, arguments = kind().eval(), inputs(3, 0)
+    stats = Statistics(model, arguments)
+    plain = model(**arguments)
+    kept = copy.deepcopy(model.state_dict())
+    with nothing_left(model), stats.watch():
+        watched = model(**arguments)
+    torch.testing.assert_close(watched, plain, rtol=0, atol=0) if name != "in place" else None
+    assert all(torch.equal(kept[key], value) or name == "in place" for key, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+
+
+def test_the_training_is_the_same():
+    x, target = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+
+    def trained(watched):
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with Statistics(model, x).watch() if watched else ExitStack():
+            for _ in range(3):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), target).backward()
+                optimizer.step()
+        return list(model.parameters())
+
+    for plain, watched in zip(trained(False), trained(True), strict=True):
+        assert torch.equal(plain, watched)
+
+
+class Raises(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = torch.sqrt(-self.layer(x).abs() - 1)
+        if torch.is_grad_enabled() and x.isnan().any():
+            raise ValueError("the model stops at NaN")
+        return x
+
+
+def test_exceptions_leave_nothing_behind():
+    model = Raises()
+    stats = Statistics(model.eval(), torch.ones(2, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with untouched(model), nothing_left(model):
+        with pytest.raises(ValueError, match="stops at NaN"), stats.watch() as values:
+            model(torch.ones(2, 4))
+        assert values.first_bad().operator == "aten.sqrt"
+        with pytest.raises(KeyError), stats.watch():
+            raise KeyError("in the loop")
+        with pytest.raises(RuntimeError, match="closure"), stats.watch() as values:
+            optimizer.step(_raising)
+        with pytest.raises(StepError, match="stops at NaN"):
+            stats.values(torch.ones(2, 4))
+
+
+def _raising():
+    raise RuntimeError("closure")
+
+
+def test_refusals():
+    stats = Statistics(mlp(), (5, 4))
+    watching = stats.watch()
+    with watching:
+        pass
+    with pytest.raises(InputError, match="has been entered before"), watching:
+        pass
+    with pytest.raises(InputError, match="on meta"):
+        Statistics(nn.Linear(2, 2, device="meta"), (1, 2)).watch()
+    with pytest.raises(InputError, match="on meta"):
+        Statistics(nn.Linear(2, 2, device="meta"), (1, 2)).values()
+    with pytest.raises(NotLiveError):
+        pickle.loads(pickle.dumps(stats)).watch()
+
+
+# ---------------------------------------------------------------------------------------------- an accelerator
+
+_WAITS = "item tolist cpu numpy __bool__ __float__ __int__ __index__ nonzero".split()
+
+
+def test_an_accelerator_is_waited_for_once_per_step(monkeypatch):
+    model, x = Gpt2(depth=2), ids(3)
+    stats = Statistics(model, x)
+    optimizer = torch.optim.AdamW(model.parameters())
+    waits = []
+    monkeypatch.setattr(tensor_statistics, "is_waiting", lambda device: True)
+    for name in _WAITS:
+        original = getattr(torch.Tensor, name)
+
+        def counted(self, *args, name=name, original=original):
+            waits.append(name)
+            return original(self, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+
+    def step():
+        model(x).sum().backward()
+        optimizer.step()
+
+    step()
+    waits.clear()
+    step()
+    before = len(waits)  # the optimizer's own
+    waits.clear()
+    with stats.watch() as values:
+        for number in range(1, 4):
+            step()
+            assert len(waits) <= number * (before + 1)
+    assert len(waits) <= 3 * (before + 1)
+    assert len(values.steps) == 3
+    assert values.calls[0].output.std > 0
+    assert values.parameters[0].update_ratio > 0
+
+
+def test_bad_values_are_found_when_numbers_come_late(monkeypatch):
+    monkeypatch.setattr(tensor_statistics, "is_waiting", lambda device: True)
+    model = Masked()
+    with watch(model, rows(3, 2)) as values:
+        model(rows(3, 2))
+    assert values.first_bad() is None
+    model = Raises()
+    stats = Statistics(model.eval(), torch.ones(2, 4))
+    with pytest.raises(ValueError, match="stops at NaN"), stats.watch() as values:
+        model(torch.ones(2, 4))
+    assert values.first_bad().operator == "aten.sqrt"
+
+
+# ------------------------------------------------------------------------------------------------ output
+
+
+def test_output():
+    pandas = pytest.importorskip("pandas")
+    model, x = mlp(), torch.randn(5, 4)
+    values = Statistics(model, x).values(x)
+    assert isinstance(values.to_pandas(), pandas.DataFrame)
+    kinds = {record["kind"] for record in values.to_records()}
+    assert kinds == {"activation", "gradient", "weight", "parameter gradient"}
+    assert "all values are finite" in str(values)
+    assert "(model)" in values._repr_html_()
+    again = pickle.loads(pickle.dumps(values))
+    assert str(again) == str(values)
+    assert repr(again.to_dict()) == repr(values.to_dict())
