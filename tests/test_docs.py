@@ -29,7 +29,7 @@ def blocks(path, language):
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
 OLD_EXPORTS = "torch 2.6 saves the weights of exported programs as a pickle, which is not read"
 PAGES = "start extending usage cost formulas split parallel cluster latency memory serving hugging_face export views"
-NAMES = [*f"{PAGES} files fx ci".split(), TORCHINFO]
+NAMES = [*f"{PAGES} files fx ci values".split(), TORCHINFO]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -46,6 +46,7 @@ __all__ = [
     "has_kernel_for",
     "is_excluded",
     "is_traceable_wrapper_subclass",
+    "is_transformed",
     "kernels_for",
     "meta_kernels",
     "number_of_dispatch_modes",
@@ -65,6 +66,8 @@ DisableTorchDispatch: Any = torch._C._DisableTorchDispatch
 DispatchKey: Any = torch._C.DispatchKey
 # Whether a dispatch key is switched off, as while C++ code converts a tensor to a number.
 is_excluded: Any = torch._C._dispatch_tls_is_dispatch_key_excluded
+# Whether a tensor is a wrapper of a transform, such as ``vmap``, without elements of its own.
+is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
 # ``__torch_function__`` of a subclass that does not override functions.
 disabled_function: Any = torch._C._disabled_torch_function_impl
 # ``__torch_dispatch__`` of a class that does not override operators.

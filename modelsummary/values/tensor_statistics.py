@@ -18,7 +18,7 @@ from modelsummary.operators.tensor_bytes import stored_tensors
 
 __all__ = ["Readout", "TensorStatistics", "as_plain", "bounds_of", "elements_of", "unseen"]
 
-_SAMPLE = 8192
+_SAMPLE = 4096
 _LOWEST, _HIGHEST, _PER_OCTAVE = -44, 20, 2  # of the histogram: powers of two
 _BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE
 _LARGE = 1e15  # squares of larger float32 elements may overflow when they are added up
@@ -40,7 +40,7 @@ class TensorStatistics:
             parts.
         abs_max: largest finite absolute value.
         nans, infs: number of elements.
-        zeros: share of elements that are zero, 0 to 1: of a regular sample of at most 8,192 elements.
+        zeros: share of elements that are zero, 0 to 1: of a regular sample of at most 4,096 elements.
         histogram: absolute values of this sample, in half octaves from 2^-44 to 2^20; smaller and larger ones are in
             the first and the last.
 
@@ -141,7 +141,8 @@ def as_plain(tensor: Tensor) -> Tensor | None:
         if tensor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
             return None
         tensor = stored_tensors(tensor)[-1]
-    return None if tensor.is_meta or tensor.is_nested or tensor.is_quantized else tensor
+    has_none = tensor.is_meta or tensor.is_nested or tensor.is_quantized or _torch.is_transformed(tensor)
+    return None if has_none else tensor
 
 
 def elements_of(tensor: Tensor) -> Tensor:

@@ -313,9 +313,10 @@ class Watching:
         with unseen():
             for parameter in self._trained_by(optimizer):
                 plain = as_plain(parameter)
-                if parameter.grad is None or plain is None:
+                if plain is None:
                     continue
-                self._read_gradient(parameter)
+                if parameter.grad is not None:
+                    self._read_gradient(parameter)
                 content = self._contents.content_of(parameter)
                 before = None if content is None else TensorContent(content, tuple(parameter.shape), parameter.dtype)
                 self._samples[id(parameter)] = sample_of(plain, _SAMPLE), before
@@ -330,8 +331,10 @@ class Watching:
             for parameter in self._trained_by(optimizer):
                 sample, before = self._samples.pop(id(parameter), (None, None))
                 plain = as_plain(parameter)
-                if sample is None or plain is None:
+                if sample is None or plain is None or parameter.grad is None:
                     continue
+                if self._parameters[id(parameter)] not in self._step.parameters:
+                    self._read_gradient(parameter)  # a closure made it within the step
                 after = self._contents.write(parameter)
                 if after is not None:
                     gradient = parameter.grad
@@ -349,7 +352,7 @@ class Watching:
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) in self._parameters
+            if id(parameter) in self._parameters and parameter.requires_grad
         ]
 
     def _row(self, parameter: Tensor) -> ParameterValues:
@@ -417,7 +420,7 @@ class Watching:
             )
             for call, key in keys.items()
         ]
-        if calls or step.parameters or log:
+        if calls or step.parameters:
             order = [name for name in self._parameters.values() if name in step.parameters]
             self.values.show(StepValues(step.number, calls, [step.parameters[name] for name in order]))
 

@@ -94,7 +94,7 @@ CASES = {
     "slice": torch.randn(4, 8, 6, 6)[:, ::2],
     "channels last": torch.randn(3, 7, 5, 6).to(memory_format=torch.channels_last),
     "expanded": torch.ones(3, 3).expand(2, 3, 3),
-    "more than a sample": torch.arange(3 * 8192).float() % 2,
+    "more than a sample": torch.arange(3 * 4096).float() % 2,
 }
 
 
@@ -110,7 +110,8 @@ def test_statistics_of_tensors(name, waits, monkeypatch):
     assert statistics.abs_max == pytest.approx(float(x.abs().max()))
     assert statistics.zeros == pytest.approx(float((x == 0).double().mean()), abs=1e-3)
     assert statistics.is_finite
-    assert sum(statistics.histogram) == min(tensor.numel(), 8192)
+    counted = sum(statistics.histogram)
+    assert counted == tensor.numel() if tensor.numel() <= 4096 else 1000 < counted <= 4096
 
 
 @pytest.mark.parametrize("waits", [False, True])
