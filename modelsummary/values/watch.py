@@ -73,7 +73,7 @@ class _Step:
         self.results: list[Content] = []  # of the model, and gradients
         self.makers = NodeMakers()
         self.n_calls = 0
-        self.has_backward = False
+        self.has_graph = self.has_backward = False  # of a call, of which a backward may follow
         self.handles: list[Any] = []
         self._ranges: tuple[list[int], list[Any], int] = [], [], 0
 
@@ -221,12 +221,13 @@ class Watching:
         self._is_stepping = False  # of an optimizer that raised, or that calls the model
         is_full = self._step.n_calls > _MOST_CALLS
         is_next = module is self.model and self._step.roots and not torch.is_grad_enabled()
-        if not is_recomputed and (is_full or (is_next and not self._step.has_backward)):
+        if not is_recomputed and (is_full or (is_next and not self._step.has_graph)):
             self._close()
         elif len(self._contents.log) > _MOST_OPERATORS:
             self._refresh()
         watch = Watch(module, ended=self._ended, must_run=False)
         step, self._is_recomputed = self._step, is_recomputed
+        step.has_graph |= torch.is_grad_enabled()
         step.roots.append(watch.root)
         if is_recomputed:
             step.originals[watch.root] = self._original(module) or watch.root

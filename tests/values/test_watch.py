@@ -166,6 +166,18 @@ def test_forwards_without_gradients_are_steps():
     assert len(values.calls) == 4
 
 
+def test_a_forward_without_gradients_within_a_step():
+    model, x = mlp(), torch.randn(5, 4)
+    with watch(model, x) as values:
+        student = model(x)
+        with torch.no_grad():
+            teacher = model(x)
+        (student - teacher + 1).square().sum().backward()
+    assert len(values.steps) == 1
+    assert [call.gradient is None for call in values.calls] == [False] * 4 + [True] * 4
+    assert [row.gradient is None for row in values.parameters] == [False] * 4
+
+
 def test_values_can_be_read_while_a_step_runs():
     model, x = mlp(), torch.randn(5, 4)
     with watch(model, x) as values:
