@@ -164,6 +164,7 @@ def _write(
             **{k: f"{v:.1%}" for k, v in errors.items()},
         },
         "unseen_error": max(errors["infer"], errors["train"], errors["a100"], 0.15),
+        "compiled_error": errors["compiled"],
         "flops_per_joule": per_joule,
         "coefficients": coefficients,
         "devices": devices,

@@ -31,10 +31,10 @@ ELEMENTWISE = (*BINARY, "addu", "mulu", "divu", "powu", "relu", "gelu", "tanh")
 CLASS_OF = {"bmm": "gemm", "linear": "gemm", "conv": "conv", "softmax": "softmax", "ln": "norm"}
 F32 = torch.float32
 # Tiles of batched products without tensor cores, by generation: the steps in the measured times show them. Volta has
-# the tiles of Turing; newer generations, without measured rows, were given the tiles of Ampere.
+# the tiles of Turing; newer generations, without measured rows, have all tiles.
 _TURING, _AMPERE = ((128, 128), (128, 64), (64, 128), (64, 64)), ((256, 128), (128, 128))
 _BATCHED_TILES = {"pascal": ((128, 128), (64, 128)), "volta": _TURING, "turing": _TURING}
-_BATCHED_TILES |= dict.fromkeys(("ampere", "ada", "hopper", "blackwell"), _AMPERE)
+_BATCHED_TILES["ampere"] = _AMPERE
 # Each measured convolution took 0.06 to 0.15 us longer than the one before, whatever its sizes, on every device.
 _GROWING = frozenset({"conv"})
 _POWER_SECONDS = 2.6e-3  # in which the clocks of a board fall to what its power allows

@@ -250,7 +250,7 @@ def fit_half(coefficients: dict[str, Any], models: dict[str, list[Model]]) -> No
     least, most = 0.3 * start, 3 * start
     for index, path in enumerate(HALF_START):  # no kernel moves bytes faster than the memory
         most[index] = 1.0 if path[0] == "moving" else most[index]
-    options: dict[str, Any] = {"loss": "soft_l1", "f_scale": 0.1, "x_scale": start, "diff_step": 0.02, "max_nfev": 8}
+    options: dict[str, Any] = {"loss": "cauchy", "f_scale": 0.1, "x_scale": start, "diff_step": 0.02, "max_nfev": 8}
     residuals(least_squares(residuals, start, bounds=(least, most), **options).x)
 
 

@@ -76,7 +76,8 @@ class DeviceModel:
         stream: fraction of the data sheet's bandwidth that copies reach.
         tensor, simt: factors on the fitted efficiency of products on this device, with and without tensor cores.
         fit: name of the fit, such as ``"A100"`` or ``"generation ampere"``.
-        typical_error: mean error of steps that the fit had not seen, as a fraction.
+        typical_error: mean error of eager steps that the fit had not seen, as a fraction.
+        compiled_error: the same of compiled steps.
         tf32: float32 products run on tensor cores.
         half: fitted coefficients of half-precision matrix products on devices of this generation; None if there are
             none. Convolutions take the coefficients of ``"tensor"``.
@@ -93,6 +94,7 @@ class DeviceModel:
     simt: float
     fit: str = ""
     typical_error: float = 0.0
+    compiled_error: float = 0.0
     tf32: bool = False
     half: Mapping[str, Any] | None = None
     sustained: float = 0.0
@@ -326,6 +328,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
         simt=simt,
         fit=label,
         typical_error=error,
+        compiled_error=max(error, float(kernel_fits["compiled_error"])),
         tf32=tf32,
         half=half,
         sustained=sustained,

@@ -151,7 +151,8 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         if source_seconds[source]
     }
     if target.model is not None:
-        source, error = f"fit: {target.model.fit}", target.model.typical_error
+        model = target.model
+        source, error = f"fit: {model.fit}", model.compiled_error if mode == "compiled" else model.typical_error
     else:
         source, error = f"kernel table of {target.name}", TABLE_ERROR
     phases = {phase: 1e3 * phase_seconds[phase] for phase in _PHASES}

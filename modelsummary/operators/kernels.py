@@ -295,7 +295,7 @@ class _Group:
         self.again += earlier.again
 
     def kernel(self, readers: Mapping[int, int], timing: Timing) -> Kernel:
-        """Return the kernel; it writes the storages that others read, and the ones that none reads.
+        """Return the kernel; it writes the storages that other kernels read, and results of the step, which none reads.
 
         Args:
             readers: storage -> operators of the step that read it.

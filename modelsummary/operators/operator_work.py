@@ -142,14 +142,13 @@ def _written_rows(call: OperatorCall) -> TensorSpec | None:
 
 
 def _is_strided_copy(call: OperatorCall) -> bool:
-    """Return True for a copy of one tensor that arranges its elements in another order."""
-    if not (call.tensors and call.outputs) or call.tensors[0].shape != call.outputs[0].shape:
+    """Return True for a copy of one tensor into another order of its dimensions."""
+    if not (call.tensors and call.outputs) or call.tensors[-1].shape != call.outputs[0].shape:
         return False
-    source, target = (
-        [stride for size, stride in zip(x.shape, x.stride, strict=True) if size > 1]
-        for x in (call.tensors[-1], call.outputs[0])
-    )
-    return source != target
+    source, target = call.tensors[-1], call.outputs[0]
+    strides = [pair for size, *pair in zip(source.shape, source.stride, target.stride, strict=True) if size > 1]
+    order = [there for here, there in sorted(strides) if here]  # 0: one element is written several times
+    return order != sorted(order)
 
 
 def _rows_of(spec: TensorSpec | None, outputs: Sequence[TensorSpec] = ()) -> tuple[int, int]:

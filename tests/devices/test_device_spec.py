@@ -132,3 +132,44 @@ def test_this_machine():
     spec = DeviceSpec.measure(dtypes=(torch.float32, torch.float64))
     assert spec.peak(torch.float32) > spec.peak(torch.float64) > 1e8
     assert spec.bandwidth > 1e8
+
+
+def test_the_speed_and_the_power_of_this_very_board():
+    spec = DeviceSpec("B200", sustained_flops={torch.bfloat16: 1.107e15}, watts=700)
+    assert (spec.name, spec.watts, spec.peak(torch.bfloat16)) == ("B200", 700, 2.25e15)
+    assert DeviceSpec("B200").watts == 1000
+    assert DeviceSpec("mine", {torch.float32: 1e12}, 1e11).watts is None
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"sustained_flops": {torch.bfloat16: 0}}, "sustained_flops must map .*torch.bfloat16 to numbers > 0, got"),
+        ({"sustained_flops": {"tf32": 1e12}}, "sustained_flops must map torch.float32, torch.float16, torch.bfloat16"),
+        ({"sustained_flops": 1e12}, "sustained_flops must map"),
+        ({"watts": -1}, "watts must be a number > 0 or None, got -1"),
+    ],
+)
+def test_unusable_figures_of_a_board(figures, said):
+    with pytest.raises(InputError, match=said):
+        DeviceSpec("A100", **figures)
+
+
+def test_the_sustained_speed_is_measured_here():
+    speeds = DeviceSpec.sustained("cpu", [torch.float32, torch.bfloat16], seconds=0.02)
+    assert list(speeds) == [torch.float32, torch.bfloat16]
+    assert min(speeds.values()) > 0
+    assert DeviceSpec("A100", sustained_flops=speeds).sustained_flops == speeds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("meta",), "must be one that computes"),
+        (("cpu", [torch.int8]), "dtypes must be a list of torch.float32"),
+        (("cpu", [torch.float32], 0), "seconds must be a number > 0, got 0"),
+    ],
+)
+def test_a_sustained_speed_needs_usable_arguments(arguments, said):
+    with pytest.raises(InputError, match=said):
+        DeviceSpec.sustained(*arguments)

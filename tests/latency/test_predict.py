@@ -300,3 +300,15 @@ def test_autocast_to_float16_runs_recurrent_layers_that_the_cpu_cannot():
     for dtype in (torch.float16, torch.bfloat16):
         (layer,) = [each for each in stats.kernels("A100", autocast=dtype) if each.op_class == "rnn"]
         assert (layer.dtype, layer.flops) == (dtype, 2 * 5 * 3 * 4 * 32 * (16 + 32))
+
+
+def test_kernels_of_attention_are_an_option():
+    stats = Statistics(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval(), (2, 512, 64))
+    times = [
+        stats.estimate_latency("H100", autocast=torch.bfloat16, attention=kernel) for kernel in ("cudnn", "flash2")
+    ]
+    assert stats.estimate_latency("H100", autocast=torch.bfloat16) == times[0] <= times[1]
+    with pytest.raises(InputError, match="attention='flash2' is for named devices"):
+        stats.estimate_latency("cpu", attention="flash2")
+    with pytest.raises(InputError, match="attention must be None or one of"):
+        stats.kernels("H100", attention="flash")

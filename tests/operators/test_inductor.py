@@ -113,3 +113,25 @@ def test_as_many_kernels_are_generated_as_by_inductor(name):
     model, shape = FUSED[name]
     generated = [work for work in Statistics(model.eval(), shape).kernels("A100", "compiled") if "triton" in work.name]
     assert len(generated) == groups_of_inductor(model.eval(), torch.rand(shape))
+
+
+class Shortcut(nn.Module):
+    def __init__(self, *, waits):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(8, 8, 1, bias=False) for _ in range(2))
+        self.waits = waits
+
+    def forward(self, x):
+        y = self.first(x).relu()
+        return y + self.second(y if self.waits else x).relu()
+
+
+@pytest.mark.parametrize(("waits", "generated"), [(False, 1), (True, 2)])
+def test_branches_that_meet_share_a_kernel_unless_one_waits_for_the_other(waits, generated):
+    kernels = Statistics(Shortcut(waits=waits).eval(), (2, 8, 4, 4)).kernels("A100", "compiled")
+    triton = [kernel for kernel in kernels if "triton" in kernel.name]
+    assert len(triton) == generated
+    # reads both results of convolutions (2 x 8 x 16 floats each), writes the sum; or writes y as well, and reads it
+    assert sum(kernel.moved_bytes for kernel in triton) == 4 * 256 * (5 if waits else 3)
+    assert sum(kernel.n_operators for kernel in kernels) == 5
+    assert [kernel.op_class for kernel in kernels][-1] == "elementwise"

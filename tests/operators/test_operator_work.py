@@ -349,3 +349,27 @@ def test_flex_attention_takes_the_time_of_attention_without_a_mask_in_every_answ
         seconds.append((kernel.seconds, backward_ms, step.seconds_by_cause["optimizer"]))
     # of a default block mask of one block, flex_attention reads a few numbers
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-4)
+
+
+def test_batch_norm_in_channels_last_reads_its_input_once():
+    x, one = torch.empty(2, 3, 4, 4, device="meta", memory_format=torch.channels_last), meta(3)
+    (training,) = work_of(call(aten.native_batch_norm.default, x, one, one, one, one, True, 0.1, 1e-5))
+    assert training.name == "aten.native_batch_norm (channels last)"
+    assert training.nbytes == 4 * (96 + 96 + 3 + 2 * 3)  # input, result, the one tensor of parameters, two statistics
+
+
+def test_half_precision_convolutions_pad_images_with_few_channels():
+    for dtype, channels in ((torch.float32, 3), (torch.float16, 8)):
+        arguments = (meta(2, 3, 8, 8, dtype=dtype), meta(10, 3, 3, 3, dtype=dtype), None)
+        (work,) = work_of(call(aten.convolution.default, *arguments, [1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+        assert work.sizes == (1, 128, 10, channels * 9, 8, 8)
+        assert work.flops == 2 * 128 * 10 * 27
+
+
+def test_a_copy_into_another_order_of_dimensions_is_strided():
+    x = meta(4, 8, 6)
+    for source, part in ((x, ""), (x[:, :4], ""), (x.transpose(1, 2), "strided"), (x[:1].expand(4, 8, 6), "")):
+        (work,) = work_of(call(aten.clone.default, source, memory_format=torch.contiguous_format))
+        assert (work.op_class, work.part) == ("copy", part)
+    (work,) = work_of(call(aten.fill_.Tensor, x, meta()))
+    assert work.part == ""
