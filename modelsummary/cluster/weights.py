@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ class Weight(NamedTuple):
         kind: ``"trained"``, ``"frozen"`` or ``"buffer"``.
         has_master: the optimizer keeps a float32 copy of it.
         is_expert: experts that are divided over ranks hold it.
+        rows: size of its first dimension, along which FSDP shards it; 0: as many as elements.
     """
 
     elements: int
@@ -31,6 +33,7 @@ class Weight(NamedTuple):
     kind: str
     has_master: bool = False
     is_expert: bool = False
+    rows: int = 0
 
 
 def weight_of(tensor: Tensor, whole: Tensor, recipe: Recipe, kind: str, *, is_expert: bool = False) -> Weight:
@@ -48,16 +51,16 @@ def weight_of(tensor: Tensor, whole: Tensor, recipe: Recipe, kind: str, *, is_ex
     >>> weight_of(torch.ones(2, 4), torch.ones(4, 4), Recipe(), "trained").nbytes
     16
     """
-    elements = tensor.numel()
+    elements, rows = tensor.numel(), (*tensor.shape, 1)[0]
     if is_wrapper(whole) or numel_of(whole) != whole.numel():
         nbytes = nbytes_of(whole) * elements // max(whole.numel(), 1)
-        return Weight(elements, nbytes, kind, is_expert=is_expert)
+        return Weight(elements, nbytes, kind, is_expert=is_expert, rows=rows)
     dtype = tensor.dtype
     if dtype.is_floating_point and recipe.stored_dtype is not None:
         dtype = recipe.stored_dtype
     is_narrow = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
     has_master = kind == "trained" and recipe.master_weights and is_narrow
-    return Weight(elements, elements * dtype.itemsize, kind, has_master, is_expert)
+    return Weight(elements, elements * dtype.itemsize, kind, has_master, is_expert, rows)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Weights:
         trained, frozen, buffers: bytes of trained and frozen parameters, and of buffers.
         masters: elements of trained parameters of which the optimizer keeps a float32 copy.
         narrow: bytes of these parameters.
+        chunked: rows of parameters, and elements, trained, frozen, masters and narrow of those with so many rows.
 
     >>> both = Weights.of([Weight(4, 8, "trained", has_master=True), Weight(4, 4, "frozen")])
     >>> both.nbytes, both.masters, both.over(2).frozen
@@ -81,21 +85,15 @@ class Weights:
     buffers: int = 0
     masters: int = 0
     narrow: int = 0
+    chunked: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @classmethod
     def of(cls, weights: Iterable[Weight], *, are_experts: bool | None = None) -> Weights:
         """Return the sums over weights; with ``are_experts``, over divided experts, or over all other weights."""
         chosen = [weight for weight in weights if are_experts is None or weight.is_expert == are_experts]
-        trained = [weight for weight in chosen if weight.kind == "trained"]
-        mastered = [weight for weight in trained if weight.has_master]
-        return cls(
-            sum(weight.elements for weight in trained),
-            sum(weight.nbytes for weight in trained),
-            sum(weight.nbytes for weight in chosen if weight.kind == "frozen"),
-            sum(weight.nbytes for weight in chosen if weight.kind == "buffer"),
-            sum(weight.elements for weight in mastered),
-            sum(weight.nbytes for weight in mastered),
-        )
+        buffers = sum(weight.nbytes for weight in chosen if weight.kind == "buffer")
+        parameters = [weight for weight in chosen if weight.kind != "buffer"]
+        return cls._with(((weight.rows or weight.elements, _sums(weight)) for weight in parameters), buffers)
 
     @property
     def nbytes(self) -> int:
@@ -108,25 +106,29 @@ class Weights:
         return self.nbytes + 4 * self.masters - self.narrow
 
     def __add__(self, other: Weights) -> Weights:
-        return Weights(
-            self.elements + other.elements,
-            self.trained + other.trained,
-            self.frozen + other.frozen,
-            self.buffers + other.buffers,
-            self.masters + other.masters,
-            self.narrow + other.narrow,
-        )
+        return Weights._with((*self.chunked, *other.chunked), self.buffers + other.buffers)
 
     def over(self, ranks: int) -> Weights:
-        """Return the share of a rank; each rank has whole buffers."""
-        return Weights(
-            -(-self.elements // ranks),
-            -(-self.trained // ranks),
-            -(-self.frozen // ranks),
-            self.buffers,
-            -(-self.masters // ranks),
-            -(-self.narrow // ranks),
-        )
+        """Return the share of the first rank, which has the most rows of each parameter; each rank has whole buffers.
+
+        >>> Weights.of([Weight(6, 6, "trained", rows=2), Weight(3, 3, "trained", rows=1)]).over(4).trained
+        6
+        """
+        shares = []
+        for rows, sums in self.chunked:
+            longest = -(-rows // ranks)
+            shares.append((longest, tuple(longest * value // max(rows, 1) for value in sums)))
+        return Weights._with(shares, self.buffers)
+
+    @classmethod
+    def _with(cls, chunked: Iterable[tuple[int, tuple[int, ...]]], buffers: int) -> Weights:
+        by_rows: dict[int, tuple[int, ...]] = {}
+        for rows, sums in chunked:
+            before = by_rows.get(rows)
+            by_rows[rows] = sums if before is None else tuple(map(add, before, sums))
+        totals = map(sum, zip(*by_rows.values(), strict=True)) if by_rows else (0,) * 5
+        elements, trained, frozen, masters, narrow = totals
+        return cls(elements, trained, frozen, buffers, masters, narrow, tuple(sorted(by_rows.items())))
 
     def gradient_bytes(self, recipe: Recipe) -> int:
         """Return the bytes of the gradients: in the dtype of the recipe, or else of the parameters."""
@@ -136,6 +138,14 @@ class Weights:
     def state_bytes(self, recipe: Recipe) -> int:
         """Return the bytes of the optimizer's states, without float32 copies of weights."""
         return self.elements * recipe.state_bytes
+
+
+def _sums(weight: Weight) -> tuple[int, ...]:
+    """Return the elements, trained and frozen bytes, masters and narrow bytes of a parameter."""
+    if weight.kind == "frozen":
+        return 0, 0, weight.nbytes, 0, 0
+    masters = (weight.elements, weight.nbytes) if weight.has_master else (0, 0)
+    return weight.elements, weight.nbytes, 0, *masters
 
 
 class FsdpUnit(NamedTuple):

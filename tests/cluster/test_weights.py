@@ -11,7 +11,7 @@ from torch import nn
 
 from modelsummary import Statistics, apply_checkpoint
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
-from modelsummary.cluster.weights import Weight, Weights
+from modelsummary.cluster.weights import Weight, Weights, weight_of
 from tests.cluster.models import LAYERS, LENGTH, gpt
 
 BATCH, RANK = 2, 2
@@ -184,8 +184,11 @@ def test_frozen_layers_are_gathered_and_not_reduced():
     backward = of_units(*reduced) + LAYERS * again
     assert load.backward == pytest.approx(sum(stage.backward.values()) + backward)
     memory = simulator.simulate(plan).memory[0]
-    frozen = stage.weights.frozen
-    assert memory.parameters == frozen // 4 + 4 * stage.weights.elements // 4
+    frozen, trained = stage.weights.frozen, stage.weights.elements
+    downs = (each for name, each in model.module.named_parameters() if name.endswith("qkv.down.weight"))
+    of_two_rows = sum(each.numel() for each in downs)
+    shards = of_two_rows // 2 + (trained - of_two_rows) // 4  # the first rank has one of two rows
+    assert memory.parameters == frozen // 4 + 4 * shards
 
 
 def test_stages_behind_frozen_layers_still_send():
@@ -212,9 +215,19 @@ def test_sums():
         20,
     )
     assert both.stored == 8 + 4 * 14
-    assert both.over(2) == Weights(7, 18, 4, 12, 5, 10)  # buffers are whole
+    half = both.over(2)
+    assert (half.elements, half.trained, half.frozen, half.masters, half.narrow) == (7, 18, 4, 5, 10)
+    assert half.buffers == 12  # whole on each rank
     assert (both.gradient_bytes(Recipe()), both.gradient_bytes(Recipe(gradient_dtype=None))) == (56, 36)
     assert Weights.of(weights, are_experts=True) == Weights()
+
+
+def test_fsdp_shards_rows():
+    # The first of 4 ranks has 2 of 5 rows, as torch.chunk gives it, the only row of a bias, and a scalar.
+    tensors = [torch.ones(5, 3), torch.ones(1), torch.ones(())]
+    weights = Weights.of(weight_of(tensor, tensor, Recipe(dtype=None), "trained") for tensor in tensors)
+    assert (weights.elements, weights.over(4).elements, (weights + weights).over(4).trained) == (17, 8, 2 * 4 * 8)
+    assert torch.ones(5, 3).chunk(4)[0].numel() + 2 == 8
 
 
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="FSDP of older versions does not run without data")
