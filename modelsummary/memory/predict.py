@@ -50,11 +50,15 @@ def simulate(live: LiveModel, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEs
 
 
 def simulate_step(
-    model: nn.Module, call: CallArguments, plan: StepPlan
+    model: nn.Module, call: CallArguments, plan: StepPlan, *, routes_evenly: bool = False
 ) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
     """Predict the memory of a step of ``model``, which stays untouched.
 
     A step that needs values runs for real, on the model's own device.
+
+    Args:
+        model, call, plan: what runs.
+        routes_evenly: as for ``observe``.
 
     Returns:
         The estimate, and the memory of each call of a module by FQN and call index.
@@ -63,7 +67,7 @@ def simulate_step(
         InputError: no result requires a gradient, or the loss is not a scalar.
         StepError: the step raised.
     """
-    trace = observe(model, call, plan, storages=True)
+    trace = observe(model, call, plan, storages=True, routes_evenly=routes_evenly)
     workspaces = _workspaces(trace, plan)
     return estimate_of(trace, workspaces), by_call(trace, workspaces)
 

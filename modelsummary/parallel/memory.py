@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.step_plan import StageShare
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, StepError
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.predict import simulate_step, stage_actions
 from modelsummary.memory.rank_step import memory_of_schedule
@@ -71,7 +71,11 @@ def memory_of_rank(
     if plan.pipeline == 1:
         live = plan._live
         with rank_of(plan, rank_in_stage, ranks_per_stage, "memory of a rank"):
-            return simulate_step(sharded_copy(plan, live.model, step.dtype), live.call, step)[0]
+            try:
+                return simulate_step(sharded_copy(plan, live.model, step.dtype), live.call, step)[0]
+            except StepError:  # a step that needs choices begins again, which FSDP refuses in the same copy
+                twin = sharded_copy(plan, live.model, step.dtype)
+                return simulate_step(twin, live.call, step, routes_evenly=True)[0]
     order, stages = _stages_of_rank(
         plan, pipeline_rank, microbatches or plan.pipeline, schedule, return_outputs=return_outputs
     )

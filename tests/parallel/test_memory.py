@@ -11,7 +11,7 @@ from modelsummary.cluster import Cluster, Plan, Recipe
 from modelsummary.parallel import ParallelPlan
 from modelsummary.parallel.fake_world import fake_world
 from tests import idioms
-from tests.parallel.models import OLD, Decoder
+from tests.parallel.models import OLD, Decoder, make
 from tests.real_memory import allocated
 from tests.untouched import untouched
 
@@ -281,3 +281,11 @@ def test_a_stage_whose_optimizer_needs_values():
         plan.memory(0, optimizer=ReadsGradients)
     with pytest.raises(InputError, match="needs the values of a tensor in the loss; pass another one"):
         plan.memory(1, loss=lambda output: output.sum() * output.sum().item())
+
+
+def test_units_whose_experts_depend_on_a_choice():
+    model, inputs = make("moe")
+    estimate = Statistics(model, inputs).parallel_plan(shard=2).memory(optimizer="adamw")
+    assert 2 * estimate.params >= sum(each.numel() * 8 for each in model.parameters())
+    assert estimate.optimizer_state >= 2 * estimate.params
+    assert any("choices are assumed to fall on all experts in turn" in note for note in estimate.notes)
