@@ -51,7 +51,7 @@ def check_model(
 
     Raises:
         InputError: an argument is unusable.
-        StepError: the forward raised without gradients as well.
+        StepError: the loss raised, or the forward also without gradients.
     """
     rules = chosen(select, ignore)
     prediction_target = target(device, options)
@@ -89,7 +89,8 @@ def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, tuple[s
     except NeedsValuesError:
         raise
     except (StepError, InputError) as error:
-        if not plan.train:
+        is_of_user = plan.loss is not None and (isinstance(error, InputError) or error.phase == "loss")
+        if not plan.train or is_of_user:
             raise
         forward = replace(plan, train=False, loss=None, checkpoint=())
         failure = str(error), error.line if isinstance(error, StepError) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import sqrt
 
 import torch
@@ -23,7 +23,7 @@ def weight_constant(evidence: Evidence) -> Iterator[Defect]:
 
     All outputs of such a layer are equal and get equal gradients, so they stay equal.
     """
-    for name, weight, inputs in _weights(evidence):
+    for _, name, weight, inputs in _weights(evidence):
         if 1 < inputs < weight.numel() and (value := _constant(weight)):
             fqn, _, local = name.rpartition(".")
             what = f"all elements of {local} are {value:.4g}, so that all outputs stay equal"
@@ -64,24 +64,35 @@ def zero_after_zero(evidence: Evidence) -> Iterator[Defect]:
 
 @rule("P703", "weight-scale")
 def weight_scale(evidence: Evidence) -> Iterator[Defect]:
-    """Yield weights of products and convolutions whose spread is far from one over the root of the inputs.
+    """Yield weights of products and convolutions that let values grow far, and layers in succession that shrink them.
 
     The variance of results is the one of inputs times the inputs of each output times the variance of weights; rules
-    for initialisation (Glorot and Bengio 2010; He et al. 2015) keep the product near one.
+    for initialisation (Glorot and Bengio 2010; He et al. 2015) keep the product near one. A single layer near zero
+    trains as one of zeros does, as at the end of a branch. Weights that are embeddings as well are left out.
     """
-    for name, weight, inputs in _weights(evidence):
-        if weight.numel() < _FEWEST or not weight.is_floating_point():
+    gains: dict[int, float] = {}
+    for index, name, weight, inputs in _weights(evidence):
+        storage = evidence.trace.tensors[name]
+        is_embedding = any(evidence.call(reader).rule.gathers for reader in evidence.readers[storage])
+        if weight.numel() < _FEWEST or not weight.is_floating_point() or is_embedding:
             continue
-        gain = float(_sample(weight).float().std()) * sqrt(inputs)
-        if gain > _LARGEST or (gain < _SMALLEST and _constant(weight) is None):
+        gain = gains[index] = float(_sample(weight).float().std()) * sqrt(inputs)
+        if gain > _LARGEST or (gain < _SMALLEST and _follows_small(evidence, index, gains)):
             fqn, _, local = name.rpartition(".")
-            factor = "grow" if gain > 1 else "shrink"
+            factor = "grow" if gain > 1 else "shrink once more"
             what = f"the spread of {local} lets values {factor} by about {gain:.2g}; usual rules give about 1"
             yield Defect(what, "initialise it by torch.nn.init.kaiming_uniform_ or the like", (fqn, 0), is_call=False)
 
 
-def _weights(evidence: Evidence) -> Iterator[tuple[str, Tensor, int]]:
-    """Yield name, weight, and inputs of each output, of the trained weights of products and convolutions."""
+def _follows_small(evidence: Evidence, index: int, gains: Mapping[int, float]) -> bool:
+    """Return True if the input of an operator comes from a weight that shrinks values, with nothing to undo it."""
+    inputs = [storage for storage in evidence.run(index).reads if storage not in evidence.weights]
+    makers = [list(evidence.chain(storage)) for storage in inputs]
+    return any(chain and gains.get(chain[-1], 1.0) < _SMALLEST for chain in makers)
+
+
+def _weights(evidence: Evidence) -> Iterator[tuple[int, str, Tensor, int]]:
+    """Yield operator, name, weight, and inputs of each output, of the trained weights of products and convolutions."""
     seen: set[int] = set()
     for index, call in evidence.forward():
         run = evidence.run(index)
@@ -94,7 +105,7 @@ def _weights(evidence: Evidence) -> Iterator[tuple[str, Tensor, int]]:
             seen.add(storage)
             weight = evidence.parameters[name]
             if weight.requires_grad and _has_values(weight) and weight.dim() >= 2:
-                yield name, weight.detach(), call.cost.macs // call.outputs[0].numel
+                yield index, name, weight.detach(), call.cost.macs // call.outputs[0].numel
 
 
 def _has_values(tensor: Tensor) -> bool:

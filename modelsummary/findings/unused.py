@@ -111,7 +111,7 @@ class Origin(NamedTuple):
     def defects(self, evidence: Evidence, verb: str, why: str, remedy: str) -> Iterator[Defect]:
         """Yield what these operators cost, unless they only make constants."""
         calls = [evidence.call(index) for index in self.indices]
-        if not any(spec.numel > 1 for call in calls for spec in call.tensors):
+        if not any(spec.numel > 1 for call in calls if not call.rule.overwrites for spec in call.tensors):
             return
         names = list(dict.fromkeys(call.name.rpartition(".")[2].strip("_") for call in calls))
         listed = ", ".join(names[:_NAMED]) + (" ..." if len(names) > _NAMED else "")

@@ -359,7 +359,7 @@ class Statistics(ModelStatistics):
 
         Raises:
             InputError: an argument is unusable.
-            StepError: the forward raised.
+            StepError: the loss raised, or the forward also without gradients.
 
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
         >>> model.spare = nn.Parameter(torch.ones(4))

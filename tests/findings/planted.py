@@ -443,8 +443,11 @@ def _values() -> list[Planted]:
         Planted("P702", "4", _zero_convolutions, IMAGES, "neither gets a gradient"),
         Planted("P702", "down", lambda: zeros("up.weight", "up.bias", "down.weight"), TEXT, "neither gets a gradient"),
         Planted("P703", "up", lambda: _scaled(Block(), "up.weight", 100), TEXT, "grow by about 5"),
-        Planted("P703", "conv2", lambda: _scaled(Images(), "conv2.weight", 1e-3), IMAGES, "shrink"),
-        Planted("P703", "head", lambda: _scaled(Recurrent(), "head.weight", 1e-3), TOKENS, "shrink"),
+        Planted("P703", "conv2", lambda: _scaled(Images(), "conv2.weight", 100), IMAGES, "grow"),
+        Planted("P703", "head", lambda: _scaled(Recurrent(), "head.weight", 100), TOKENS, "grow"),
+        Planted(
+            "P703", "down", lambda: _scaled(_scaled(Block(), "up.weight", 1e-3), "down.weight", 1e-3), TEXT, "shrink"
+        ),
     ]
 
 

@@ -106,6 +106,12 @@ def test_other_steps_and_devices():
         Statistics(nn.Linear(2, 2)).check()
 
 
+@pytest.mark.parametrize("loss", [lambda output: output.nothing, lambda output: output])
+def test_a_wrong_loss_raises(loss):
+    with pytest.raises((InputError, StepError), match="loss"):
+        Statistics(Block(), TEXT).check(loss=loss)
+
+
 def test_a_forward_that_fails_without_gradients_too_raises():
     class Fickle(nn.Module):
         def __init__(self):
