@@ -131,6 +131,11 @@ class Evidence:
         return frozenset(fqns)
 
     @property
+    def mode(self) -> str:
+        """Words for the mode of the model, where it may be the reason: empty in training mode."""
+        return "" if self.live.model.training else " in evaluation mode"
+
+    @property
     def is_complete(self) -> bool:
         """True if all that ran was observed."""
         return bool(self.trace.calls) and not self.trace.n_in_other_threads and not self.trace.failed
@@ -147,7 +152,9 @@ class Evidence:
         dead: set[int] = set()
         for index in reversed(range(self.end)):
             run = self.run(index)
-            if run.is_view or (not run.call.rule.launches_kernel and not run.call.rule.is_collective):
+            # an allocation; a question about values, such as a condition, has no storage and needs what it reads
+            is_allocation = not run.call.rule.launches_kernel and not run.call.rule.is_collective and bool(run.makes)
+            if run.is_view or is_allocation:
                 continue
             results = {*run.makes, *run.writes}
             if results and not any(storage in needed or self.lives_on(storage) for storage in results):

@@ -40,7 +40,7 @@ def parameter_never_used(evidence: Evidence) -> Iterator[Defect]:
         if storage >= 0 and storage not in evidence.touched and not _is_in(name, silent)
     ]
     for fqn, names in _by_module(unused).items():
-        what = f"{_listed(names)}: trained, but never used"
+        what = f"{_listed(names)}: trained, but never used{evidence.mode}"
         nbytes = sum(evidence.parameters[f"{fqn}.{name}".lstrip(".")].nbytes for name in names)
         remedy = "use the parameter or remove it; DistributedDataParallel needs find_unused_parameters=True as it is"
         yield Defect(what, remedy, (fqn, 0), nbytes=nbytes, is_call=False)
@@ -88,7 +88,8 @@ def frozen_layer_keeps_activations(evidence: Evidence) -> Iterator[Defect]:
     before = {call.key for call in evidence.trace.calls if call.end <= first}
     nbytes: defaultdict[tuple[str, int], int] = defaultdict(int)
     for storage in evidence.trace.saved:
-        if storage.row in before and 0 <= storage.born < first:
+        is_needed_later = any(reader >= first for reader in evidence.readers[storage.identity])
+        if storage.row in before and 0 <= storage.born < first and not is_needed_later:
             nbytes[storage.row] += storage.nbytes
     for row, kept in nbytes.items():
         what = "keeps activations, though nothing up to it is trained: an input requires a gradient"
@@ -109,7 +110,7 @@ def _cut_off(evidence: Evidence, reason: str, what: str, remedy: str) -> Iterato
                 names_by_line[line].append(name)
     for line, names in names_by_line.items():
         for fqn, locals_ in _by_module(names).items():
-            yield Defect(f"{_listed(locals_)}: {what}", remedy, (fqn, 0), line, is_call=False)
+            yield Defect(f"{_listed(locals_)}: {what}{evidence.mode}", remedy, (fqn, 0), line, is_call=False)
 
 
 def _fates(evidence: Evidence) -> dict[int, _Fate]:

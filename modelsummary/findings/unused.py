@@ -47,10 +47,9 @@ def module_never_runs(evidence: Evidence) -> Iterator[Defect]:
         tensors = [*module.parameters(), *module.buffers()]
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         missing = f"; no gradient for {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}" if names else ""
-        mode = "" if evidence.live.model.training else " in evaluation mode"
         remedy = "call it or remove it; DistributedDataParallel waits for gradients of its parameters"
         nbytes = sum(tensor.nbytes for tensor in tensors)
-        yield Defect(f"never runs{mode}{missing}", remedy, (fqn, 0), nbytes=nbytes, is_call=False)
+        yield Defect(f"never runs{evidence.mode}{missing}", remedy, (fqn, 0), nbytes=nbytes, is_call=False)
 
 
 @rule("U202", "buffer-never-read")

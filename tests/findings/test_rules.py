@@ -109,6 +109,18 @@ class _Caching(nn.Module):
         return y
 
 
+class _Asking(nn.Module):
+    """A result that a condition reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[1], device=x.device)
+        return self.fc(x) if (positions.diff() == 1).all() else x
+
+
 class _Weights(nn.Module):
     """Attention that returns its weights."""
 
@@ -122,7 +134,7 @@ class _Weights(nn.Module):
         return weights @ y, weights
 
 
-@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Weights])
+@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Asking, _Weights])
 def test_silence_where_the_work_is_needed(kind):
     assert [(finding.code, finding.what) for finding in Statistics(kind(), TEXT).check()] == []
 
@@ -173,13 +185,17 @@ def test_bytes_of_a_bias_and_seconds_of_its_gradient():
 
 
 def test_bytes_of_activations_that_a_frozen_layer_keeps():
-    """The leaf is kept for its gradient, and the sigmoid keeps its result; the frozen product keeps nothing."""
+    """The leaf is kept for its gradient, and the sigmoid keeps its result; frozen products keep nothing.
+
+    The trained layer keeps its input in any case.
+    """
 
     class Wanting(nn.Module):
         def forward(self, x):
             return x.clone().requires_grad_()
 
-    model = nn.Sequential(Wanting(), nn.Linear(64, 32).requires_grad_(False), nn.Sigmoid(), nn.Linear(32, 8))
+    first, second = nn.Linear(64, 32).requires_grad_(False), nn.Linear(32, 16).requires_grad_(False)
+    model = nn.Sequential(Wanting(), first, nn.Sigmoid(), second, nn.Linear(16, 8))
     findings = Statistics(model, (4, 64)).check(select="G106")
     assert {finding.fqn: finding.nbytes for finding in findings} == {"0": 4 * 64 * 4, "2": 4 * 32 * 4}
     assert list(Statistics(model[1:], (4, 64)).check(select="G106")) == []
