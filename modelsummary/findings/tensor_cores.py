@@ -17,9 +17,11 @@ _SMALLEST = 64  # narrower matrices gain nothing from padding
 _LEAST_SHARE = 0.01  # of the multiply-adds of the model
 _LARGEST_HEAD = 256
 _OF_TORCH = "aten._safe_softmax"  # only torch's own attention calls it
+_BEFORE = frozenset("aten.add aten.sub aten.masked_fill aten.where aten._to_copy aten.clone".split())
+_AFTER = frozenset("aten.native_dropout aten._to_copy aten.clone".split())
 _ARGUMENTS = (
-    "pass tensors of 4 dimensions whose last stride is 1, either a mask or is_causal, and in float32 as many heads of "
-    "keys as of queries"
+    "pass tensors of 4 dimensions whose last stride is 1, either a mask or is_causal, and as many heads of keys as of "
+    "queries; enable_gqa is fused in half precision alone"
 )
 _FUSED_DTYPES = (*HALF, torch.float32)
 
@@ -146,6 +148,8 @@ def _attention(evidence: Evidence, softmax: int) -> Attention | None:
     before = list(evidence.chain(run.reads[0]))
     if not before or not _is_of_activations(evidence, before[-1], elements):
         return None
+    if not all(_is_scale_or_mask(evidence.call(index), elements) for index in before[:-1]):
+        return None
     between, storage = before[:-1], run.makes[0]
     while not evidence.is_held(storage):
         uses = [use for use in evidence.readers[storage] if use not in evidence.dead]
@@ -155,11 +159,20 @@ def _attention(evidence: Evidence, softmax: int) -> Attention | None:
         if use.name in PRODUCTS:
             is_torchs = run.call.name == _OF_TORCH
             return Attention(before[-1], softmax, uses[0], tuple(between), is_torchs)
-        if use.rule.op_class not in ("elementwise", "copy") or use.outputs[0].numel != elements:
+        if use.name not in _AFTER or use.outputs[0].numel != elements:
             return None
         between.append(uses[0])
         storage = evidence.run(uses[0]).makes[0]
     return None
+
+
+def _is_scale_or_mask(call: OperatorCall, elements: int) -> bool:
+    """Return True for what a fused kernel does between product and softmax: scale rows, and add or fill a mask."""
+    name = call.name.removesuffix("_")
+    if name in ("aten.mul", "aten.div"):
+        factors = [spec for spec in call.tensors if spec.numel != elements]
+        return len(factors) == len(call.tensors) - 1 and all(spec.shape[-1:] in ((), (1,)) for spec in factors)
+    return name in _BEFORE
 
 
 def _is_of_activations(evidence: Evidence, product: int, elements: int) -> bool:

@@ -134,7 +134,20 @@ class _Weights(nn.Module):
         return weights @ y, weights
 
 
-@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Asking, _Weights])
+class _Capped(nn.Module):
+    """Attention with capped scores, which torch's fused kernels do not compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.fc(x)
+        scores = torch.tanh(y @ y.transpose(1, 2) / 50) * 50
+        return scores.softmax(-1) @ y
+
+
+@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Asking, _Weights, _Capped])
 def test_silence_where_the_work_is_needed(kind):
     assert [(finding.code, finding.what) for finding in Statistics(kind(), TEXT).check()] == []
 
