@@ -304,10 +304,21 @@ def _in_eight_bits(work: Work, dtype: torch.dtype) -> Work:
 
 
 def _casts(work: Work) -> list[Work]:
-    """Return the kernels that cast the operands of a product: they read an element, and write a byte."""
+    """Return the kernels that cast the operands of a product, as ``convert_to_float8_training`` does.
+
+    For each operand one reads it for the largest absolute value, which its scale follows from; another reads it again,
+    and writes a byte for each element.
+    """
     _, m, n, k = work.sizes
-    element_bytes = 1 + work.dtype.itemsize
-    return [Work("cast", "elementwise", work.dtype, (size,), 0, element_bytes * size) for size in (m * k, k * n)]
+    element_bytes = work.dtype.itemsize
+    return [
+        kernel
+        for size in (m * k, k * n)
+        for kernel in (
+            Work("amax", "reduction", work.dtype, (1, size), 0, element_bytes * size),
+            Work("cast", "elementwise", work.dtype, (size,), 0, (element_bytes + 1) * size),
+        )
+    ]
 
 
 def _collectives(

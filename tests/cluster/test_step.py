@@ -468,6 +468,7 @@ def test_eight_bits_are_of_products_alone():
     assert sorted((work.op_class, work.nbytes, times) for work, times in part.works["forward"]) == [
         ("elementwise", 3 * n, 2),  # both operands
         ("gemm", 4 * n, 1),  # two operands of a byte, and a result of two
+        ("reduction", 2 * n, 2),  # the largest absolute value of both operands
     ]
     with pytest.raises(
         InputError, match=r"does not apply Recipe\(precision=torch\.float8_e4m3fn\): convert the layers with t"
