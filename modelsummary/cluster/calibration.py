@@ -40,8 +40,8 @@ def calibrated_factors(cluster: Cluster, measured: Sequence[tuple[StepEstimate, 
 
 
 def _factors(values: Sequence[float]) -> Factors:
-    factors: dict[str, Any] = dict(zip(SPREADS, values, strict=True))
-    return Factors(**factors)
+    by_name: dict[str, Any] = dict(zip(SPREADS, values, strict=True))
+    return Factors(**by_name)
 
 
 def _with_nodes(cluster: Cluster, step: StepEstimate) -> Cluster:

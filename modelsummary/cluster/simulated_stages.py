@@ -215,7 +215,7 @@ def _stage(
     )
     working = [parts[name].kept_bytes - parts[name].entered_bytes for name, is_recomputed in counts if is_recomputed]
     working += [parts[kind].core_bytes for kind in kinds if parts[kind].has_backward] if selective else []
-    held = [root, *(unit.weights for unit in units)]
+    held = [(root, 1), *((unit_of[call].weights, count) for call, count in counts.items())]
     return SimulatedStage(
         units=units,
         forward=added((unit_of[call].forward, count) for call, count in counts.items()),
@@ -225,8 +225,8 @@ def _stage(
         kept_bytes=sum(unit.weights.kept_bytes for unit in units),
         working_bytes=max(working, default=0),
         temporary_bytes=max(parts[name].temporary_bytes for name, _ in counts),
-        weights=sum((weights.shared for weights in held), Weights()),
-        experts=sum((weights.experts for weights in held), Weights()),
+        weights=sum((weights.shared.times(count) for weights, count in held), Weights()),
+        experts=sum((weights.experts.times(count) for weights, count in held), Weights()),
         root=root,
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )

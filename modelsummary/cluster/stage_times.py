@@ -29,6 +29,8 @@ class StageTimer:
 
     def __init__(self, model: StepModel, time_model: TimeModel) -> None:
         self._model, self._time_model = model, time_model
+        self._is_inside: dict[tuple[int, int, int], bool] = {}  # by stride and the two ranks of the pipeline
+        self._sent: dict[tuple[int, bool, int], float] = {}
 
     def stage_loads(
         self, stages: Sequence[SimulatedStage], plan: Plan, microbatches: int
@@ -107,13 +109,24 @@ class StageTimer:
         sender, receiver = rank_of(index, plan), rank_of(index + 1, plan)
         if sender == receiver:
             return 0.0
-        nbytes, network = stages[index + 1].crossing_bytes, self._time_model.network
         stride = plan.tensor * plan.copies
-        is_inside = network.in_one_node(stride * sender, stride * receiver, stride)
-        if not self._model.recipe.share_messages or plan.sequence or plan.tensor == 1:
+        ranks = (stride, sender, receiver)
+        if ranks not in self._is_inside:
+            network = self._time_model.network
+            self._is_inside[ranks] = network.in_one_node(stride * sender, stride * receiver, stride)
+        shares = self._model.recipe.share_messages and not plan.sequence and plan.tensor > 1
+        key = (stages[index + 1].crossing_bytes, self._is_inside[ranks], plan.tensor if shares else 1)
+        if key not in self._sent:
+            self._sent[key] = self._send(*key, plan)
+        return self._sent[key]
+
+    def _send(self, nbytes: int, is_inside: bool, shares: int, plan: Plan) -> float:
+        """Return the seconds of a message, of which each rank of tensor parallelism may send a share."""
+        network = self._time_model.network
+        if shares == 1:
             return network.send(nbytes, is_inside=is_inside)
         gather = network.seconds("all_gather", nbytes, self._time_model.groups(plan)["tensor"])
-        return network.send(nbytes / plan.tensor, is_inside=is_inside) + gather
+        return network.send(nbytes / shares, is_inside=is_inside) + gather
 
     def once(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> list[Once]:
         """Return what each rank does after its last backward."""

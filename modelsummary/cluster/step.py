@@ -57,6 +57,8 @@ class StepSimulator:
         self._part_seconds: dict[tuple[object, ...], dict[str, PartSeconds]] = {}
         self._stages: dict[tuple[object, ...], list[SimulatedStage]] = {}
         self._ranks: dict[tuple[object, ...], list[tuple[RankLoad, int]]] = {}
+        self._rank_loads: dict[tuple[int, ...], RankLoad] = {}
+        self._bare: dict[tuple[object, ...], int] = {}
         self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
         self._once: dict[tuple[object, ...], list[Once]] = {}
 
@@ -182,23 +184,29 @@ class StepSimulator:
         for load, activations in self._held(plan):
             _, most = fullest.get(id(load), (load, 0))
             fullest[id(load)] = load, max(most, activations)
-        recipe, factors = self.model.recipe, self.time_model.factors
-        return max(memory_of(*rank, plan, recipe, factors).total for rank in fullest.values())
+        factor = self.time_model.factors.activations
+        return max(self._bare_bytes(load, plan) + int(factor * activations) for load, activations in fullest.values())
+
+    def _bare_bytes(self, load: RankLoad, plan: Plan) -> int:
+        """Return the bytes of a rank without its activations, which plans share that shard alike."""
+        key = id(load), plan.zero_stage, plan.shards, plan.expert_copies, plan.is_fsdp
+        if key not in self._bare:
+            self._bare[key] = memory_of(load, 0, plan, self.model.recipe, self.time_model.factors).total
+        return self._bare[key]
 
     def _held(self, plan: Plan) -> list[tuple[RankLoad, int]]:
         """Return what each rank of the pipeline holds, whatever is sharded, and the bytes of its activations."""
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
         key = (*plan.stages_key, plan.schedule, microbatches)
         if key not in self._ranks:
-            loads = []
-            load_of: dict[tuple[int, ...], RankLoad] = {}
+            self._ranks[key] = []
             for rank, rank_stages in enumerate(by_rank(stages, plan)):
                 ids, kept = tuple(map(id, rank_stages)), [stage.kept_bytes for stage in rank_stages]
-                if ids not in load_of:
-                    load_of[ids] = RankLoad.of(rank_stages)
+                if ids not in self._rank_loads:  # of stages that are kept, too
+                    self._rank_loads[ids] = RankLoad.of(rank_stages)
                 moments = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
-                loads.append((load_of[ids], max(sum(map(mul, moment, kept)) for moment in moments)))
-            self._ranks[key] = loads
+                activations = max(sum(map(mul, moment, kept)) for moment in moments)
+                self._ranks[key].append((self._rank_loads[ids], activations))
         return self._ranks[key]
 
     def least_state_bytes(self, plan: Plan) -> float:

@@ -108,6 +108,17 @@ class Weights:
     def __add__(self, other: Weights) -> Weights:
         return Weights._with((*self.chunked, *other.chunked), self.buffers + other.buffers)
 
+    def times(self, count: int) -> Weights:
+        """Return the sums over so many of the same."""
+        return Weights(
+            self.elements * count,
+            self.trained * count,
+            self.frozen * count,
+            self.buffers * count,
+            self.masters * count,
+            self.narrow * count,
+        )
+
     def over(self, ranks: int) -> Weights:
         """Return the share of the first rank, which has the most rows of each parameter; each rank has whole buffers.
 
