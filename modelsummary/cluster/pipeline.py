@@ -185,9 +185,7 @@ def by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignore
 
 
 def _rounds(schedule: str, pipeline: int, microbatches: int) -> int:
-    """Return the micro-batches after which a schedule repeats itself: interleaved stages need a round more."""
-    count = 4 if schedule == "interleaved1f1b" else 3
-    return microbatches if schedule == "gpipe" else min(microbatches, count * pipeline + microbatches % pipeline)
+    return microbatches if schedule == "gpipe" else min(microbatches, 4 * pipeline + microbatches % pipeline)
 
 
 def _per_rank(plan: Plan) -> int | None:
