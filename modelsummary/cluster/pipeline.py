@@ -80,7 +80,8 @@ class StepItems:
         """Return the seconds of the step.
 
         After a few rounds, each further round of as many micro-batches as ranks takes the same time. So schedules of
-        many micro-batches run for a few rounds, and the rest is added.
+        many micro-batches run for a few rounds, and the rest is added. Where stages differ, that is a little off; the
+        seconds are not below ``least_seconds``.
 
         Args:
             speed: how fast ranks are that run at the same time, as where processes share cores; None: at full speed.
@@ -88,6 +89,11 @@ class StepItems:
         Raises:
             InputError: the schedule does not work with that many micro-batches.
         """
+        repeated = self._repeated(speed)
+        return repeated if speed is not None else max(repeated, self.least_seconds())
+
+    def _repeated(self, speed: Speed | None = None) -> float:
+        """Return the seconds of a few rounds, and of the others as the last one of them."""
 
         def seconds(count: int) -> float:
             if speed is not None:
@@ -111,7 +117,8 @@ class StepItems:
                 lost[_CAUSES[resource.kind]] += seconds
             return lost
 
-        return {cause: self._periodic(lambda count, cause=cause: idle(count)[cause]) for cause in _CAUSES.values()}
+        lost = {cause: self._periodic(lambda count, cause=cause: idle(count)[cause]) for cause in _CAUSES.values()}
+        return {**lost, "bubble": lost["bubble"] + self.seconds() - self._repeated()}
 
     def least_seconds(self) -> float:
         """Return a bound that the seconds of the step are not below.
