@@ -263,10 +263,8 @@ class StepEstimate(Printed):
         slow, fast = (duration(1e3 * seconds) for seconds in reversed(error.range(self.step_seconds)))
         least, most = (scaled(int(nbytes), "B", binary=True) for nbytes in of_peaks.range(self.memory_bytes))
         return [
-            f"Four of five such steps take {fast} to {slow}: typical error {percent(error.typical)}, bias "
-            f"{100 * error.bias:+.0f} %, on {error.runs} published runs ({', '.join(error.tables)})",
-            f"Four of five fullest ranks hold {least} to {most}: typical error {percent(of_peaks.typical)}, bias "
-            f"{100 * of_peaks.bias:+.0f} %, on {of_peaks.runs} published runs ({', '.join(of_peaks.tables)})",
+            f"Four of five such steps take {fast} to {slow}: {error.describe()}",
+            f"Four of five fullest ranks hold {least} to {most}: {of_peaks.describe()}",
         ]
 
     def _report(self) -> Report:
