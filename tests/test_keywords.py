@@ -115,3 +115,34 @@ def test_present_names_do_not_warn():
         warnings.simplefilter("error")
         Plan(tensor=2, sequence=True, shard=4, sharded="optimizer", checkpoint="every")
         Recipe(precision=torch.float16)
+
+
+def test_options_of_recipes_are_not_options_of_plans():
+    for name in ("dtype", "precision"):
+        with pytest.raises(InputError, match=rf"^{name} is not an option of Plan; pass .*Recipe\(precision=\.\.\.\)"):
+            Plan(**{name: torch.float16})
+
+
+def test_a_number_of_blocks_is_checkpointed_in_each_stage():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
+    stats = Statistics(model, (2, 64))
+    assert stats.parallel_plan(checkpoint=2).checkpoint == ("0", "1")
+    staged = stats.parallel_plan(pipeline=2, checkpoint=2)
+    first = int(staged.boundaries[0])
+    assert staged.checkpoint == ("0", "1", str(first), str(first + 1))
+    step = stats.simulate(Plan(checkpoint=2, micro_batch=2), Cluster("A100"), 8)
+    assert step.parallel_plan().checkpoint == ("0", "1")
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    assert Statistics(model, (2, 64)).parallel_plan(checkpoint=2).checkpoint == ("2", "3")
+    for value in ("full", -1, 2.0, True):
+        said = []
+        for call in (Plan, stats.parallel_plan):
+            with pytest.raises(InputError, match="checkpoint must be None, 'every', 'selective', a number") as caught:
+                call(checkpoint=value)
+            said.append(str(caught.value))
+        assert said[0] == said[1]
+    with pytest.raises(InputError, match="parallel_plan does not apply checkpoint='selective'; pass 'every'"):
+        stats.parallel_plan(checkpoint="selective")
+    with pytest.raises(InputError, match=r"checkpoint=\['0'\] names modules, which parallel_plan applies"):
+        Plan(checkpoint=["0"])

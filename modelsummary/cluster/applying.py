@@ -137,8 +137,8 @@ class Applier:
         is_cast = self._precision is not None and all(parameter.requires_grad for parameter in self._model.parameters())
         if not plan.is_fsdp and (plan.shard > 1 or is_cast):
             arguments["sharded"] = "optimizer" if plan.sharded == "optimizer" else "gradients"
-        if plan.checkpoint == "every":
-            arguments["checkpoint"] = "every"
+        if plan.checkpoint:
+            arguments["checkpoint"] = plan.checkpoint
         return arguments
 
     # -------------------------------------------------------------------------------------------- dtypes
@@ -188,10 +188,10 @@ class Applier:
                 f"parallel_plan does not apply blocks={plan.blocks}: it balances the stages by their cost; pass "
                 "blocks='cost'"
             )
-        if plan.checkpoint not in (None, "every", 0):
+        if plan.checkpoint == "selective":
             raise InputError(
-                f"parallel_plan does not apply checkpoint={plan.checkpoint!r}; search with checkpoint=[None, 'every'] "
-                "for a plan to apply"
+                "parallel_plan does not apply checkpoint='selective'; search with checkpoint=[None, 'every'] for a "
+                "plan to apply"
             )
         if plan.sequence and plan.pipeline > 1:
             raise InputError(

@@ -34,7 +34,7 @@ def simulate(
 ) -> StepEstimate:
     """Return the estimate of a step as ``Statistics.simulate`` says."""
     if not isinstance(plan, Plan):
-        raise InputError(f"plan must be a Plan, such as Plan(tensor=8, data=2), got {plan!r:.80}")
+        raise InputError(f"plan must be a Plan, such as Plan(tensor=8, shard=2), got {plan!r:.80}")
     return _simulator(live, root, cluster, global_batch, sequence_length, recipe, make_plan).simulate(plan)
 
 

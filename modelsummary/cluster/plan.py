@@ -12,7 +12,7 @@ from torch import Tensor
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, is_number
 from modelsummary.keywords import takes_keywords, warn_renamed
-from modelsummary.parallel.plan_arguments import LEVELS, check_ranks, check_sequence, level_of
+from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_ranks, check_sequence, level_of
 from modelsummary.split.schedule import check_schedule
 
 __all__ = ["Plan", "Recipe", "modern_checkpoint"]
@@ -25,6 +25,10 @@ _CHECKPOINTS = {"none": None, "full": "every"}  # earlier values
 def modern_plan(keywords: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a ``Plan`` by earlier names, for which ``data`` counted the ranks that shard, too."""
     present = dict(keywords)
+    for name in present:
+        if name == "dtype" or name in Recipe.__dataclass_fields__:
+            argument = "precision" if name == "dtype" else name
+            raise InputError(f"{name} is not an option of Plan; pass simulate(..., recipe=Recipe({argument}=...))")
     if "sequence_parallel" in present:
         present["sequence"] = present.pop("sequence_parallel")
         warn_renamed("Plan", "sequence_parallel", "sequence")
@@ -113,11 +117,11 @@ class Plan:
         check_sequence(self.sequence, self.tensor)
         object.__setattr__(self, "sharded", level_of(self.sharded, self.shard))
         check_schedule(self.schedule)
-        is_count = type(self.checkpoint) is int and self.checkpoint >= 0
-        if self.checkpoint not in (None, "selective", "every") and not is_count:
+        check_checkpoint(self.checkpoint)
+        if isinstance(self.checkpoint, (list, tuple)):
             raise InputError(
-                "checkpoint must be None, 'selective', 'every' or a number of blocks of each stage, got "
-                f"{self.checkpoint!r:.80}"
+                f"checkpoint={self.checkpoint!r:.80} names modules, which parallel_plan applies and a Plan does not "
+                "cost; pass 'every', 'selective' or a number of blocks of each stage"
             )
         ranks = self.tensor * self.copies
         if ranks % self.expert:

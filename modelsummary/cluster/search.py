@@ -251,6 +251,11 @@ def _nothing_fits(capacity: int, tried: int, leanest: tuple[int, Plan] | None, r
             f"none of {tried:,} plans fits into {capacity:,} bytes per device: the smallest ({leanest[1].describe()}) "
             f"needs {leanest[0]:,}; use more devices, or search more kinds of parallelism"
         )
+    if not tried:
+        return (
+            "no plan uses all devices and the batch evenly: tensor x context x pipeline must divide the devices, and "
+            "data x shard x micro_batch the global batch; widen the options of the search"
+        )
     reason = f"; most often: {refused.most_common(1)[0][0]}" if refused else ""
     return f"none of {tried:,} plans is possible{reason}; widen the options of the search"
 

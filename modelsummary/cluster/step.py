@@ -134,8 +134,8 @@ class StepSimulator:
         """Raise ``InputError`` if a plan does not fit the cluster or the sequence."""
         if plan.devices > self.time_model.cluster.devices:
             raise InputError(
-                f"the plan needs {plan.devices} devices ({plan.describe()}), but the cluster has "
-                f"{self.time_model.cluster.devices}; use more nodes, or smaller groups"
+                f"the plan is for {plan.devices} ranks ({plan.describe()}), but the cluster has "
+                f"{self.time_model.cluster.devices} devices; use more nodes, or smaller groups"
             )
         if plan.context > 1 and (not self.sequence_length or self.sequence_length % plan.context):
             has = f"sequences of {self.sequence_length}" if self.sequence_length else "inputs without a sequence"

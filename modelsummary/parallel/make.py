@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -27,7 +27,7 @@ from modelsummary.parallel.local_check import alike, check_locally, stream_failu
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
-from modelsummary.parallel.plan_arguments import check_ranks, check_sequence, level_of
+from modelsummary.parallel.plan_arguments import check_checkpoint, check_ranks, check_sequence, level_of
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_stream
@@ -53,7 +53,7 @@ def make_plan(
     sequence: bool = False,
     loss_parallel: bool = False,
     split: Callable[..., Any] | None = None,
-    checkpoint: Sequence[str] | str | None = None,
+    checkpoint: Sequence[str] | str | int | None = None,
     precision: torch.dtype | None = None,
     sharded: str | int | None = None,
     offload: bool = False,
@@ -84,12 +84,13 @@ def make_plan(
         )
     model = live.model
     check_unsharded(model)
-    checkpointed = _checkpoint(checkpoint, root, model)
+    check_checkpoint(checkpoint)
     stages = cut = None
     if split is not None and pipeline > 1:  # a stage that begins with a block cuts nothing that is sharded
         cut = cache(partial(split, whole=frozenset(row.fqn for row in blocks_of(root))))
         stages = cut(pipeline)
     boundaries = () if stages is None else tuple(_stage_begins(root, stages.calls))
+    checkpointed = _checkpoint(checkpoint, root, model, boundaries)
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
@@ -231,19 +232,44 @@ def _check_precision(precision: torch.dtype | None, model: nn.Module) -> None:
             )
 
 
-def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo, model: nn.Module) -> tuple[str, ...]:
-    if checkpoint == "every":
-        return tuple(row.fqn for row in blocks_of(root))
-    if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
-        raise InputError(f"checkpoint={checkpoint!r}; expected 'every', a list of names, or None")
+def _checkpoint(
+    checkpoint: Sequence[str] | str | int | None, root: LayerInfo, model: nn.Module, boundaries: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the FQNs of the modules that run under activation checkpointing.
+
+    Args:
+        boundaries: FQNs of the modules with which the second and each later stage begin.
+    """
+    blocks = [row.fqn for row in blocks_of(root)]
+    if checkpoint is None or checkpoint == "every":
+        return tuple(blocks if checkpoint else ())
+    if isinstance(checkpoint, str):
+        raise InputError(
+            "parallel_plan does not apply checkpoint='selective'; pass 'every', a number of blocks of each stage, or a "
+            "list of names"
+        )
+    if isinstance(checkpoint, int):
+        return tuple(_first_blocks(checkpoint, root, blocks, boundaries))
     names = [name for name, _ in model.named_modules()]
-    for name in checkpoint or ():
+    for name in checkpoint:
         if name not in names:
             raise InputError(
                 f"checkpoint={name!r} names no module of {type(model).__name__}; pass 'every', or names of modules"
                 f"{close_to(name, names)}"
             )
-    return tuple(checkpoint or ())
+    return tuple(checkpoint)
+
+
+def _first_blocks(count: int, root: LayerInfo, blocks: Sequence[str], boundaries: Sequence[str]) -> Iterator[str]:
+    """Yield the first ``count`` blocks of each stage through which the backward passes."""
+    left, has_backward = count, False
+    for row in root.walk():
+        left = count if row.fqn in boundaries else left
+        is_block = row.fqn in blocks
+        has_backward = has_backward or bool(row.trainable_params if is_block else row.self_trainable_params)
+        if is_block and has_backward and left:
+            left -= 1
+            yield row.fqn
 
 
 def _params_per_rank(model: nn.Module, shapes: Mapping[int, Sequence[int]], shard: int, stages: Any) -> int:

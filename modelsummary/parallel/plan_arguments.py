@@ -6,7 +6,7 @@ from typing import Any
 
 from modelsummary.errors import InputError
 
-__all__ = ["LEVELS", "check_ranks", "check_sequence", "level_of"]
+__all__ = ["LEVELS", "check_checkpoint", "check_ranks", "check_sequence", "level_of"]
 
 LEVELS = ("optimizer", "gradients", "parameters")
 """What ranks shard, each with those before it: stages 1, 2 and 3 of ZeRO."""
@@ -31,6 +31,17 @@ def check_sequence(sequence: Any, tensor: int) -> None:
     if sequence and tensor == 1:
         raise InputError(
             "sequence=True shards activations over the ranks of tensor, of which there is one; pass tensor >= 2"
+        )
+
+
+def check_checkpoint(checkpoint: Any) -> None:
+    """Raise ``InputError`` for a value of ``checkpoint`` that neither a plan of a cluster nor one of layers takes."""
+    is_count = type(checkpoint) is int and checkpoint >= 0
+    if not (is_count or isinstance(checkpoint, (list, tuple)) or checkpoint in (None, "every", "selective")):
+        advice = "; 'every' recomputes all blocks" if checkpoint in ("full", "all", True) else ""
+        raise InputError(
+            "checkpoint must be None, 'every', 'selective', a number of blocks of each stage, or a list of names, got "
+            f"{checkpoint!r:.80}{advice}"
         )
 
 

@@ -908,7 +908,7 @@ class Statistics(ModelStatistics):
         *,
         sequence: bool = False,
         loss_parallel: bool = False,
-        checkpoint: Sequence[str] | str | None = None,
+        checkpoint: Sequence[str] | str | int | None = None,
         precision: torch.dtype | None = None,
         sharded: str | int | None = None,
         offload: bool = False,
@@ -929,7 +929,8 @@ class Statistics(ModelStatistics):
             expert: ranks that divide the experts of mixtures; all take the same batch, each runs its own experts.
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             loss_parallel: keep the logits sharded by the vocabulary, for ``loss_parallel()`` of torch.
-            checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
+            checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks; an
+                integer: that many blocks of each stage.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
             sharded: what the ranks of ``shard`` hold parts of, each with those before it: ``"optimizer"`` states,
                 ``"gradients"``, ``"parameters"``; 1, 2 and 3, as in ZeRO, are accepted. Default: parameters: gathered

@@ -283,7 +283,10 @@ def test_sequence_parallelism_is_applied_without_stages():
         ({"limit": 0}, "limit must be an integer >= 1, got 0"),
         ({"sequence_length": -1}, "sequence_length must be an integer >= 1, got -1"),
         ({"cluster": Cluster("A100", memory_bytes=10_000)}, "none of .* plans"),
-        ({"micro_batch": [3]}, "none of 0 plans is possible; widen"),
+        (
+            {"micro_batch": [3]},
+            "no plan uses all devices and the batch evenly: tensor x context x pipeline must divide .*; widen",
+        ),
     ],
 )
 def test_bad_arguments(arguments, message):
