@@ -15,13 +15,14 @@ __all__ = ["model_line"]
 _PACKAGE = Path(__file__).parents[1]
 _FOREIGN = (f"{Path(torch.__file__).parent}/", f"{_PACKAGE}/", "<")  # "<": code that was made of a text
 _RUNNER = str(Path(__file__).with_name("step.py"))
-_kinds: dict[CodeType, bool | None] = {}  # None: it runs the step; the frames below it are the user's, not the model's
+_ENGINE = "_engine_run_backward"  # the function of torch that runs a backward
+_kinds: dict[CodeType, bool | None] = {}  # None: the frames below it do not belong to the operator
 
 
 def model_line() -> Line | None:
-    """Return file and line of the innermost frame of the step that runs which is neither torch's nor this package's.
+    """Return the line of the innermost frame that is neither torch's nor this package's.
 
-    None in a backward, which C++ runs, and where a model of torch's own modules has no code.
+    None in a node of a backward that C++ runs, and in an observed step of a model of torch's own modules.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -33,12 +34,12 @@ def model_line() -> Line | None:
         if is_model is None:
             return None
         if is_model:
-            return code.co_filename, frame.f_lineno
+            return Line(code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
 def _kind_of(code: CodeType) -> bool | None:
-    if code.co_filename == _RUNNER:
+    if code.co_filename == _RUNNER or code.co_name == _ENGINE:  # below are the user's own lines
         return None
     return not code.co_filename.startswith(_FOREIGN)

@@ -93,7 +93,8 @@ def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, tuple[s
         if not plan.train or is_of_user:
             raise
         forward = replace(plan, train=False, loss=None, checkpoint=())
-        failure = str(error), error.line if isinstance(error, StepError) else None
+        line = error.line if isinstance(error, StepError) else None
+        failure = str(error), None if line is None else Line(*line)
         return forward, _on_device(live, forward), failure
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
+from modelsummary.operators.operator_calls import Line
 
 _HOOKS = {
     "_forward_hooks": "forward hook",
@@ -63,7 +64,7 @@ def hooks_left(evidence: Evidence) -> Iterator[Defect]:
             if foreign:
                 names = sorted({getattr(function, "__qualname__", type(function).__name__) for function in foreign})
                 code = getattr(foreign[0], "__code__", None)
-                line = None if code is None else (code.co_filename, code.co_firstlineno)
+                line = None if code is None else Line(code.co_filename, code.co_firstlineno)
                 remedy = "remove it by the handle that registering it returned, if it is not needed"
                 yield Defect(f"has a {kind}: {', '.join(names)}", remedy, (fqn, 0), line, is_call=False)
 

@@ -21,8 +21,18 @@ from modelsummary.operators.tensor_bytes import nbytes_of
 
 __all__ = ["DistinctCall", "Line", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
 
-Line: TypeAlias = tuple[str, int]
-"""A file and a line in it, from 1."""
+
+class Line(NamedTuple):
+    """A line of Python code.
+
+    Attributes:
+        file: path of the file.
+        number: number of the line, from 1.
+    """
+
+    file: str
+    number: int
+
 
 _DTYPES = {
     torch.float32: "f32",

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite, isinf, isnan, nan
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from modelsummary import _torch
+from modelsummary.capture.model_lines import model_line
 from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.capture.operator_mode import Execution
-from modelsummary.operators.operator_facts import NO_COST, OpCost, OpRule, tensors_in
+from modelsummary.operators.operator_calls import Line
+from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, tensors_in
 from modelsummary.values.tensor_statistics import Readout, TensorStatistics, as_plain, bounds_of, elements_of, unseen
 
-__all__ = ["Content", "Contents", "Line", "LoggedOperator", "TensorContent"]
+__all__ = ["Content", "Contents", "LoggedOperator", "TensorContent"]
 
-_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen ")
-_ENGINE = "_engine_run_backward"  # the function of torch that runs the engine; above it is the line of ``backward()``
 _MOST_DETAILED = 16  # operators of a step whose arguments get statistics
-_is_inside: dict[str, bool] = {}  # by file
-
-
-class Line(NamedTuple):
-    """A line of Python code."""
-
-    file: str
-    number: int
 
 
 class Content:
@@ -178,7 +167,7 @@ class Contents:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator, note it, and return its result and cost."""
-        if rule.is_free or self._is_ignored():
+        if not rule.launches_kernel or self._is_ignored():
             result = self._run(func, rule, args, kwargs)
             if rule.may_write:
                 for tensor in tensors_in(rule.written(args, kwargs)):
@@ -213,7 +202,7 @@ class Contents:
         """Note an operator that ran, and return it."""
         node = _torch.current_node() if _torch.running_backward() != -1 else None
         phase = phase or ("backward" if node is not None else "forward")
-        run = LoggedOperator(name, self._running(), phase, _line_of(sys._getframe(1)))
+        run = LoggedOperator(name, self._running(), phase, model_line())
         run.reads, run.writes = reads, writes
         if node is None or torch.is_grad_enabled():
             run.node_number = _torch.next_node_number()
@@ -325,17 +314,3 @@ def _numbers_in(value: Any) -> Iterator[float]:
             yield inner
         elif isinstance(inner, (list, tuple, dict)):
             yield from _numbers_in(inner)
-
-
-def _line_of(frame: FrameType | None) -> Line | None:
-    """Return the innermost line outside of torch and this package; None in a node that the engine runs by itself."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file not in _is_inside:
-            _is_inside[file] = file.startswith(_INSIDE)
-        if not _is_inside[file]:
-            return Line(file, frame.f_lineno)
-        if frame.f_code.co_name == _ENGINE:
-            return None
-        frame = frame.f_back
-    return None

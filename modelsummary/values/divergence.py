@@ -15,8 +15,9 @@ from modelsummary.capture import capture
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.devices import device_of
-from modelsummary.capture.inputs import CallArguments, call_arguments
-from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules, unwrap
+from modelsummary.capture.input_data import call_arguments
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import ModelParts, unwrap
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.step_error import as_step_error
@@ -167,7 +168,7 @@ def compare_values(
     rows = [comparison.rows[key] for key in comparison.rows]
     first, parent, parameters = comparison.first, "", []
     if first is not None:
-        modules = [dict(named_modules(side.model)) for side in sides]
+        modules = [dict(zip(side.parts.names.values(), side.parts.modules, strict=True)) for side in sides]
         parent = comparison.parent
         parameters = _different_tensors(modules[0][first.fqn_a], modules[1][first.fqn_b])
     matched = {row.fqn_a for row in rows} | {row.fqn_b for row in rows}
@@ -189,9 +190,9 @@ class _Side:
         if not isinstance(model, nn.Module):
             raise InputError(f"{name} must be a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
         self.name, self.model = name, unwrap(model)
-        modules = modules_of(self.model)
-        tensors = list(tensors_of_modules(modules))
-        if any(tensor.is_meta for tensor in tensors):
+        self.parts = ModelParts.of(self.model)
+        tensors = self.parts.tensors
+        if self.parts.are_on_meta:
             raise InputError(f"comparing values needs values, but {name} has tensors on meta")
         dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
         device = device_of(tensors)
@@ -200,12 +201,12 @@ class _Side:
             return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
         described: dict[str, Any] = {"batch_dim": None, "device": None, "dtypes": None}
-        call = call_arguments(self.model, map_tensors(as_taken, batch), (), {}, **described)
+        call = call_arguments(self.parts, map_tensors(as_taken, batch), (), {}, **described)
         if call is None or call.size_dtypes:
             raise InputError(f"batch must hold tensors with values, got {batch!r:.80}; pass a tensor")
         self.call: CallArguments = call
-        self.fqns = {id(module): fqn for fqn, module in named_modules(self.model)}
-        recording = capture(self.model, self.call, "auto")
+        self.fqns = self.parts.names
+        recording = capture(self.parts, self.call, "auto")
         with as_step_error(lambda: "forward", {}):
             if recording.error is not None:
                 raise recording.error
@@ -232,7 +233,7 @@ class _Side:
 
         with (
             as_step_error(lambda: "forward", {}),
-            running(modules_of(self.model), self.call, on_shapes=False, grad=False) as (execution, args, kwargs),
+            running(self.parts.modules, self.call, on_shapes=False, grad=False) as (execution, args, kwargs),
             Operators(execution),
         ):
             Watch(self.model, began=begin, ended=end).call(args, kwargs)

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from modelsummary.capture.containers import tensors_of
-from modelsummary.capture.inputs import call_arguments
+from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.run import running
 from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error, remedies_for
@@ -28,14 +28,14 @@ def step_values(
     if not isinstance(backward, bool):
         raise InputError(f"backward must be True or False, got {backward!r}")
     described: dict[str, Any] = {"batch_dim": live.batch_dim, "device": live.call.device, "dtypes": None}
-    call = live.call if batch is None else call_arguments(live.model, batch, (), {}, **described) or live.call
-    modules = modules_of(live.model)
-    if any(tensor.is_meta for tensor in (*tensors_of_modules(modules), *call.tensors())):
+    parts = ModelParts.of(live.model)
+    call = live.call if batch is None else call_arguments(parts, batch, (), {}, **described) or live.call
+    if any(tensor.is_meta for tensor in (*parts.tensors, *call.tensors())):
         raise InputError("values need a model and an input with values, but a tensor is on meta")
     doing = "forward"
     remedies = remedies_for(train=backward, forward_only="backward=False")
     with (
-        running(modules, call, on_shapes=False, grad=backward) as (execution, args, kwargs),
+        running(parts.modules, call, on_shapes=False, grad=backward) as (execution, args, kwargs),
         as_step_error(lambda: doing, remedies),
         Watching(live.model, execution) as values,
     ):

@@ -20,9 +20,10 @@ import torch
 
 from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.layer_info import CallKey
+from modelsummary.operators.operator_calls import Line
 from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING
-from modelsummary.values.contents import Content, Line, LoggedOperator, TensorContent
+from modelsummary.values.contents import Content, LoggedOperator, TensorContent
 from modelsummary.values.tensor_statistics import TensorStatistics
 
 __all__ = ["BadValue", "NodeMakers", "OperandValues", "bad_values"]

@@ -106,6 +106,12 @@ class _Step:
         return self.originals[call]
 
 
+def _add_to_parent(call: Call, arguments: Any) -> None:
+    """Note a call below the one around it, which ``Watch.tree`` does after a run: a checkpoint asks within one."""
+    if call.parent is not None:
+        call.parent.children.append(call)
+
+
 class Watching:
     """A context that watches the values of a model; ``with`` returns the ``Values``.
 
@@ -185,8 +191,7 @@ class Watching:
 
     def _running(self) -> Call | None:
         """Return the module call that runs now; None outside of the model."""
-        watch = self._watch
-        return watch.running if watch is not None and watch.is_running else None
+        return None if self._watch is None else self._watch.innermost
 
     def _name_of(self, tensor: Tensor) -> str:
         """Return what a tensor is that no operator made."""
@@ -225,7 +230,7 @@ class Watching:
             self._close()
         elif len(self._contents.log) > _MOST_OPERATORS:
             self._refresh()
-        watch = Watch(module, ended=self._ended, must_run=False)
+        watch = Watch(module, began=_add_to_parent, ended=self._ended, must_run=False)
         step, self._is_recomputed = self._step, is_recomputed
         step.has_graph |= torch.is_grad_enabled()
         step.roots.append(watch.root)
