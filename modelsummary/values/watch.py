@@ -106,7 +106,7 @@ class _Step:
         return self.originals[call]
 
 
-def _add_to_parent(call: Call, arguments: Any) -> None:
+def _add_to_parent(call: Call, _arguments: Any) -> None:
     """Note a call below the one around it, which ``Watch.tree`` does after a run: a checkpoint asks within one."""
     if call.parent is not None:
         call.parent.children.append(call)
