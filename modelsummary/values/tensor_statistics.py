@@ -21,6 +21,7 @@ __all__ = ["Readout", "TensorStatistics", "as_plain", "bounds_of", "elements_of"
 _SAMPLE = 4096
 _LOWEST, _HIGHEST, _PER_OCTAVE = -44, 20, 2  # of the histogram: powers of two
 _BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE
+_CACHED = 2**17  # elements of a part that a cache holds
 _LARGE = 1e15  # squares of larger float32 elements may overflow when they are added up
 _CANCELS = 0.03  # a standard deviation below this part of the mean is lost in float32
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
@@ -227,9 +228,9 @@ class Readout:
             low, high = bounds or (float(bound) for bound in _numbers(list(bounds_of(x))))
             largest = max(-low, high)
             if largest < _LARGE and dtype in _NARROW:
-                total, norm = _numbers([x.sum(dtype=torch.float32), _norm(x, torch.float32)])
+                total, squares = _sums(x)
                 mean = total / size
-                variance = norm * norm / size - mean * mean
+                variance = squares / size - mean * mean
                 if low == high:
                     mean, variance = low, 0.0
                 if low == high or variance > (_CANCELS * mean) ** 2:
@@ -258,6 +259,24 @@ def _masked(x: Tensor) -> list[Tensor]:
     return [finite, torch.isnan(x).sum(), wide.abs().amax(), mean, std, *_sampled(x)]
 
 
+def _sums(x: Tensor) -> tuple[float, float]:
+    """Return the sum of the elements and of their squares; a large tensor is read once, in parts that fit a cache."""
+    flat = _in_memory_order(x)
+    parts = (x,) if flat is None or x.numel() <= _CACHED else flat.split(_CACHED)
+    total = squares = 0.0
+    for part in parts:
+        total += part.sum(dtype=torch.float32).item()
+        squares += _norm(part, torch.float32).item() ** 2
+    return total, squares
+
+
+def _in_memory_order(x: Tensor) -> Tensor | None:
+    """Return the elements as they are in memory; None if there are gaps between them."""
+    order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
+    dense = x.permute(order) if x.dim() > 1 else x
+    return dense.reshape(-1) if dense.is_contiguous() else None
+
+
 def _widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -283,9 +302,8 @@ def sample_of(x: Tensor, most: int) -> Tensor:
     tensor([0, 3, 6, 9])
     """
     step = -(-x.numel() // most) | 1
-    order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
-    flat = x.permute(order) if x.dim() > 1 else x
-    flat = flat.reshape(-1) if flat.is_contiguous() else _spread(flat, most)
+    flat = _in_memory_order(x)
+    flat = _spread(x, most) if flat is None else flat
     return flat[::step].clone() if flat.numel() > most else flat.clone()
 
 
