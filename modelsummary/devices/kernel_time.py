@@ -58,7 +58,7 @@ def fits() -> dict[str, Any]:
     """Return the fitted coefficients with their sources and errors.
 
     >>> sorted(fits())[:2]
-    ['coefficients', 'date']
+    ['coefficients', 'compiled_error']
     """
     text = files("modelsummary.devices").joinpath("kernel_fits.json").read_text(encoding="utf-8")
     kernel_fits: dict[str, Any] = json.loads(text)
