@@ -166,6 +166,8 @@ def parts_of(
         part_name, mark = kernel.row
         phase = kernel.phase.partition(" ")[0]
         work = _with_context(kernel.work, context)
+        if mode == "fused" and work.op_class not in POINTWISE:  # a library's kernel, not one of Inductor's
+            work = work._replace(part="")
         if eight_bits is not None and _may_have_eight_bits(work):
             casts = _casts(work)
             works[part_name, phase].update(casts)
