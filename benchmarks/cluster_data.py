@@ -6,9 +6,10 @@ before a row was predicted; but the fused losses of llm-foundry and SimuMax were
 - ``a100_multi_node.csv``: vTrain, MICRO 2024: GPT on 64 to 512 A100, Megatron-DeepSpeed, full recomputation, nodes of 8
   with 800 Gbit/s.
 - ``foundry_a100.csv``: llm-foundry, ``scripts/train/benchmarking`` at 8c8dd48: MPT under FSDP, 1,600 Gbit/s for a node.
-  With ``PURE`` gradients are reduced in bfloat16. The loss is flash-attn's (``fused_crossentropy``).
+  With ``PURE`` gradients are reduced in bfloat16. Attention and loss are of flash-attn 1
+  (``fused_crossentropy``), which its releases pinned then.
 - ``b200_simumax.csv``: SimuMax, ``docs/b200`` at 4dcaae5: Megatron-LM on 8 B200, models cut to a few layers, with
-  peaks. Experts after one dense block.
+  peaks. Experts after one dense block. Its boards sustain 1,107 TFLOP/s in long products.
 - ``h100_nanotron.csv``: nanotron 0.5, ``docs/benchmark_summary.svg``: the best configurations on 8 to 512 H100, with
   peaks. Widths, blocks and the vocabulary of 131,072 follow from the numbers of parameters; MFU counts attention dense.
   Its stages are balanced by cost (``get_block_compute_costs``).
@@ -23,15 +24,18 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from cluster_models import Sizes, fused_token_loss, gpt, llama, mixture, mpt, token_loss
 from cluster_runs import MEGATRON, Run
 from torch import nn
 
+from modelsummary import DeviceSpec
 from modelsummary.cluster import Cluster, Plan, Recipe
 
-EAGER = Recipe(loss=token_loss, kernels="eager", attention="flash")
-FOUNDRY = replace(EAGER, loss=fused_token_loss)
+EAGER = Recipe(loss=token_loss, kernels="eager", attention="flash2")
+FOUNDRY = replace(EAGER, loss=fused_token_loss, attention="flash1")
 SIMUMAX = Recipe(loss=fused_token_loss, kernels="fused", overlap_tensor=True)
+B200 = DeviceSpec("B200", sustained_flops={torch.bfloat16: 1.107e15})
 MPT = {  # width, heads, layers
     "125m": (768, 12, 12),
     "350m": (1024, 16, 24),
@@ -131,7 +135,7 @@ def simumax(folder: Path) -> Iterator[Run]:
         batch, length = number["mbc"] * number["dp"], number.get("seq", 4096)
         table = "SimuMax, Llama" if name in LLAMA else "SimuMax, DeepSeek"
         seconds, peak = float(row["measured_ms"]) * 1e-3, float(row["measured_peak_gib"]) * 2**30
-        yield Run(table, case, model, plan, Cluster("B200"), batch, length, SIMUMAX, seconds, peak)
+        yield Run(table, case, model, plan, Cluster(B200), batch, length, SIMUMAX, seconds, peak)
 
 
 def nanotron(folder: Path) -> Iterator[Run]:
