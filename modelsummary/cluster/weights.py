@@ -109,15 +109,13 @@ class Weights:
         return Weights._with((*self.chunked, *other.chunked), self.buffers + other.buffers)
 
     def times(self, count: int) -> Weights:
-        """Return the sums over so many of the same."""
-        return Weights(
-            self.elements * count,
-            self.trained * count,
-            self.frozen * count,
-            self.buffers * count,
-            self.masters * count,
-            self.narrow * count,
-        )
+        """Return the sums over so many of the same.
+
+        >>> Weights.of([Weight(6, 6, "trained", rows=2)]).times(3).over(4).trained
+        9
+        """
+        chunked = ((rows, tuple(count * value for value in sums)) for rows, sums in self.chunked)
+        return Weights._with(chunked, count * self.buffers)
 
     def over(self, ranks: int) -> Weights:
         """Return the share of the first rank, which has the most rows of each parameter; each rank has whole buffers.
