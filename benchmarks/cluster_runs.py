@@ -243,8 +243,8 @@ def seconds_of(run: Run, step: StepEstimate) -> float:
 
 def docs_row(run: Run, step: StepEstimate) -> str:
     """Return the row of a run in the table of docs/cluster.md."""
-    ratio = step.step_seconds / run.seconds
-    return f"| {run.table}, {run.name} | {run.seconds:.2f} | {step.step_seconds:.2f} | {ratio:.3f} |"
+    seconds = seconds_of(run, step)
+    return f"| {run.table}, {run.name} | {run.seconds:.2f} | {seconds:.2f} | {seconds / run.seconds:.3f} |"
 
 
 def tables(data: Path | None) -> Iterator[Run]:
