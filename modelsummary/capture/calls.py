@@ -134,8 +134,12 @@ class Watch:
         self._root_began = False
         self._position = position
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model, record its calls and return its result. Exceptions of its forward propagate."""
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], call_module: Callable[..., Any] | None = None) -> Any:
+        """Call the model, record its calls and return its result. Exceptions of its forward propagate.
+
+        Args:
+            call_module: calls the model instead of ``nn.Module.__call__``, for a wrapper that has been called already.
+        """
         root = self.root
         root.input_size, root.input_bytes = argument_sizes(args, kwargs)
         root.begin, root.nodes = self._position(), (_next_node(),) * 2
@@ -144,7 +148,11 @@ class Watch:
                 self._began(root, (args, kwargs))
             with calls_wrapped(self._wrapper):
                 self.innermost = root
-                output = root.module(*args, **kwargs)
+                self._root_began = call_module is not None
+                if call_module is None:
+                    output = root.module(*args, **kwargs)
+                else:
+                    output = call_module(root.module, *args, **kwargs)
             if self._must_run:
                 _check_ran(output)
         except Exception:
