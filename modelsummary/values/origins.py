@@ -3,9 +3,9 @@
 An operator makes a bad value if its result holds NaN and no argument does, or if its result holds Inf, and neither an
 argument nor a number that it was called with is infinite. Everything that follows from a bad value belongs to it.
 
-Some infinities are absorbed, and not final: a negative one of a forward of which nothing but finite results come, as
-softmax makes of a mask, so that it reaches no result of the model, no NaN and no backward; and one within the formula
-of a backward that reaches no gradient.
+Some are absorbed, and not final: a NaN or a negative infinity that the forward of the model makes and replaces, as
+``nan_to_num`` and softmax do, so that it reaches no result of the model, no gradient, and no NaN or positive infinity
+outside of the model; and an infinity within the formula of a backward that reaches no gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line
 from modelsummary.tables import Printed, Report
-from modelsummary.units import NOTHING
+from modelsummary.units import NOTHING, number_of
 from modelsummary.values.contents import Content, LoggedOperator, TensorContent
 from modelsummary.values.tensor_statistics import TensorStatistics
 
@@ -70,8 +70,9 @@ class BadValue(Printed):
         line: the user's line that called the operator, or whose backward it is; None where there is none.
         inputs, outputs: the floating point arguments and results.
         step: number of the step, from 0.
-        spread: number of later operators with NaN or Inf in a result because of it.
-        is_final: False for an infinity that later operators absorbed, such as a mask.
+        takes_inf: an argument that is a number is infinite, such as the one of ``(1 - mask) * -inf``.
+        spread: number of later results with NaN or Inf because of it.
+        is_final: False for one that later operators absorbed, such as a mask.
     """
 
     kind: str
@@ -85,6 +86,7 @@ class BadValue(Printed):
     inputs: list[OperandValues]
     outputs: list[OperandValues]
     step: int = 0
+    takes_inf: bool = False
     spread: int = 0
     is_final: bool = False
 
@@ -98,19 +100,22 @@ class BadValue(Printed):
 
     def _report(self) -> Report:
         what = self.operator or self.source
-        where = "outside of the model" if self.key is None else f"{self.key[0] or '(model)'} ({self.class_name})"
-        if self.key is not None and self.key[1]:
-            where += f", call {self.key[1]}"
+        where = ", outside of the model"
+        if self.key is not None:
+            where = f" of {self.key[0] or '(model)'} ({self.class_name})"
+            where += f", call {self.key[1]}" if self.key[1] else ""
         verb = "made" if self.operator is not None else "held"
         node = f" of {self.node}" if self.node else ""
         above = [
-            f"{what}{node} {verb} {'NaN' if self.kind == 'nan' else 'Inf'} in the {self.phase} of {where}",
+            f"{what}{node} {verb} {'NaN' if self.kind == 'nan' else 'Inf'} in the {self.phase}{where}",
             *([f"{self.line.file}:{self.line.number}: {self.code}"] if self.line is not None else []),
         ]
         operands = [("input", operand) for operand in self.inputs] + [("output", operand) for operand in self.outputs]
         rows = [[name, *_cells(operand)] for name, operand in operands]
         headers = ["", "dtype", "shape", "low", "high", "mean", "std", "zeros"]
-        below = [f"step {self.step}; {self.spread} later results are not finite because of it"]
+        below = [f"step {self.step}; not finite because of it: {number_of(self.spread, 'later result')}"]
+        below += ["an infinite number is among its arguments; times 0 it is NaN"] if self.takes_inf else []
+        below += [] if self.is_final else ["later operators replaced it: it reached no result and no gradient"]
         return Report(rows, headers, "lllrrrrr", above=above, below=below)
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +129,7 @@ class BadValue(Printed):
             "code": self.code,
             "inputs": list(map(str, self.inputs)),
             "outputs": list(map(str, self.outputs)),
-            **{name: getattr(self, name) for name in ("step", "spread", "is_final")},
+            **{name: getattr(self, name) for name in ("step", "takes_inf", "spread", "is_final")},
         }
 
 
@@ -191,7 +196,7 @@ def bad_values(
             if earlier is not None:
                 content.bad = earlier
                 earlier.spread += 1
-                earlier.is_final |= kind == "nan" or run.phase != "forward"
+                earlier.is_final |= _gets_out(content, run, earlier)
             elif not reads_nan if kind == "nan" else not reads_inf and not reads_nan and not _is_given(run):
                 made = content.bad = _bad_value(kind, run, key_of, step)
                 values.append(made)
@@ -213,15 +218,37 @@ def _cause(kind: str, read: Sequence[Content]) -> BadValue | None:
 
 
 def _is_given(run: LoggedOperator) -> bool:
-    """Return True for an infinite tensor that no operator made: masks and limits are; parameters are never infinite."""
+    """Return True for a tensor that no operator made, unless it is a parameter: masks and limits are infinite."""
     return run.is_outside and not run.name.startswith("parameter")
+
+
+def _gets_out(content: Content, run: LoggedOperator, earlier: BadValue) -> bool:
+    """Return True if what an operator wrote shows that a bad value was not absorbed where it was made.
+
+    In a backward, what comes of one of the forward counts if it reaches a gradient.
+    """
+    if earlier.phase != "forward":
+        return content.low != content.low or run.phase != "forward"
+    return run.phase == "optimizer" or (_is_outside_of_model(run) and not content.high < torch.inf)
+
+
+def _is_outside_of_model(run: LoggedOperator) -> bool:
+    return run.phase == "forward" and run.call is None
+
+
+def _may_be_absorbed(kind: str, run: LoggedOperator) -> bool:
+    """Return True for a bad value that is final only if it gets out of the place where it was made."""
+    if run.phase != "forward":
+        return kind == "inf" and run.phase == "backward"
+    if kind == "nan":
+        return not _is_outside_of_model(run) and (not run.is_outside or _is_given(run))
+    return all(operand.content.high < torch.inf for operand in run.writes)  # a mask
 
 
 def _bad_value(
     kind: str, run: LoggedOperator, key_of: Callable[[ModuleCall], tuple[CallKey, str] | None], step: int
 ) -> BadValue:
     named = None if run.call is None else key_of(run.call)
-    is_mask = kind == "inf" and all(operand.content.high < torch.inf for operand in run.writes)
     return BadValue(
         kind=kind,
         operator=None if run.is_outside else run.name,
@@ -234,7 +261,8 @@ def _bad_value(
         inputs=list(map(_values_of, run.reads)),
         outputs=list(map(_values_of, run.writes)),
         step=step,
-        is_final=kind == "nan" or not (is_mask if run.phase == "forward" else run.phase == "backward"),
+        takes_inf=run.takes_inf,
+        is_final=not _may_be_absorbed(kind, run),
     )
 
 

@@ -71,6 +71,7 @@ class _Step:
         self.tensors: dict[Call, list[_Tensor]] = {}
         self.parameters: dict[str, ParameterValues] = {}
         self.results: list[Content] = []  # of the model, and gradients
+        self.has_failed = False  # a forward raised
         self.makers = NodeMakers()
         self.n_calls = 0
         self.has_graph = self.has_backward = False  # of a call, of which a backward may follow
@@ -158,7 +159,7 @@ class Watching:
         self._contents = Contents(self._readout, self._running, self._name_of, self._is_ignored)
         if self._execution is not None:
             self._contents.around(self._execution)
-        self.values.refresh = self._refresh
+        self.values._refresh = self._refresh
         with ExitStack() as stack:
             stack.callback(self._end)
             stack.enter_context(nothing_hidden())
@@ -184,7 +185,7 @@ class Watching:
         """Let go of the model and of all tensors."""
         for handle in self._step.handles:
             handle.remove()
-        self.values.refresh = lambda: None
+        self.values._refresh = lambda: None
         del self._contents, self._readout, self._step, self._latest, self._samples
 
     # ---------------------------------------------------------------------------------------------- calls
@@ -217,11 +218,19 @@ class Watching:
             is_recomputed = _torch.running_backward() != -1
             if get_ident() != thread and not is_recomputed:
                 return call_module(module, *args, **kwargs)
-            return self._call(module, args, kwargs, is_recomputed=is_recomputed)
+            return self._call(call_module, module, args, kwargs, is_recomputed=is_recomputed)
 
         return watched
 
-    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_recomputed: bool) -> Any:
+    def _call(
+        self,
+        call_module: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_recomputed: bool,
+    ) -> Any:
         """Run a call of the model, or of a part of it that is called by itself."""
         self._is_stepping = False  # of an optimizer that raised, or that calls the model
         is_full = self._step.n_calls > _MOST_CALLS
@@ -238,7 +247,10 @@ class Watching:
             step.originals[watch.root] = self._original(module) or watch.root
         self._watch = watch
         try:
-            output = watch.call(args, kwargs)
+            output = watch.call(args, kwargs, call_module)
+        except BaseException:
+            step.has_failed |= not is_recomputed  # a checkpoint stops early by an exception
+            raise
         finally:
             self._watch = None
             watch.root.nodes = watch.root.nodes[0], max(watch.root.nodes[1], _torch.next_node_number())
@@ -413,10 +425,15 @@ class Watching:
             original = step.original(call) if isinstance(call, Call) else None
             return None if original is None else (keys[original], type(original.module).__name__)
 
-        self.values.add_bad(bad_values(log, key_of, step.number))
-        for content in step.results:
-            if content.bad is not None:
-                content.bad.is_final = True
+        made = bad_values(log, key_of, step.number)
+        self.values._add_bad(made)
+        for bad in made:
+            bad.is_final |= step.has_failed and bad.kind == "nan"  # nothing shows that it was absorbed
+        is_sound = not self.values._bad or self.values._bad[-1].step != step.number
+        for content in step.results + ([] if is_sound else self._state()):
+            for layer in content.layers():
+                if layer.bad is not None:
+                    layer.bad.is_final = True
         calls = [
             CallValues(
                 *key,
@@ -428,7 +445,13 @@ class Watching:
         ]
         if calls or step.parameters:
             order = [name for name in self._parameters.values() if name in step.parameters]
-            self.values.show(StepValues(step.number, calls, [step.parameters[name] for name in order]))
+            self.values._add_step(StepValues(step.number, calls, [step.parameters[name] for name in order]))
+
+    def _state(self) -> list[Content]:
+        """Return what is known of parameters and buffers that hold NaN."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        contents = (None if is_lazy(tensor) else self._contents.content_of(tensor) for tensor in tensors)
+        return [content for content in contents if content is not None and content.has_nan]
 
     def _close(self) -> None:
         """End the step."""

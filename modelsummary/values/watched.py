@@ -128,7 +128,7 @@ class Values(Printed):
 
     Attributes:
         steps: the latest 16 steps, the oldest first.
-        bad: all bad values, in the order in which they were made; masks have ``is_final`` False.
+        bad: all bad values, in the order in which they were made; replaced ones have ``is_final`` False.
 
     >>> import torch
     >>> from torch import nn
@@ -143,10 +143,10 @@ class Values(Printed):
     def __init__(self) -> None:
         self._steps: deque[StepValues] = deque(maxlen=_KEPT)
         self._bad: list[BadValue] = []
-        self.refresh: Callable[[], object] = lambda: None  # brings the current step up to date
+        self._refresh: Callable[[], object] = lambda: None  # brings the current step up to date
 
     def __getstate__(self) -> dict[str, Any]:
-        self.refresh()
+        self._refresh()
         return {"_steps": self._steps, "_bad": self._bad}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -156,22 +156,22 @@ class Values(Printed):
     @property
     def steps(self) -> list[StepValues]:
         """The latest steps, the oldest first."""
-        self.refresh()
+        self._refresh()
         return list(self._steps)
 
     @property
     def bad(self) -> list[BadValue]:
         """All bad values, in the order in which they were made."""
-        self.refresh()
+        self._refresh()
         return list(self._bad)
 
-    def show(self, step: StepValues) -> None:
+    def _add_step(self, step: StepValues) -> None:
         """Add a step, or replace the latest one if it has the same number."""
         if self._steps and self._steps[-1].number == step.number:
             self._steps.pop()
         self._steps.append(step)
 
-    def add_bad(self, values: list[BadValue]) -> None:
+    def _add_bad(self, values: list[BadValue]) -> None:
         """Add bad values that were made after the others."""
         self._bad += values
 
@@ -188,7 +188,7 @@ class Values(Printed):
     def first_bad(self) -> BadValue | None:
         """Return the first NaN or Inf that was made from finite values; None if there is none.
 
-        Masks, negative infinities that only finite results came of, do not count.
+        One that the forward replaced does not count, such as an infinite mask.
 
         >>> import torch
         >>> from torch import nn
@@ -267,7 +267,7 @@ class Values(Printed):
                 below[0] += "; update / weight from " + " to ".join(
                     f"{_number(row.update_ratio)} ({row.name})" for row in (least, most)
                 )
-        below.append("all values are finite" if bad is None else str(bad).split("\n", 1)[0])
+        below.append("all values are finite" if bad is None else f"{str(bad).splitlines()[0]}; see first_bad()")
         return Report(rows, headers, "llrrrrrrr", below=below)
 
 

@@ -210,11 +210,6 @@ def _batch_norm(x):
     return F.batch_norm(x * 0, None, None, training=True, eps=0.0)  # planted
 
 
-def _unused_nan(x):
-    torch.log(-x.abs() - 1).sum()  # planted
-    return x
-
-
 def _root(x):
     return torch.sqrt(x * 0)  # planted
 
@@ -259,7 +254,6 @@ DEFECTS = {
     "cumulative product": Defect(_cumulative, "aten.cumprod", kind="inf"),
     "float64 inside": Defect(_double_in, "aten.log", kind="inf"),
     "entropy": Defect(_entropy, "aten.log", kind="inf"),
-    "thrown away": Defect(_unused_nan, "aten.log"),
     "gradient of a root": Defect(_root, "aten.div", "backward", "inf", node="SqrtBackward0"),
     "gradient of a power": Defect(_norm_gradient, "aten.pow", "backward", "inf", node="PowBackward0"),
     "gradient of a fourth root": Defect(_squared_gradient, "aten.pow", "backward", "inf", node="PowBackward0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from contextlib import ExitStack, contextmanager
+from math import inf
 
 import pytest
 import torch
@@ -320,6 +321,92 @@ def test_a_mask_is_listed_and_not_final():
     assert [(bad.operator, bad.is_final, bad.spread) for bad in values.bad] == [("aten.log", False, 1)]
     assert values.first_bad() is None
     assert values.bad[0].to_dict()["code"].startswith("return (torch.tensor([0.0, 1.0]).log()")
+
+
+class Replaced(nn.Module):
+    """Attention whose rows may be masked as a whole; the NaN of such rows is replaced by ``replace``."""
+
+    def __init__(self, replace):
+        super().__init__()
+        self.layer, self.replace = nn.Linear(4, 4), replace
+        self.register_buffer("latest", torch.zeros(3, 4))
+
+    def forward(self, x):
+        scores = self.layer(x).masked_fill(torch.ones(3, 4, dtype=torch.bool), -inf)
+        return self.replace(self, scores.softmax(-1)) + self.layer(x)
+
+
+def _kept(model, weights):
+    with torch.no_grad():
+        model.latest.copy_(weights)
+    return weights.nan_to_num(0.0)
+
+
+def _refused(model, weights):
+    raise ValueError(f"weights of {model} hold NaN: {bool(weights.isnan().any())}")
+
+
+def _held(model, weights):
+    model.aux = weights.sum()
+    return weights.nan_to_num(0.0)
+
+
+def test_a_nan_that_is_replaced_is_not_final():
+    model = Replaced(lambda _, weights: weights.nan_to_num(0.0))
+    with watch(model, rows(3, 4)) as values:
+        model(rows(3, 4)).sum().backward()
+    assert [(bad.operator, bad.is_final) for bad in values.bad] == [("aten._softmax", False)]
+    assert values.first_bad() is None
+    assert "later operators replaced it" in str(values.bad[0])
+    assert all(row.gradient.is_finite for row in values.parameters)
+
+
+def test_a_nan_that_is_kept_anywhere_is_final():
+    for replace in (lambda _, weights: weights, lambda _, weights: torch.stack([weights[:1], weights[:1] * 0]), _kept):
+        model = Replaced(replace)
+        with torch.no_grad(), watch(model, rows(3, 4)) as values:
+            model(rows(3, 4))
+        assert values.first_bad().operator == "aten._softmax"
+    model = Replaced(_kept)
+    watching, model.replace = watch(model, rows(3, 4)), _refused
+    with pytest.raises(ValueError, match="hold NaN: True"), watching as values:
+        model(rows(3, 4))
+    assert values.first_bad().operator == "aten._softmax"
+    model = Replaced(_held)
+    with watch(model, rows(3, 4)) as values:
+        (model(rows(3, 4)).sum() + model.aux).item()
+    assert values.first_bad().operator == "aten._softmax"
+
+
+def test_a_mask_of_zero_times_infinity():
+    model = Masks()
+    bad = Statistics(model, rows(3, 3)).values().first_bad()
+    assert (bad.operator, bad.takes_inf, bad.key) == ("aten.mul", True, ("", 0))
+    assert "an infinite number is among its arguments; times 0 it is NaN" in str(bad)
+    assert str(bad).startswith("aten.mul made NaN in the forward of (model) (Masks)\n")
+
+
+class Masks(nn.Module):
+    def forward(self, x):
+        return (x + (1 - torch.ones(3, 3).tril()) * -inf).softmax(-1)
+
+
+def test_what_is_outside_of_the_model():
+    model = mlp()
+    with watch(model, torch.randn(5, 4)) as values:
+        (model(torch.randn(5, 4)) * 0).log().neg().sum().item()
+    assert str(values.first_bad()).startswith("aten.log made Inf in the forward, outside of the model\n")
+
+
+def test_watches_nest():
+    model, x = mlp(), torch.randn(5, 4)
+    stats = Statistics(model, x)
+    with stats.watch() as outer, stats.watch() as inner:
+        model(x).sum().backward()
+    with stats.watch() as alone:
+        model(x).sum().backward()
+    keys = [call.key for call in alone.calls]
+    assert [call.key for call in outer.calls] == keys == [call.key for call in inner.calls]
 
 
 # --------------------------------------------------------------------------------------------- left behind
