@@ -15,7 +15,7 @@ _FEWEST = 32  # values of a variance: its standard error is then a quarter of it
 
 @rule("N601", "bias-before-batch-norm")
 def bias_before_batch_norm(evidence: Evidence) -> Iterator[Defect]:
-    """Yield biases of layers before a batch norm, which subtracts them again."""
+    """Yield biases of layers before a batch norm or an instance norm, which subtracts them again."""
     for index, call in evidence.forward():
         if call.rule.op_class != "batch_norm" or not evidence.run(index).reads:
             continue
@@ -33,8 +33,9 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Defect]:
             sizes = bias.numel, result.numel // max(bias.numel, 1)
             work = Work("aten.sum", "reduction", result.dtype, sizes, 0, result.nbytes, is_backward=True)
             seconds = evidence.seconds_of(work)
+        kind = "instance" if isinstance(evidence.module(index), _torch.InstanceNorm) else "batch"
         yield Defect(
-            "has a bias that the batch norm after it subtracts",
+            f"has a bias that the {kind} norm after it subtracts",
             "pass bias=False",
             evidence.row(maker),
             nbytes=bias.nbytes,

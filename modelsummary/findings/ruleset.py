@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,9 +108,12 @@ def chosen(select: Sequence[str] | str | None, ignore: Sequence[str] | str | Non
 
 def _codes(choices: Sequence[str] | str, name: str) -> set[str]:
     codes: set[str] = set()
-    for choice in [choices] if isinstance(choices, str) else choices:
+    listed = [choices] if isinstance(choices, str) or not isinstance(choices, Collection) else choices
+    for choice in listed:
         meant = {
-            rule.code for rule in RULES.values() if choice and (rule.code.startswith(choice) or rule.name == choice)
+            rule.code
+            for rule in RULES.values()
+            if isinstance(choice, str) and choice and (rule.code.startswith(choice) or rule.name == choice)
         }
         if not meant:
             names = [*RULES, *(rule.name for rule in RULES.values())]

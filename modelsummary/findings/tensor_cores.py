@@ -16,7 +16,7 @@ _ALIGNED_BYTES = 16  # of a row of a matrix, for the widest loads of cuBLAS
 _SMALLEST = 64  # narrower matrices gain nothing from padding
 _LEAST_SHARE = 0.01  # of the multiply-adds of the model
 _LARGEST_HEAD = 256
-_OF_TORCH = "aten._safe_softmax"  # only torch's own attention calls it
+OF_TORCH = "aten._safe_softmax"  # only torch's own attention calls it
 _BEFORE = frozenset("aten.add aten.sub aten.masked_fill aten.where aten._to_copy aten.clone".split())
 _AFTER = frozenset("aten.native_dropout aten._to_copy aten.clone".split())
 _ARGUMENTS = (
@@ -157,7 +157,7 @@ def _attention(evidence: Evidence, softmax: int) -> Attention | None:
             return None
         use = evidence.call(uses[0])
         if use.name in PRODUCTS:
-            is_torchs = run.call.name == _OF_TORCH
+            is_torchs = run.call.name == OF_TORCH
             return Attention(before[-1], softmax, uses[0], tuple(between), is_torchs)
         if use.name not in _AFTER or use.outputs[0].numel != elements:
             return None
@@ -202,7 +202,7 @@ def _remedy(softmax: OperatorCall, scores: OperatorCall, dtype: torch.dtype) -> 
     width = _ALIGNED_BYTES // dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     is_possible = dtype in _FUSED_DTYPES and size <= _LARGEST_HEAD and size % width == 0
-    if softmax.name != _OF_TORCH:
+    if softmax.name != OF_TORCH:
         what = "computes attention in parts and writes all scores"
         return (what, "call torch.nn.functional.scaled_dot_product_attention") if is_possible else None
     what = "scaled_dot_product_attention has no fused kernel"

@@ -156,6 +156,8 @@ def compare_values(
     >>> modelsummary.compare_values(model, other, torch.randn(8, 4)).first.fqn_b
     '1'
     """
+    if mapping is not None and not isinstance(mapping, Mapping):
+        raise InputError(f"mapping must be a dict of FQNs in model_a and in model_b, or None, got {mapping!r:.80}")
     sides = [_Side(name, model, batch) for name, model in (("model_a", model_a), ("model_b", model_b))]
     pairs = _pairs(sides[0], sides[1], mapping or {})
     recorded: dict[CallKey, _Recorded] = {}

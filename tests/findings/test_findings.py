@@ -62,6 +62,8 @@ def test_rules_are_selected_and_ignored():
     for wrong in ("X", "", "U2O1"):
         with pytest.raises(InputError, match="select takes codes of rules"):
             stats.check(select=wrong)
+    with pytest.raises(InputError, match="ignore takes codes of rules, their beginnings or names, got 3"):
+        stats.check(ignore=3)
     with pytest.raises(InputError, match="did you mean 'computed-twice'"):
         stats.check(ignore="computed-twic")
 

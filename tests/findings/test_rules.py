@@ -262,6 +262,27 @@ def test_a_mask_that_each_layer_makes_is_repeated_work():
     assert [finding.fqn for finding in findings if "log" in finding.what] == ["1", "2"]
 
 
+def test_the_mask_that_attention_makes_itself_is_no_repeated_work():
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            queries = self.fc(x).unflatten(-1, (4, 16)).transpose(1, 2)
+            keys = queries[:, :2]
+            attended = nn.functional.scaled_dot_product_attention(queries, keys, keys, is_causal=True, enable_gqa=True)
+            return attended.transpose(1, 2).flatten(2)
+
+    findings = Statistics(nn.Sequential(Grouped(), Grouped()), (2, 64, 64)).check()
+    assert [finding.code for finding in findings] == ["S503", "S503"]
+
+
+def test_a_bias_before_an_instance_norm():
+    finding = _only(nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8)), IMAGES, "N601")
+    assert finding.what == "has a bias that the instance norm after it subtracts"
+
+
 def test_float32_under_autocast():
     class Island(nn.Module):
         def __init__(self):

@@ -228,5 +228,7 @@ def test_refusals():
         modelsummary.compare_values(model, model, (1, 4))
     with pytest.raises(InputError, match="model_b has tensors on meta"):
         modelsummary.compare_values(model, nn.Linear(4, 4, device="meta"), torch.ones(1, 4))
+    with pytest.raises(InputError, match="mapping must be a dict of FQNs"):
+        modelsummary.compare_values(model, model, torch.ones(1, 4), mapping=["0"])
     with pytest.raises(StepError, match="the forward of the step failed"):
         modelsummary.compare_values(model, nn.Linear(5, 4), torch.ones(1, 4))
