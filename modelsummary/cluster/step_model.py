@@ -25,7 +25,6 @@ from modelsummary.cluster.divided_experts import (
     may_have_experts,
     number_of_experts,
 )
-from modelsummary.cluster.equal_blocks import fold, kinds_of_blocks
 from modelsummary.cluster.megatron import NO_EXPERTS, MegatronRank
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Plan, Recipe
@@ -34,6 +33,7 @@ from modelsummary.errors import DataDependentError, InputError, ModelSummaryErro
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.operators.kernels import StepOperator
+from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
