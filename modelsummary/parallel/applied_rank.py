@@ -149,4 +149,5 @@ def _loss(output: Any) -> Tensor:
     for tensor in () if losses else logits:
         labels = torch.zeros(tensor.shape[:-1].numel(), dtype=torch.long, device=tensor.device)
         losses.append(F.cross_entropy(tensor.flatten(0, -2), labels))
-    return sum(losses or [tensor.sum() for tensor in tensors], torch.zeros(()))
+    first, *others = losses or [tensor.sum() for tensor in tensors] or [torch.zeros(())]
+    return sum(others, first)
