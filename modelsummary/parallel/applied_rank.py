@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ from modelsummary.capture.observe import observe
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.step_error import NeedsValuesError
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.operators.collective_calls import Collective, collectives_of
 from modelsummary.operators.tensor_bytes import is_distributed
-from modelsummary.parallel.applying import shard_module
+from modelsummary.parallel.applying import part_of, shard_module
+from modelsummary.parallel.equal_blocks import pass_through, repeats
 from modelsummary.parallel.fake_world import fake_world
 from modelsummary.parallel.rank_model import copied, on_meta
 
@@ -90,12 +91,8 @@ def _loss_parallel() -> Any:
 
 def sharded_copy(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Return a copy on meta of the model, or of a stage of it, to which the plan was applied."""
-    return _applied(plan, module, dtype, _mesh(plan))
-
-
-def _applied(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None, mesh: DeviceMesh | None) -> nn.Module:
     twin = copied(module, partial(on_meta, dtype=dtype))
-    shard_module(plan, twin, mesh)
+    shard_module(plan, twin, _mesh(plan))
     return twin
 
 
@@ -126,19 +123,77 @@ def communication_of(plan: ParallelPlan) -> tuple[Collective, ...]:
         InputError, StepError: the step does not run on shapes.
     """
     check_runs(plan, "communication of a plan")
-    whole = replace(plan, pipeline=1)
+    same = _repeated_blocks(plan)
+    if same:
+        with suppress(ModelSummaryError):  # such as a block that does not return a tensor of the size that it takes
+            return tuple(_repeated(_communication(plan, same), same))
+    return _communication(plan, {})
+
+
+def _communication(plan: ParallelPlan, same: Mapping[str, str]) -> tuple[Collective, ...]:
+    """Return the collectives of a step in which some blocks return what they take.
+
+    Args:
+        same: FQN of such a block -> FQN of the equal one that runs.
+    """
     live = plan._live
     step = StepPlan(
         train=any(parameter.requires_grad for parameter in live.model.parameters()),
         loss=_loss if plan.loss_parallel else None,
     )
+    whole = replace(plan, pipeline=1)
     with rank_of(whole, 0, whole.world_size, "communication of a rank"):
         mesh = _mesh(whole)
-        twin = _applied(whole, live.model, None, mesh)
+        twin = copied(live.model, on_meta)
+        pass_through(twin, same)
+        shard_module(part_of(whole, twin, list(same)) if same else whole, twin, mesh)
         trace = observe(twin, live.call, step, storages=False, routes_evenly=True)
         names = () if mesh is None else mesh.mesh_dim_names or ()
         groups = {str(mesh.get_group(name).group_name): name for name in names} if mesh is not None else {}
     return collectives_of(trace.operators, groups)
+
+
+def _repeated_blocks(plan: ParallelPlan) -> dict[str, str]:
+    """Return FQN of a block that need not run -> FQN of an equal one that the plan treats alike.
+
+    Blocks that share a parameter are equal to no other.
+    """
+    blocks = list(plan._blocks or ())
+    tied = [name for names in plan.ties for name in names]
+    facts = []
+    for position, block in enumerate(blocks):
+        inside = partial(_inside, block)
+        units = [
+            (number - position, [*map(inside, unit)], plan.unit_calls[number], unit == plan.last_unit)
+            for number, unit in enumerate(plan.units)
+            if any(inside(fqn) is not None for fqn in unit)
+        ]
+        layers = [replace(layer, fqn=path) for layer in plan.layers if (path := inside(layer.fqn)) is not None]
+        attributes = [
+            replace(attribute, fqn=path) for attribute in plan.attributes if (path := inside(attribute.fqn)) is not None
+        ]
+        names = [
+            [path for fqn in fqns if (path := inside(fqn)) is not None]
+            for fqns in (plan.checkpoint, plan.conditional, plan.averaged, plan.frozen, plan.gathered_with_root)
+        ]
+        is_tied = any(inside(name) is not None for name in tied)
+        facts.append((plan._blocks[block], block if is_tied else "", repr((units, layers, attributes, names))))
+    return {blocks[position]: blocks[other] for position, other in repeats(facts).items()}
+
+
+def _inside(block: str, fqn: str) -> str | None:
+    """Return the path of a module or parameter from a block that holds it; None if it does not."""
+    return fqn[len(block) :] if f"{fqn}.".startswith(f"{block}.") else None
+
+
+def _repeated(collectives: Iterable[Collective], same: Mapping[str, str]) -> Iterator[Collective]:
+    """Yield the collectives, and those of the blocks that did not run."""
+    for collective in collectives:
+        yield collective
+        for block, other in same.items():
+            path = _inside(other, collective.fqn)
+            if path is not None:
+                yield replace(collective, fqn=f"{block}{path}")
 
 
 def _loss(output: Any) -> Tensor:

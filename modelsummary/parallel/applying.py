@@ -31,6 +31,7 @@ __all__ = [
     "apply_plan",
     "check_unsharded",
     "clip_gradients",
+    "part_of",
     "shard_module",
     "ties_of",
 ]
@@ -133,20 +134,29 @@ def shard_module(plan: ParallelPlan, module: nn.Module, mesh: DeviceMesh | None)
     for fqn in plan.checkpoint:
         if is_checkpointed(_find(module, fqn)):
             raise InputError(f"{fqn!r} is checkpointed already")
-    parallelize(_of_stage(plan, module) if plan.pipeline > 1 else plan, module, mesh)
+    parallelize(part_of(plan, module) if plan.pipeline > 1 else plan, module, mesh)
 
 
-def _of_stage(plan: ParallelPlan, stage: nn.Module) -> ParallelPlan:
-    """Return the part of a plan that a stage holds."""
+def part_of(plan: ParallelPlan, stage: nn.Module, without: Sequence[str] = ()) -> ParallelPlan:
+    """Return the part of a plan that a stage holds.
+
+    Args:
+        without: FQNs of modules of the stage that do not run.
+    """
+    left_out = tuple(f"{fqn}." for fqn in without)
+
+    def holds(fqn: str) -> bool:
+        return not f"{fqn}.".startswith(left_out) and _find(stage, fqn) is not None
+
     parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
-    units = {unit: tuple(path for fqn in unit for path in _gathering(stage, fqn)) for unit in plan.units}
+    units = {unit: tuple(path for fqn in unit if holds(fqn) for path in _gathering(stage, fqn)) for unit in plan.units}
     kept = [(unit, n_calls) for unit, n_calls in zip(plan.units, plan.unit_calls, strict=True) if units[unit]]
     return replace(
         plan,
-        layers=tuple(layer for layer in plan.layers if _find(stage, layer.fqn) is not None),
-        attributes=tuple(attribute for attribute in plan.attributes if _find(stage, attribute.fqn) is not None),
+        layers=tuple(layer for layer in plan.layers if holds(layer.fqn)),
+        attributes=tuple(attribute for attribute in plan.attributes if holds(attribute.fqn)),
         ties=tuple(map(tuple, ties_of(stage))),
-        checkpoint=tuple(fqn for fqn in plan.checkpoint if _find(stage, fqn) is not None),
+        checkpoint=tuple(fqn for fqn in plan.checkpoint if holds(fqn)),
         units=tuple(units[unit] for unit, _ in kept),
         unit_calls=tuple(n_calls for _, n_calls in kept),
         last_unit=units.get(plan.last_unit, ()),

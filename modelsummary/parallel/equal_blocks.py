@@ -6,7 +6,8 @@ A model of any depth then takes the time of its distinct blocks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.parallel.applying import check_unsharded
 from modelsummary.parallel.rank_model import copied
 
-__all__ = ["fold", "kinds_of_blocks"]
+__all__ = ["fold", "kinds_of_blocks", "pass_through", "repeats"]
+
+_FIRST, _LAST = 3, 2  # blocks of a run of equal ones that run
 
 
 def kinds_of_blocks(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
@@ -35,6 +38,27 @@ def kinds_of_blocks(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str
         looks = row.fqn if row.is_leaf else (_trains_before(root, row), kinds[id(row)], _settings(row.module))
         kind_of[row.fqn] = first.setdefault(looks, row.fqn)
     return kind_of
+
+
+def repeats(kinds: Sequence[Hashable]) -> dict[int, int]:
+    """Return position of a block that need not run for what ranks communicate -> position of the one that runs for it.
+
+    Of equal neighbours, the first three and the last two run: FSDP gathers parameters of the next block, and of the one
+    before the last, in the calls of a block. The third stands for those between them.
+
+    Args:
+        kinds: of the blocks, in the order of their calls.
+
+    >>> repeats("aaaaaaab")
+    {3: 2, 4: 2}
+    """
+    same: dict[int, int] = {}
+    begin = 0
+    for _, equal in groupby(kinds):
+        end = begin + len(list(equal))
+        same.update(dict.fromkeys(range(begin + _FIRST, end - _LAST), begin + _FIRST - 1))
+        begin = end
+    return same
 
 
 def _trains_before(root: LayerInfo, block: LayerInfo) -> bool:
@@ -69,7 +93,7 @@ def fold(model: nn.Module, same: Mapping[str, str]) -> nn.Module:
     """
     _check_weights(model)
     twin = copied(model, lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
-    _pass_through(twin, same)
+    pass_through(twin, same)
     return twin
 
 
@@ -88,7 +112,13 @@ def _weak(value: Any) -> Any:
     return weakref.ref(value) if isinstance(value, Tensor) else value
 
 
-def _pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:
+def pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:
+    """Let blocks of a copied model return what they take; they hold no parameters then.
+
+    Args:
+        twin: the copy.
+        same: as for ``fold``.
+    """
     kept: dict[str, list[Any]] = {fqn: [] for fqn in same.values()}
     for fqn, notes in kept.items():
         block = twin.get_submodule(fqn)

@@ -16,7 +16,7 @@ from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Record, attributes_in, values_in
 
-__all__ = ["FsdpUnits", "fsdp_units", "unit_bytes", "used_parameters"]
+__all__ = ["FsdpUnits", "fsdp_units", "read_from_outside", "unit_bytes", "used_parameters"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _GATHERED = "which a unit gathers for its own forward alone"
@@ -67,7 +67,7 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
     begin = max((row.call_order or 0 for row in root.walk() if row.fqn in called), default=0)
     behind = [row.fqn for row in ends if row.fqn in outside and (row.call_order or 0) > begin]
     candidates = [*blocks, *outside]
-    reasons = _written(calls.record, candidates, type(model).__name__) | _read(model, calls, candidates)
+    reasons = _written(calls.record, candidates, type(model).__name__) | read_from_outside(model, calls, candidates)
     for fqn in (fqn for fqn in blocks if fqn in called):
         if _is_layer(called[fqn]) and _elements(model, fqn) < _LARGE:
             reasons[fqn] = f"one layer of fewer than {_LARGE:,} parameters; a block of several layers can be a unit"
@@ -165,8 +165,8 @@ def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str
     return reasons
 
 
-def _read(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]:
-    """Return modules of which a function outside reads a parameter, or calls a layer -> why they cannot be units.
+def read_from_outside(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]:
+    """Return modules of which a function outside reads a parameter, or calls a layer -> what does so.
 
     Args:
         fqns: of the modules.

@@ -19,8 +19,9 @@ from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import attention_shards, nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
-from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, unit_bytes, used_parameters
+from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, read_from_outside, unit_bytes, used_parameters
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans
 from modelsummary.parallel.linear_layers import local_sizes
 from modelsummary.parallel.local_check import alike, check_locally, stream_failure
@@ -155,7 +156,21 @@ def make_plan(
         _live=live,
         _stages=stages,
         _split=cut,
+        _blocks=_kinds(live, root, calls),
     )
+
+
+def _kinds(live: LiveModel, root: LayerInfo, calls: Calls | None) -> dict[str, str]:
+    """Return FQN of each block -> FQN of the first block that communicates alike, as far as that is known.
+
+    Blocks that run several times, and those of which a function outside takes a parameter, are equal to no other.
+    """
+    if calls is None or live.execution == "real":
+        return {}
+    rows = blocks_of(root)
+    read = read_from_outside(live.model, calls, [row.fqn for row in rows])
+    kinds = kinds_of_blocks(root, rows)
+    return {fqn: fqn if fqn in read or calls.n_calls[fqn] != 1 else kind for fqn, kind in kinds.items()}
 
 
 def _check_held(layers: Sequence[LayerPlan], checkpointed: Sequence[str], stages: Any, split: Any) -> None:

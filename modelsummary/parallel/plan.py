@@ -130,6 +130,7 @@ class ParallelPlan(Printed):
     _stages: Any = field(default=None, repr=False, compare=False)
     _split: Any = field(default=None, repr=False, compare=False)
     _estimate: Any = field(default=None, repr=False, compare=False)
+    _blocks: Any = field(default=None, repr=False, compare=False)  # FQN of each block -> that of the first equal one
 
     def __getstate__(self) -> dict[str, Any]:
         stored = None
@@ -255,6 +256,8 @@ class ParallelPlan(Printed):
     @cached_property
     def communication(self) -> tuple[Collective, ...]:
         """What a rank communicates in one step, read off the trace of the step, which runs on shapes when it is asked.
+
+        Of many equal blocks in a row, five run, and what the third communicates counts for those that do not run.
 
         It is the step of the recorded call without the optimizer, on the first rank of each dimension of the mesh; of a
         plan with stages, the step of all stages for one micro-batch.

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.errors import StepError
-from modelsummary.parallel import ParallelPlan
+from modelsummary.parallel import ParallelPlan, applied_rank
 from modelsummary.parallel.fake_world import fake_world
 from tests import idioms
 from tests.parallel.models import OLD, Captioner, Decoder, Part, SharedBiasExperts, make
@@ -97,6 +98,36 @@ def test_what_is_not_known_says_why():
     with pytest.raises(InputError, match="needs the model that it was made of"):
         stored.collectives  # noqa: B018
     assert "Collectives are not known: communication of a plan needs the model" in str(stored)
+
+
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor": 2, "sequence": True},
+        {"tensor": 2, "shard": 2, "checkpoint": "every"},
+        {"shard": 2, "data": 2, "precision": torch.bfloat16},
+    ],
+)
+def test_equal_blocks_that_do_not_run_communicate_as_those_that_do(options):
+    model = Decoder(depth=9)
+    model.blocks[0].attention.wq.requires_grad_(False)
+    plan = Statistics(model, (torch.zeros(4, 8, dtype=torch.long),)).parallel_plan(**options)
+    assert applied_rank._repeated_blocks(plan) == {
+        "blocks.4": "blocks.3",
+        "blocks.5": "blocks.3",
+        "blocks.6": "blocks.3",
+    }
+    assert Counter(plan.communication) == Counter(replace(plan, _blocks={}).communication)
+
+
+def test_blocks_that_the_model_reads_from_outside_all_run():
+    class Penalised(Decoder):
+        def forward(self, ids):
+            return super().forward(ids) + sum(parameter.sum() for parameter in self.blocks.parameters())
+
+    plan = Statistics(Penalised(depth=9), (torch.zeros(4, 8, dtype=torch.long),)).parallel_plan(shard=2)
+    assert applied_rank._repeated_blocks(plan) == {}
 
 
 def test_recomputed_blocks_communicate_again_up_to_what_they_keep():
