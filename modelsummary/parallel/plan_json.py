@@ -18,7 +18,8 @@ from modelsummary.operators.collective_calls import OPERATIONS
 
 __all__ = ["plan_from_json"]
 
-_LATER = frozenset({"parameter_dtypes"})  # fields that plans of earlier versions lack
+_LATER = frozenset({"parameter_dtypes", "stored_communication"})  # fields that plans of earlier versions lack
+_EARLIER = frozenset({"collectives"})  # fields that only these have: what layers communicate, without FSDP
 _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
@@ -61,6 +62,7 @@ def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
     if not isinstance(data, dict):
         raise InputError(f"{of} must be an object, got {data!r:.80}")
     named = {field.name for field in fields(cls) if not field.name.startswith("_")}  # type: ignore[arg-type]
+    data = {name: value for name, value in data.items() if name not in _EARLIER}
     other = next((name for name in data if name not in named), None)
     missing = next((name for name in sorted(named - _LATER) if name not in data), None)
     if other is not None or missing is not None:

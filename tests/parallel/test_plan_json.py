@@ -124,6 +124,18 @@ def test_a_name_of_a_class_is_text_of_the_code():
     exec(code, {})
 
 
+def test_plans_of_earlier_versions_are_read():
+    document = copy.deepcopy(written())
+    for name in ("parameter_dtypes", "stored_communication"):
+        del document[name]
+    collective = {"operation": "all_reduce", "phase": "forward", "count": 1, "nbytes": 4096}
+    for layer in document["layers"]:
+        layer["collectives"] = [collective]
+    plan = ParallelPlan.from_json(json.dumps(document))
+    assert plan == ParallelPlan.from_json(json.dumps(written()))
+    assert plan.to_code() == ParallelPlan.from_json(json.dumps(written())).to_code()
+
+
 def test_switches_of_modules_come_back():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 8))
     plan = Statistics(model, (2, 8)).parallel_plan(tensor=2)
