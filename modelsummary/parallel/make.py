@@ -13,7 +13,7 @@ from torch import nn
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError, ModelSummaryError, StepError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
@@ -117,12 +117,13 @@ def make_plan(
     units = FsdpUnits([], [], {})
     unit_calls: list[int] = []
     gathered: list[tuple[int, int]] = []
-    if shard > 1 or data > 1 or precision is not None:  # the mixed precision is FSDP's, if only over one rank
+    has_units = shard > 1 or data > 1 or precision is not None  # the mixed precision is FSDP's, if only over one rank
+    if has_units:
         calls = _calls(live) if calls is None else calls
         units = fsdp_units(model, root, calls)
         unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
         gathered = unit_bytes(model, units.fqns, shapes, shard, precision, used_parameters(calls))
-    return ParallelPlan(
+    plan = ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
         data=data,
@@ -138,7 +139,8 @@ def make_plan(
         unit_calls=tuple(unit_calls),
         gathered_with_root=units.with_root,
         conditional=() if calls is None else tuple(_conditional(calls, units.fqns)),
-        averaged=tuple(name for name, parameter in model.named_parameters() if gathered and not parameter.dim()),
+        # FSDP over one rank, which has the root alone, cannot shard them either.
+        averaged=_scalars(model) if has_units or tensor * pipeline * expert == 1 else (),
         frozen=tuple(
             name
             for name, parameter in model.named_parameters()
@@ -158,6 +160,41 @@ def make_plan(
         _split=cut,
         _blocks=_kinds(live, root, calls),
     )
+    return _running(plan)
+
+
+def _scalars(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of parameters without dimensions, which FSDP cannot shard."""
+    return tuple(name for name, parameter in model.named_parameters() if not parameter.dim())
+
+
+def _running(plan: ParallelPlan) -> ParallelPlan:
+    """Return a plan; refuse a precision, or checkpoints, with which its step raises, and without which it runs."""
+    without: dict[str, dict[str, Any]] = {}
+    if plan.precision is not None:
+        without[f"precision=torch.{plan.precision}"] = {"precision": None}
+    if plan.checkpoint:
+        without[f"checkpoint of {', '.join(plan.checkpoint):.80}"] = {"checkpoint": ()}
+    failure = _failure(plan) if without else None
+    for argument, changes in without.items():
+        if failure is not None and _failure(replace(plan, **changes)) is None:
+            cause = failure.__cause__
+            raise InputError(
+                f"{argument}: the {failure.phase} of a rank raises {type(cause).__name__}: {cause}; it runs with "
+                f"{next(iter(changes))}=None"
+            ) from failure
+    return plan
+
+
+def _failure(plan: ParallelPlan) -> StepError | None:
+    """Return what the step of a plan raises; None if it runs, or if shapes do not tell."""
+    try:
+        plan.communication  # noqa: B018
+    except StepError as error:
+        return error
+    except ModelSummaryError:
+        return None
+    return None
 
 
 def _kinds(live: LiveModel, root: LayerInfo, calls: Calls | None) -> dict[str, str]:

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from modelsummary import InputError, SplitError, Statistics
-from modelsummary.errors import StepError
 from modelsummary.parallel import ParallelPlan, applied_rank
 from modelsummary.parallel.fake_world import fake_world
 from tests import idioms
@@ -89,15 +88,46 @@ def test_a_rank_communicates_in_the_dtype_of_the_precision():
 
 
 def test_what_is_not_known_says_why():
-    model, inputs = make("in_place")
-    plan = Statistics(model, inputs).parallel_plan(tensor=2, checkpoint="every")
-    with pytest.raises(StepError, match="modified by an inplace operation"):
-        plan.collectives  # noqa: B018
-    assert "Collectives are not known: the backward of the step failed" in str(plan)
-    stored = type(plan).from_json(plan.to_json())
+    stored = ParallelPlan.from_json(plan_of("decoder", tensor=2).to_json())
+    stored = replace(stored, stored_communication=None)
     with pytest.raises(InputError, match="needs the model that it was made of"):
         stored.collectives  # noqa: B018
     assert "Collectives are not known: communication of a plan needs the model" in str(stored)
+
+
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        (
+            "in_place",
+            {"checkpoint": "every"},
+            "checkpoint of blocks.0, .* modified by an inplace .* it runs with",
+        ),
+        (
+            "in_place",
+            {"tensor": 2, "checkpoint": ["blocks.0"]},
+            "checkpoint of blocks.0: the backward of a rank",
+        ),
+        (
+            "biased",
+            {"tensor": 2, "precision": torch.bfloat16},
+            "precision=torch.bfloat16: the forward .* attn_mask",
+        ),
+    ],
+)
+def test_a_step_that_a_knob_keeps_from_running_is_refused(name, options, reason):
+    # The first block writes into its input, which its second forward would take. FSDP casts no buffer, as the mask is.
+    with pytest.raises(InputError, match=reason):
+        plan_of(name, **options)
+    assert plan_of("in_place", checkpoint=["blocks.2"]).checkpoint == ("blocks.2",)
+
+
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
+def test_a_plan_of_one_rank_leaves_scalars_whole():
+    plan = plan_of("scaled", checkpoint="every")
+    assert plan.averaged
+    assert plan.communication == ()
 
 
 @pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
