@@ -12,7 +12,8 @@ The shares of the peak hold for large causal attention with heads of 128: on an 
 https://arxiv.org/abs/2407.08608, figures 5 and 6, which also show FlashAttention-2 and cuDNN), on a B200 of
 FlashAttention's own benchmarks (https://github.com/Dao-AILab/flash-attention, issue 1589 and pull request 2280).
 FlashAttention-1 reaches 30 to 50 % of the peak of an A100 in the forward, and 25 to 35 % in the backward (Dao 2023,
-https://arxiv.org/abs/2307.08691, section 1).
+https://arxiv.org/abs/2307.08691, section 1): its share is an estimate, a value with which both are in these ranges.
+The share of FlashAttention-3 is an estimate, too: 1.07 times cuDNN's.
 
 Where torch runs neither FlashAttention nor cuDNN, it takes the memory-efficient kernel of xFormers: for float32, and on
 devices without cuDNN's kernel for masks and for values with heads of another size. Its float32 products are three TF32
@@ -43,7 +44,7 @@ _START = 64  # keys that a block takes as long to begin with as to work through
 # FlashAttention-2 on an A100 reaches 190 TFLOP/s with heads of 64, and 225 with heads of 128 (Dao 2023,
 # https://arxiv.org/abs/2307.08691, figures 4 to 6): the exponentials take as long as 26 more elements of a head.
 _EXPONENTIALS, _MEASURED_HEAD = 26, 128
-_BACKWARD = 0.86  # of the forward's speed: A100, H100 and B200, of the sources above; of FlashAttention-1: 30 % of 38 %
+_BACKWARD = 0.86  # of the forward's speed: A100, H100 and B200, of the sources above; an estimate for FlashAttention-1
 EFFICIENT = 0.85  # speed of the memory-efficient kernel in half precision, compared with FlashAttention-2
 _TF32_PER_FLOAT32, _EFFICIENT_FLOAT32 = 3, 0.9
 # The A100's 47 TFLOP/s are this share of the 124 that TF32 products sustain there, limited by power; it is more than a
