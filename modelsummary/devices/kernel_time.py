@@ -292,10 +292,10 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
         attention: fused kernels of attention: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the generations of
             FlashAttention, ``"cudnn"``, or ``"efficient"`` for xFormers' memory-efficient ones. Default: what torch
             prefers on the device since version 2.10. Before, it ran FlashAttention-2 on every NVIDIA device. Devices
-            on which none was measured take the speed of their products.
+            on which none was measured take the speed of their products, whichever kernels run.
 
     Raises:
-        InputError: the kernels are unknown, or others were measured on devices of this generation, but not these.
+        InputError: the kernels are unknown, or their speed on devices of this generation is.
 
     >>> device_model(DeviceSpec("A100")).fit
     'A100'
@@ -332,7 +332,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
         tf32=tf32,
         half=half,
         sustained=sustained,
-        attention=0.0 if geforce else _attention_speed(spec, attention, sustained),
+        attention=_attention_speed(spec, attention, sustained),
         attention_kernel=attention or preferred_kernel(spec.generation),
         conv=float(entry.get("conv", 1.0)) if fitted_device is not None else 1.0,
     )
@@ -345,9 +345,17 @@ def _attention_speed(spec: DeviceSpec, kernel: str | None, sustained: float) -> 
     """
     preferred = preferred_kernel(spec.generation)
     peak = half_peak(spec)
+    is_measured = peak is not None and not is_geforce(spec) and share_of_peak(spec.generation, preferred) is not None
+    if not is_measured:
+        if kernel is not None:
+            raise InputError(
+                f"the speed of attention={kernel!r} on the {spec.name} is not known: no fused attention was measured "
+                "on such a device, so it follows the speed of products; leave attention out"
+            )
+        return 0.0
     share = share_of_peak(spec.generation, kernel or preferred)
-    if share is None and share_of_peak(spec.generation, preferred) is not None:
+    if share is None:
         raise InputError(
             f"the speed of attention={kernel!r} on the {spec.name} is not known; pass None or {preferred!r}"
         )
-    return min(peak * share, sustained) if peak and share else 0.0
+    return min(peak * share, sustained)

@@ -70,6 +70,12 @@ def time_plan(
         raise InputError(f"backward must be True or False, got {backward!r}")
     if optimizer is not None and not backward:
         raise InputError(f"optimizer={optimizer!r:.80} needs a backward; pass backward=True")
+    dtype = options.get("dtype")
+    if isinstance(dtype, torch.dtype) and dtype.itemsize == 1:
+        raise InputError(
+            f"dtype={dtype}: no forward computes in 8 bits alone, as torch multiplies 8-bit matrices with scales, by "
+            "torch._scaled_mm; pass torch.bfloat16, or a model whose layers do that"
+        )
     attention = options.get("attention")
     if attention is not None and names_own_device(device):
         raise InputError(f"attention={attention!r:.80} is for named devices; kernels of this machine are measured")
@@ -80,7 +86,6 @@ def time_plan(
         "checkpoint": options.get("checkpoint"),
         "device": "cpu" if names_own_device(device) and str(device or "cpu").startswith("cpu") else "cuda",
     }
-    dtype = options.get("dtype")
     if dtype is not None and dtype != "tf32":
         step_options["dtype"] = dtype  # type: ignore[typeddict-item]
     return step_plan("train" if backward else "inference", step_options, root)

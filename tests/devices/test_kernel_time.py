@@ -151,6 +151,9 @@ def test_attention_on_an_h100_depends_on_its_kernels(kernel, length, fact, teraf
 def test_attention_whose_speed_was_not_measured():
     with pytest.raises(InputError, match="'cudnn' on the A100 80GB is not known; pass None or 'flash2'"):
         device_model(DeviceSpec("A100"), attention="cudnn")
+    for name in ("RTX 3090", "RTX 4090", "L40S", "V100", "MI300X"):
+        with pytest.raises(InputError, match=f"on the {name}.* no fused attention was measured .* leave attention out"):
+            device_model(DeviceSpec(name), attention="flash2")
     volta, flops = device_model(DeviceSpec("V100")), attention(head=128).flops
     reached = flops / volta.computing(attention(head=128))
     assert reached == pytest.approx(0.89 * volta.spec.peak(HALF) * volta.tensor, rel=0.1)  # as fitted to an RTX 3090
