@@ -307,8 +307,8 @@ def running(
     Args:
         grad: whether gradients are enabled; on shapes, only for a device on which autograd can record operators.
         as_is: whether to keep fused fast paths and compiled functions, which hide operators.
-        device: on shapes, the device that tensors report, which need not exist; None: the model's device, or the CPU
-            for a model on meta.
+        device: on shapes, the device that tensors report, which need not exist; None: the model's device. The CPU
+            takes the place of meta.
         dtype: on shapes, the dtype of floating point parameters, buffers and inputs; None: their own dtypes.
 
     Yields:
@@ -316,15 +316,14 @@ def running(
     """
     _check_whole(modules)
     model_device = _device_of(modules, call)
-    if model_device.type == "meta" and on_shapes:  # meta has neither fused attention nor autocast
-        model_device = _CPU
+    reported = device or model_device
+    if reported.type == "meta":  # meta has neither fused attention nor autocast
+        reported = _CPU
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
     recording = torch.inference_mode(False) if grad and torch.is_inference_mode_enabled() else nullcontext()
     with recording, pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
-        execution = (
-            ShapeOnly(device or model_device, dtype) if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
-        )
+        execution = ShapeOnly(reported, dtype) if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
         try:
             if isinstance(execution, ShapeOnly):
                 args, kwargs = call.on_meta(execution.input)
@@ -334,7 +333,7 @@ def running(
                 args, kwargs = call.on_device(execution.input, model_device, raw_arrays=raw_arrays)
             hidden = nullcontext() if as_is else nothing_hidden()
             asked = execution.answering() if isinstance(execution, ShapeOnly) else nullcontext()
-            records = grad and (not on_shapes or takes_gradients(device or model_device))
+            records = grad and (not on_shapes or takes_gradients(reported))
             # distributions check their arguments by values
             checked = _torch.swapped(Distribution, "_validate_args", Distribution._validate_args and not on_shapes)
             sys.setrecursionlimit(2 * sys.getrecursionlimit())  # wrappers of calls take frames that a deep model needs
