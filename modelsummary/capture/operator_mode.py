@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -48,14 +52,48 @@ def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Any = ()) -> An
     return (if_true if predicate else if_false)(*operands)
 
 
-def _while_loop(goes_on: Any, body: Any, carried: Any, others: Any = ()) -> Any:
+def _while_loop(goes_on: Any, body: Any, carried: Any, others: Any = (), **_: Any) -> Any:
     while goes_on(*carried, *others):
         carried = tuple(body(*carried, *others))
     return carried
 
 
-# Higher-order operators that run functions of the model: their operators count, not the call.
-_CONTROL_FLOW = {"cond": _cond, "while_loop": _while_loop}
+def _map(function: Any, rows: Any, others: Any = (), **_: Any) -> Any:
+    return _stacked([function(*row, *others) for row in zip(*rows, strict=True)])
+
+
+def _scan(combine: Any, carried: Any, rows: Any, others: Any = (), **_: Any) -> Any:
+    outputs = []
+    for row in zip(*rows, strict=True):
+        result = combine(*carried, *row, *others)
+        carried, output = result[: len(carried)], result[len(carried) :]
+        outputs.append(output)
+    return (*carried, *_stacked(outputs))
+
+
+def _stacked(results: list[Any]) -> Any:
+    """Return equal containers of tensors as one, whose tensors have a new first dimension."""
+    return _torch.tree_map(lambda *rows: torch.stack(rows) if isinstance(rows[0], Tensor) else rows[0], *results)
+
+
+# Higher-order operators that run functions of the model, which then runs itself: its operators count, not the call, and
+# autograd sees them. Torch's own gradients of these operators trace the functions, in which parameters are constants.
+_CONTROL_FLOW = {"cond": _cond, "while_loop": _while_loop, "map_impl": _map, "scan": _scan}
+
+
+@contextmanager
+def _control_flow_runs() -> Iterator[None]:
+    """Return a context in which the functions of control flow run as other code of the model does."""
+    with ExitStack() as stack:
+        for name, run in _CONTROL_FLOW.items():
+            operator = getattr(torch.ops.higher_order, name, None)
+            if operator is not None:
+                stack.enter_context(_torch.swapped(operator, "dispatch", partial(_without_key, run)))
+        yield
+
+
+def _without_key(run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+    return run(*args, **kwargs)
 
 
 class Costs:
@@ -109,6 +147,19 @@ class Operators(TorchDispatchMode):
         self._counters = counters
         self._fake_mode = _torch.fake_mode()
         self._rules: dict[int, OpRule] = {}
+        self._entered: list[ExitStack] = []  # the mode enters itself again for operators that it decomposes
+
+    def __enter__(self) -> Self:
+        stack = ExitStack()
+        if not self._entered:
+            stack.enter_context(_control_flow_runs())
+        self._entered.append(stack)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered.pop().close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,10 +171,6 @@ class Operators(TorchDispatchMode):
                 return NotImplemented
             self._rules[id(func)] = rule
         kwargs = kwargs or {}
-        branch = _CONTROL_FLOW.get(rule.name)
-        if branch is not None:
-            with self:
-                return branch(*args, **kwargs)
         if len(types) != 1 or types[0] is not ShapeTensor:  # spares most operators these checks
             # A distributed tensor replaces an operator by collectives and by operators on the shard of this process.
             if "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):

@@ -126,3 +126,63 @@ class Loop(nn.Module):
 def test_the_operators_of_control_flow_count_as_they_run(model, runs):
     stats = Statistics(model, torch.rand(2, 4), execution="real")
     assert (stats.root.macs, stats.uncounted_ops) == (runs * 2 * 4 * 4, {})
+
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        from torch._higher_order_ops.map import map as map_rows
+
+        return map_rows(self.linear, x)
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        from torch._higher_order_ops.scan import scan
+
+        def step(state, row):
+            state = torch.tanh(self.linear(row) + state)
+            return state, state.clone()
+
+        return scan(step, torch.zeros(4), x, dim=0)[1]
+
+
+class Written(nn.Module):
+    """What ``Branches``, ``Rows`` or ``Steps`` computes, in Python."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        if isinstance(self.model, Branches):
+            return self.model.small(x)
+        state, states = torch.zeros(4), []
+        for row in x:
+            state = (
+                self.model.linear(row) if isinstance(self.model, Rows) else torch.tanh(self.model.linear(row) + state)
+            )
+            states.append(state if isinstance(self.model, Rows) else state.clone())
+        return torch.stack(states)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Branches, Rows, Steps])
+def test_a_step_trains_through_control_flow_as_through_python(kind):
+    model, x = kind(), torch.rand(3, 4)
+    stats, written = Statistics(model, x), Statistics(Written(model), x)
+    assert (stats.root.macs, stats.uncounted_ops) == (written.root.macs, {})
+    memory, expected = stats.memory(), written.memory()
+    assert (memory.grads, memory.activations) == (expected.grads, expected.activations)
+    assert memory.grads == sum(parameter.nbytes for parameter in model.parameters()) // (2 if kind is Branches else 1)
+    step, same = (run.estimate_latency("A100", backward=True) for run in (stats, written))
+    assert step.backward_ms == same.backward_ms > 0
+    model(x).sum().backward()  # as torch runs it, when nothing is observed
+    assert all((row.grad is not None) for row in (model.small if kind is Branches else model).parameters())
