@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import CodeType
@@ -13,7 +14,7 @@ from modelsummary.operators.operator_calls import Line
 __all__ = ["model_line"]
 
 _PACKAGE = Path(__file__).parents[1]
-_FOREIGN = (f"{Path(torch.__file__).parent}/", f"{_PACKAGE}/", "<")  # "<": code that was made of a text
+_FOREIGN = (f"{Path(torch.__file__).parent}{os.sep}", f"{_PACKAGE}{os.sep}", "<")  # "<": code that was made of a text
 _RUNNER = str(Path(__file__).with_name("step.py"))
 _ENGINE = "_engine_run_backward"  # the function of torch that runs a backward
 _kinds: dict[CodeType, bool | None] = {}  # None: the frames below it do not belong to the operator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -93,7 +93,7 @@ class StepRun:
         """Return a context in which tensors that are saved for the backward are noted."""
         if not (self.plan.train and self._follows):
             return nullcontext()
-        return torch.autograd.graph.saved_tensors_hooks(self.observer.save, self.observer.unpack)
+        return _saving_outside_of_transforms(self.observer.save, self.observer.unpack)
 
     def _begin(self, phase: str) -> None:
         self._phases.append((phase, self._n_operators()))
@@ -273,6 +273,34 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and not is_lazy(tensor):
                 yield f"{fqn}.{name}".lstrip("."), tensor
+
+
+@contextmanager
+def _saving_outside_of_transforms(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+    """Return a context in which tensors that autograd saves are packed, except inside ``torch.func.grad`` and the like.
+
+    These refuse to run under hooks. What they save is followed as other storages are.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    disabled = torch.autograd.graph.disable_saved_tensors_hooks
+    depth = 0
+
+    @contextmanager
+    def without_hooks(message: str) -> Iterator[None]:
+        nonlocal depth
+        if not depth:
+            hooks.__exit__()
+        depth += 1
+        try:
+            with disabled(message):
+                yield
+        finally:
+            depth -= 1
+            if not depth:
+                hooks.__enter__()
+
+    with hooks, _torch.swapped(torch.autograd.graph, "disable_saved_tensors_hooks", without_hooks):
+        yield
 
 
 def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:

@@ -139,10 +139,20 @@ def _outer_product(call: Arguments) -> Count:
 
 
 def is_outer_product(a: Any, b: Any) -> bool:
-    """Return True if ``a`` is a vector viewed as a column and ``b`` a vector; an (n, 1) matrix only scales rows."""
+    """Return True if ``a`` is a vector viewed as a column and ``b`` a vector; an (n, 1) matrix only scales rows.
+
+    The vector may be a part of a matrix: ``torch.outer`` views it with equal strides, which a column of a wider matrix
+    does not have.
+
+    >>> x = torch.ones(3, 4)
+    >>> is_outer_product(x[:, 0].view(3, 1), x[0]), is_outer_product(x[:, :1], x[0])
+    (True, False)
+    """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dim() != 2 or b.dim() != 1:
         return False
-    return a.shape[1] == 1 and a._is_view() and a._base is not None and a._base.dim() == 1
+    if a.shape[1] != 1 or not a._is_view() or a._base is None:
+        return False
+    return a._base.dim() == 1 or (a._base.shape[-1] > 1 and a.stride(0) == a.stride(1))
 
 
 register("aten", "mul.Tensor mul_.Tensor", macs=_outer_product, depends_on_views=True)

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modelsummary import Statistics
 from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.observe import observe
 from modelsummary.errors import StepError
 from modelsummary.memory.step_options import step_plan
+from tests.models import Call
 
 
 class Dispatched(TorchDispatchMode):
@@ -93,3 +95,21 @@ def test_the_operator_that_overwrites_a_saved_tensor_is_named():
     with pytest.raises(StepError, match=r"aten\.mul_ wrote it in line") as error:
         trace_of(Chunked(in_place=True))
     assert error.value.line == (__file__, Chunked.forward.__code__.co_firstlineno + 4)
+
+
+def test_gradients_inside_of_a_forward_cost_the_same_in_both_of_torchs_forms():
+    def transformed(self, x):
+        return self.linear(torch.func.grad(lambda inner: torch.tanh(self.linear(inner)).sum())(x))
+
+    def written(self, x):
+        x = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(torch.tanh(self.linear(x)).sum(), x, create_graph=True)
+        return self.linear(grad)
+
+    linear, x = nn.Linear(64, 64), torch.rand(8, 64)
+    models = [Call(forward, linear=linear) for forward in (transformed, written)]
+    memories = [Statistics(model, x).memory() for model in models]
+    assert len({(memory.grads, memory.activations) for memory in memories}) == 1
+    assert memories[0].activations > 2 * 8 * 64 * 4  # the two tensors that tanh and the second product keep
+    with pytest.raises(RuntimeError, match="hooks"), torch.autograd.graph.save_on_cpu():
+        models[0](x)  # as before: torch refuses its transforms under hooks of others

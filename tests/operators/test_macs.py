@@ -234,6 +234,15 @@ def test_two_vectors_make_an_outer_product_but_scaling_rows_is_elementwise():
     assert macs(both, torch.rand(3), torch.rand(4), torch.rand(3, 1)) == 12
 
 
+@pytest.mark.parametrize("execution", ["shape", "real"])
+def test_an_outer_product_of_parts_of_a_matrix(execution):
+    parts = (lambda x: (x[:, 0], x[0])), (lambda x: (x[0], x[1])), (lambda x: (x[1, :2], x[:, 2]))
+    for part, expected in zip(parts, (3 * 4, 4 * 4, 2 * 3), strict=True):
+        assert macs(Call(lambda x, part=part: torch.outer(*part(x))), torch.rand(3, 4), execution=execution) == expected
+    scaled = Call(lambda x: (x[:, :1] * x[0], x.view(6, 2)[:, 1:] * x[0]))
+    assert macs(scaled, torch.rand(3, 4), execution=execution) == 0
+
+
 def test_integer_products():
     int8 = torch.empty(32, 64, dtype=torch.int8, device="meta"), torch.empty(64, 48, dtype=torch.int8, device="meta")
     assert macs(Call(torch._int_mm), *int8) == 32 * 64 * 48
