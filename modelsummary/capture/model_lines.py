@@ -17,7 +17,8 @@ _PACKAGE = Path(__file__).parents[1]
 _FOREIGN = (f"{Path(torch.__file__).parent}{os.sep}", f"{_PACKAGE}{os.sep}", "<")  # "<": code that was made of a text
 _RUNNER = str(Path(__file__).with_name("step.py"))
 _ENGINE = "_engine_run_backward"  # the function of torch that runs a backward
-_kinds: dict[CodeType, bool | None] = {}  # None: the frames below it do not belong to the operator
+# By the id of the code, which is kept: to hash it takes longer. None: the frames below do not belong to the operator.
+_kinds: dict[int, tuple[CodeType, bool | None]] = {}
 
 
 def model_line() -> Line | None:
@@ -28,10 +29,10 @@ def model_line() -> Line | None:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        try:
-            is_model = _kinds[code]
-        except KeyError:
-            is_model = _kinds[code] = _kind_of(code)
+        kind = _kinds.get(id(code))
+        if kind is None:
+            kind = _kinds[id(code)] = code, _kind_of(code)
+        is_model = kind[1]
         if is_model is None:
             return None
         if is_model:
