@@ -23,7 +23,7 @@ from modelsummary.split.schedule import (
     simulate,
 )
 
-__all__ = ["ItemSpan", "Once", "StepItems", "by_rank", "in_flight", "rank_of"]
+__all__ = ["ItemSpan", "StepItems", "WeightUpdate", "by_rank", "in_flight", "rank_of"]
 
 _CAUSES = {"device": "bubble", "link": "pipeline", "gradients": "gradients"}  # of waiting for a resource
 _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
@@ -31,8 +31,8 @@ _NAMES |= {"device": "optimizer", "link": "message", "gradients": "reduction of 
 _ROWS = {"device": "rank"}
 
 
-class Once(NamedTuple):
-    """Seconds of what a rank does after its last backward.
+class WeightUpdate(NamedTuple):
+    """Seconds of what a rank does after its last backward, once in a step.
 
     Attributes:
         gradients: in which it waits for the reduction of its gradients, and for sharded parameters.
@@ -68,13 +68,13 @@ class StepItems:
         plan: the plan.
         microbatches: micro-batches of one copy in a step.
         loads: seconds of each stage for one micro-batch; their ``message`` is the one to the next stage.
-        once: what each rank of the pipeline does after its last backward.
+        updates: what each rank of the pipeline does after its last backward.
     """
 
     plan: Plan
     microbatches: int
     loads: Sequence[StageLoad]
-    once: Sequence[Once]
+    updates: Sequence[WeightUpdate]
 
     def seconds(self, speed: Speed | None = None) -> float:
         """Return the seconds of the step.
@@ -101,8 +101,8 @@ class StepItems:
             ends = _ends_of_ranks(
                 tuple(self.loads), replace(self.plan, data=self.plan.batch_ranks, shard=1, sharded=None), count
             )
-            reduced = (end + once.gradients for end, once in zip(ends, self.once, strict=True))
-            return max(reduced) + max(once.optimizer for once in self.once)
+            reduced = (end + update.gradients for end, update in zip(ends, self.updates, strict=True))
+            return max(reduced) + max(update.optimizer for update in self.updates)
 
         return self._periodic(seconds)
 
@@ -131,11 +131,11 @@ class StepItems:
         for index, load in enumerate(self.loads):
             busy[rank_of(index, plan)] += self.microbatches * (load.forward + load.backward)
         least = before = after = 0.0
-        for seconds, load, once in zip(busy, self.loads, self.once, strict=False):
-            least = max(least, before + seconds + max(after, once.gradients))
+        for seconds, load, update in zip(busy, self.loads, self.updates, strict=False):
+            least = max(least, before + seconds + max(after, update.gradients))
             before += load.forward + load.message
             after += 0.0 if halves else load.backward + load.message
-        return least + max(once.optimizer for once in self.once)
+        return least + max(update.optimizer for update in self.updates)
 
     @property
     def simulation(self) -> Simulation:
@@ -159,7 +159,7 @@ class StepItems:
 
     def _run(self, count: int, speed: Speed | None = None) -> tuple[ItemGraph, list[float]]:
         graph = _graph(self.plan, count).items
-        seconds = [*seconds_of(self.loads), *(value for once in self.once for value in once)]
+        seconds = [*seconds_of(self.loads), *(value for update in self.updates for value in update)]
         return graph, graph.run(seconds, speed)
 
     @property

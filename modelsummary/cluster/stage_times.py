@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from modelsummary.cluster.memory import gathered, sharded
-from modelsummary.cluster.pipeline import Once, by_rank, rank_of
+from modelsummary.cluster.pipeline import WeightUpdate, by_rank, rank_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit, added
 from modelsummary.cluster.step_model import StepModel
@@ -128,14 +128,14 @@ class StageTimer:
         gather = network.seconds("all_gather", nbytes, self._time_model.groups(plan)["tensor"])
         return network.send(nbytes / shares, is_inside=is_inside) + gather
 
-    def once(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> list[Once]:
+    def updates(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> list[WeightUpdate]:
         """Return what each rank does after its last backward."""
         ranks = list(zip(by_rank(stages, plan), by_rank(loads, plan), strict=True))
         keys = [tuple(map(id, rank_stages)) for rank_stages, _ in ranks]
-        distinct = {key: self._once_on(*rank, plan) for key, rank in dict(zip(keys, ranks, strict=True)).items()}
+        distinct = {key: self._update_on(*rank, plan) for key, rank in dict(zip(keys, ranks, strict=True)).items()}
         return [distinct[key] for key in keys]
 
-    def _once_on(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> Once:
+    def _update_on(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> WeightUpdate:
         """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
 
         Gradients of the last micro-batch are reduced while its backward runs: in the buckets of
@@ -173,4 +173,4 @@ class StageTimer:
             distance = plan.tensor * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
             waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
         held = sharded(weights, experts, plan) if plan.sharded else weights + experts
-        return Once(waited, time_model.optimizer(held, recipe))
+        return WeightUpdate(waited, time_model.optimizer(held, recipe))

@@ -10,7 +10,7 @@ from modelsummary.cluster.applying import Applier, MakePlan
 from modelsummary.cluster.estimate import CAUSES, StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
-from modelsummary.cluster.pipeline import Once, StepItems, by_rank, in_flight
+from modelsummary.cluster.pipeline import StepItems, WeightUpdate, by_rank, in_flight
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.published_errors import case_of
 from modelsummary.cluster.simulated_stages import SimulatedStage, added, stages_of
@@ -60,7 +60,7 @@ class StepSimulator:
         self._rank_loads: dict[tuple[int, ...], RankLoad] = {}
         self._bare: dict[tuple[object, ...], int] = {}
         self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
-        self._once: dict[tuple[object, ...], list[Once]] = {}
+        self._updates: dict[tuple[object, ...], list[WeightUpdate]] = {}
 
     def simulate(self, plan: Plan) -> StepEstimate:
         """Return the estimate of a step.
@@ -102,9 +102,9 @@ class StepSimulator:
         key = self._loads_key(plan, microbatches)
         loads, _ = self._timed(plan, microbatches)
         group = (*key, plan.copies, plan.sharded, plan.shards)
-        if group not in self._once:
-            self._once[group] = self._timer.once(stages, loads, plan)
-        return StepItems(plan, microbatches, loads, self._once[group])
+        if group not in self._updates:
+            self._updates[group] = self._timer.updates(stages, loads, plan)
+        return StepItems(plan, microbatches, loads, self._updates[group])
 
     def _timed(self, plan: Plan, microbatches: int) -> tuple[list[StageLoad], list[SecondsByCause]]:
         """Return the load of each stage, and its seconds by cause."""
@@ -126,7 +126,7 @@ class StepSimulator:
         rank = busy.index(max(busy))
         _, spent = self._timed(plan, m)
         causes = dict.fromkeys(CAUSES, 0.0) | added((of_stage, m) for of_stage in by_rank(spent, plan)[rank])
-        return {**causes, **items.causes(rank), "optimizer": items.once[rank].optimizer}
+        return {**causes, **items.causes(rank), "optimizer": items.updates[rank].optimizer}
 
     # ----------------------------------------------------------------------------------------- stages
 

@@ -13,7 +13,7 @@ from torch import nn
 from modelsummary import InputError, Statistics, StepError
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.parts import AFTER
-from modelsummary.cluster.pipeline import Once, StepItems, in_flight
+from modelsummary.cluster.pipeline import StepItems, WeightUpdate, in_flight
 from modelsummary.cluster.timing import UnitSeconds
 from modelsummary.memory.estimate import CATEGORIES
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
@@ -29,9 +29,9 @@ def plan_of(schedule, p):
     return Plan(pipeline=p, virtual_stages=PER_DEVICE.get(schedule, 1), schedule=schedule)
 
 
-def items_of(loads, plan, m, once=None):
-    """Return the items of a step that does nothing after its last backward, unless ``once`` says what."""
-    return StepItems(plan, m, loads, once or [Once()] * plan.pipeline)
+def items_of(loads, plan, m, updates=None):
+    """Return the items of a step that does nothing after its last backward, unless ``updates`` say what."""
+    return StepItems(plan, m, loads, updates or [WeightUpdate()] * plan.pipeline)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -69,12 +69,12 @@ def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seco
     held = [max(map(sum, in_flight(schedule, p, plan.virtual_stages, m, rank))) for rank in range(plan.pipeline)]
     assert held == whole.peak_activation_bytes
     assert items.least_seconds() <= whole.makespan * (1 + 1e-9)
-    once = [Once(0.3 * rank, 1.0 + rank) for rank in range(p)]
-    after = items_of(loads, plan, m, once)
+    updates = [WeightUpdate(0.3 * rank, 1.0 + rank) for rank in range(p)]
+    after = items_of(loads, plan, m, updates)
     assert after.least_seconds() <= after.seconds() * (1 + 1e-9)
     for rank, busy in enumerate(whole.busy):
         lost = after.causes(rank)
-        assert sum(lost.values()) + busy + once[rank].optimizer == pytest.approx(after.seconds(), rel=1e-6)
+        assert sum(lost.values()) + busy + updates[rank].optimizer == pytest.approx(after.seconds(), rel=1e-6)
 
 
 def test_what_a_rank_waits_for():
@@ -84,7 +84,7 @@ def test_what_a_rank_waits_for():
     7-8. Rank 1 reduces its own from 5.5 to 8.5, which both optimizers wait for.
     """
     loads = [StageLoad(1, 0.5, 0.5, message=0.5), StageLoad(2, 1, 1)]
-    items = items_of(loads, plan_of("1f1b", 2), 1, [Once(1, 0.25), Once(3, 0.25)])
+    items = items_of(loads, plan_of("1f1b", 2), 1, [WeightUpdate(1, 0.25), WeightUpdate(3, 0.25)])
     assert items.seconds() == 8.75
     assert items.causes(0) == {"pipeline": 1.0, "bubble": 4.0, "gradients": 1.5}
     assert items.causes(1) == {"pipeline": 0.5, "bubble": 1.0, "gradients": 3.0}
@@ -211,8 +211,8 @@ def test_the_ends_of_a_pipeline_reduce_the_weight_that_they_share(simulator):
     tied = [each.tied.elements for each in simulator.stages(apart)]
     assert tied == [64 * 32, 64 * 32]  # the embedding, which is the head as well
     seconds = simulator.time_model.network.seconds("all_reduce", 4 * tied[0], simulator.time_model.network.group(2))
-    assert [each.gradients for each in items.once] == pytest.approx([seconds, seconds])
-    assert simulator.items(Plan(micro_batch=4)).once[0].gradients == 0
+    assert [each.gradients for each in items.updates] == pytest.approx([seconds, seconds])
+    assert simulator.items(Plan(micro_batch=4)).updates[0].gradients == 0
 
 
 def test_collectives_take_units_from_kernels(simulator):
@@ -283,9 +283,9 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(sharded):
         copied = into[0] + LAYERS * into[1]
         backward = sum(stage.backward.values()) + adding + again + scatter + between + copied
         assert load.backward == pytest.approx(backward)
-        assert items.once[0].gradients == 0
+        assert items.updates[0].gradients == 0
     else:
-        assert items.once[0].gradients == pytest.approx(gather + scatter + between)
+        assert items.updates[0].gradients == pytest.approx(gather + scatter + between)
     memory = simulator.simulate(plan).memory[0]
     share = -(-n // 8)  # two states and the float32 weights, which under FSDP are the shards
     assert memory.optimizer == (8 if sharded == "parameters" else 12) * share
@@ -491,9 +491,9 @@ def test_gradients_are_reduced_in_buckets_while_the_backward_runs():
     bucket = network.seconds("all_reduce", nbytes / 2, network.group(2))
     backward = items.loads[0].backward
     assert bucket > backward  # the first bucket follows half of the backward, and hides the other half
-    assert items.once[0].gradients == pytest.approx(2 * bucket - backward / 2)
+    assert items.updates[0].gradients == pytest.approx(2 * bucket - backward / 2)
     alone = StepModel(stats.live, stats.root, Recipe(overlap_gradients=False))
-    at_once = StepSimulator(alone, cluster, 16, 0).items(plan).once[0].gradients
+    at_once = StepSimulator(alone, cluster, 16, 0).items(plan).updates[0].gradients
     assert at_once == pytest.approx(network.seconds("all_reduce", nbytes, network.group(2)))
 
 
