@@ -96,7 +96,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     if mode == "train" and dtype is not None and dtype.itemsize == 1:
         raise InputError(
             f"dtype={dtype}: no step trains in 8 bits alone, as torch adds no tensors of 8 bits; pass torch.bfloat16, "
-            f"cost 8-bit products by simulate(..., recipe=Recipe(dtype={dtype})), or run the forward without a backward"
+            f"cost 8-bit products by simulate(..., recipe=Recipe(precision={dtype})), or run the forward alone"
         )
     return StepPlan(
         train=mode == "train",
