@@ -263,8 +263,10 @@ class StepEstimate(Printed):
         slow, fast = (duration(1e3 * seconds) for seconds in reversed(error.range(self.step_seconds)))
         least, most = (scaled(int(nbytes), "B", binary=True) for nbytes in of_peaks.range(self.memory_bytes))
         return [
-            f"Four of five such steps take {fast} to {slow}: {error.describe()}",
-            f"Four of five fullest ranks hold {least} to {most}: {of_peaks.describe()}",
+            f"Four of five such steps take {fast} to {slow}{error.why_outside('too fast', 'too slow')}: "
+            f"{error.describe()}",
+            f"Four of five fullest ranks hold {least} to {most}{of_peaks.why_outside('too small', 'too large')}: "
+            f"{of_peaks.describe()}",
         ]
 
     def _report(self) -> Report:

@@ -100,6 +100,19 @@ class PublishedErrors(NamedTuple):
         runs = f"{', '.join(self.tables)} ({number_of(self.runs, 'run')})"
         return f"typical error {percent(self.typical)}, bias {100 * self.bias:+.0f} %, mostly of {runs}"
 
+    def why_outside(self, below: str, above: str) -> str:
+        """Return why a prediction is outside of its range, as a part of a line; an empty text if it is inside.
+
+        Args:
+            below, above: what predictions below, or above, the range are called.
+
+        >>> PublishedErrors(0.1, -0.1, 0.8, 0.9, 12, ("some table",)).why_outside("too fast", "too slow")
+        ', not as predicted, as nine of ten predictions were too fast'
+        """
+        if self.low <= 1 <= self.high:
+            return ""
+        return f", not as predicted, as nine of ten predictions were {below if self.high < 1 else above}"
+
     def range(self, value: float) -> tuple[float, float]:
         """Return the range in which the measured value of a prediction is expected, four times of five."""
         return value / self.high, value / self.low
