@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
@@ -43,30 +44,56 @@ class SimulatedStage:
     """One stage of the pipeline on one rank, for one micro-batch.
 
     Attributes:
-        units: its blocks, and what precedes and follows them, in the order of the calls.
-        forward, backward, of_weights: the seconds of all units, as in ``StageUnit``.
+        units: its blocks, and what precedes and follows them, in the order of the calls; equal ones are one object.
         crossing_bytes: bytes that it takes from the stage before it.
-        kept_bytes: bytes of activations kept from the forward to the backward.
         working_bytes: bytes of activations that exist only while a block is recomputed.
         temporary_bytes: the most bytes alive for a moment.
-        weights: on the rank, without divided experts.
-        experts: weights of experts that are divided over ranks.
         root: what stays gathered under FSDP: what precedes and what follows the blocks, if they share a parameter.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
 
     units: tuple[StageUnit, ...]
-    forward: SecondsByCause
-    backward: SecondsByCause
-    of_weights: float
     crossing_bytes: int
-    kept_bytes: int
     working_bytes: int
     temporary_bytes: int
-    weights: Weights
-    experts: Weights
     root: FsdpUnit
     tied: Weights
+
+    @cached_property
+    def _counts(self) -> list[tuple[StageUnit, int]]:
+        """The distinct units, and how many of each there are."""
+        unit_of = {id(unit): unit for unit in self.units}
+        return [(unit_of[key], count) for key, count in Counter(map(id, self.units)).items()]
+
+    @cached_property
+    def forward(self) -> SecondsByCause:
+        """Seconds of the forward by cause."""
+        return added((unit.forward, count) for unit, count in self._counts)
+
+    @cached_property
+    def backward(self) -> SecondsByCause:
+        """Seconds of the backward by cause, with recomputation."""
+        return added((unit.backward, count) for unit, count in self._counts)
+
+    @cached_property
+    def of_weights(self) -> float:
+        """Seconds of the backward that compute gradients of weights alone."""
+        return sum(count * unit.of_weights for unit, count in self._counts)
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Bytes of activations kept from the forward to the backward."""
+        return sum(count * unit.weights.kept_bytes for unit, count in self._counts)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Weights on the rank, without divided experts."""
+        return sum((unit.weights.shared.times(count) for unit, count in self._counts), self.root.shared)
+
+    @cached_property
+    def experts(self) -> Weights:
+        """Weights of experts that are divided over ranks."""
+        return sum((unit.weights.experts.times(count) for unit, count in self._counts), self.root.experts)
 
 
 def added(spent: Iterable[tuple[SecondsByCause, float]]) -> dict[str, float]:
@@ -215,18 +242,11 @@ def _stage(
     )
     working = [parts[name].kept_bytes - parts[name].entered_bytes for name, is_recomputed in counts if is_recomputed]
     working += [parts[kind].core_bytes for kind in kinds if parts[kind].has_backward] if selective else []
-    held = [(root, 1), *((unit_of[call].weights, count) for call, count in counts.items())]
     return SimulatedStage(
         units=units,
-        forward=added((unit_of[call].forward, count) for call, count in counts.items()),
-        backward=added((unit_of[call].backward, count) for call, count in counts.items()),
-        of_weights=sum(count * unit_of[call].of_weights for call, count in counts.items()),
         crossing_bytes=crossing_bytes,
-        kept_bytes=sum(unit.weights.kept_bytes for unit in units),
         working_bytes=max(working, default=0),
         temporary_bytes=max(parts[name].temporary_bytes for name, _ in counts),
-        weights=sum((weights.shared.times(count) for weights, count in held), Weights()),
-        experts=sum((weights.experts.times(count) for weights, count in held), Weights()),
         root=root,
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )
