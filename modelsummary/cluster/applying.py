@@ -177,7 +177,13 @@ class Applier:
 
     def _check(self, plan: Plan) -> None:
         """Raise ``InputError`` if the plan or the recipe has a part that ``parallel_plan`` does not apply."""
-        for name in ("context", "expert", "virtual_stages"):
+        if plan.expert > 1:
+            raise InputError(
+                f"parallel_plan does not apply expert={plan.expert} of a Plan, whose ranks send tokens to each other's "
+                "experts: its own expert= divides the experts of ranks that have the same tokens; search with "
+                "expert=[1] for a plan to apply"
+            )
+        for name in ("context", "virtual_stages"):
             if getattr(plan, name) > 1:
                 raise InputError(
                     f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to "

@@ -65,7 +65,8 @@ class ParallelPlan(Printed):
 
     Attributes:
         model_class: of the model.
-        tensor, data, shard, pipeline, expert: number of ranks along each dimension of the mesh.
+        tensor, data, shard, pipeline, expert: number of ranks along each dimension of the mesh. Ranks of ``expert``
+            have the same tokens; these of ``cluster.Plan`` have others, and send them to the ranks of their experts.
         layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.
