@@ -187,7 +187,7 @@ def _inside(block: str, fqn: str) -> str | None:
 
 
 def _repeated(collectives: Iterable[Collective], same: Mapping[str, str]) -> Iterator[Collective]:
-    """Yield the collectives, and those of the blocks that did not run."""
+    """Yield the collectives, and the same ones for the blocks that did not run."""
     for collective in collectives:
         yield collective
         for block, other in same.items():

@@ -200,7 +200,7 @@ def _failure(plan: ParallelPlan) -> StepError | None:
 def _kinds(live: LiveModel, root: LayerInfo, calls: Calls | None) -> dict[str, str]:
     """Return FQN of each block -> FQN of the first block that communicates alike, as far as that is known.
 
-    Blocks that run several times, and those of which a function outside takes a parameter, are equal to no other.
+    A block that runs several times, or of which a function outside takes a parameter, is equal to no other.
     """
     if calls is None or live.execution == "real":
         return {}

@@ -66,7 +66,7 @@ class ParallelPlan(Printed):
     Attributes:
         model_class: of the model.
         tensor, data, shard, pipeline, expert: number of ranks along each dimension of the mesh. Ranks of ``expert``
-            have the same tokens; these of ``cluster.Plan`` have others, and send them to the ranks of their experts.
+            have the same tokens; ranks of ``cluster.Plan.expert`` have others, and send them to each other's experts.
         layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.
@@ -131,7 +131,7 @@ class ParallelPlan(Printed):
     _stages: Any = field(default=None, repr=False, compare=False)
     _split: Any = field(default=None, repr=False, compare=False)
     _estimate: Any = field(default=None, repr=False, compare=False)
-    _blocks: Any = field(default=None, repr=False, compare=False)  # FQN of each block -> that of the first equal one
+    _blocks: Any = field(default=None, repr=False, compare=False)  # FQN of each block -> FQN of the first equal one
 
     def __getstate__(self) -> dict[str, Any]:
         stored = None
