@@ -225,7 +225,7 @@ def test_sums():
 def test_fsdp_shards_rows():
     # The first of 4 ranks has 2 of 5 rows, as torch.chunk gives it, the only row of a bias, and a scalar.
     tensors = [torch.ones(5, 3), torch.ones(1), torch.ones(())]
-    weights = Weights.of(weight_of(tensor, tensor, Recipe(dtype=None), "trained") for tensor in tensors)
+    weights = Weights.of(weight_of(tensor, tensor, Recipe(precision=None), "trained") for tensor in tensors)
     assert (weights.elements, weights.over(4).elements, (weights + weights).over(4).trained) == (17, 8, 2 * 4 * 8)
     assert torch.ones(5, 3).chunk(4)[0].numel() + 2 == 8
 

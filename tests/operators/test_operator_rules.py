@@ -130,7 +130,7 @@ def _operators_named_in(path):
             yield from re.findall(r"\baten\.(\w+)", ast.unparse(node))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
             yield from re.findall(r"\baten(?:\.|::)(\w+)", node.value)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "register":
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "register" and len(node.args) > 1:
             namespace, names, *_ = node.args
             if isinstance(names, ast.Constant) and getattr(namespace, "value", "") == "aten":
                 yield from names.value.split()
