@@ -78,7 +78,12 @@ def _stacked(results: list[Any]) -> Any:
 
 # Higher-order operators that run functions of the model, which then runs itself: its operators count, not the call, and
 # autograd sees them. Torch's own gradients of these operators trace the functions, in which parameters are constants.
-_CONTROL_FLOW = {"cond": _cond, "while_loop": _while_loop, "map_impl": _map, "scan": _scan}
+_CONTROL_FLOW: dict[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "map_impl": _map,
+    "scan": _scan,
+}
 
 
 @contextmanager
@@ -154,11 +159,11 @@ class Operators(TorchDispatchMode):
         if not self._entered:
             stack.enter_context(_control_flow_runs())
         self._entered.append(stack)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._entered.pop().close()
 
     def __torch_dispatch__(

@@ -345,8 +345,8 @@ def _attention_speed(spec: DeviceSpec, kernel: str | None, sustained: float) -> 
     """
     preferred = preferred_kernel(spec.generation)
     peak = half_peak(spec)
-    is_measured = peak is not None and not is_geforce(spec) and share_of_peak(spec.generation, preferred) is not None
-    if not is_measured:
+    is_measured = not is_geforce(spec) and share_of_peak(spec.generation, preferred) is not None
+    if not peak or not is_measured:
         if kernel is not None:
             raise InputError(
                 f"the speed of attention={kernel!r} on the {spec.name} is not known: no fused attention was measured "
