@@ -91,7 +91,8 @@ def observe(
         storages: follow storages until they are freed, for the memory of the step. Without, only operators are noted;
             a step that needs values may then run on another device than ``plan`` wants.
         note: called before the model is restored; its result is ``Trace.noted``.
-        routes_evenly: choices of experts fall on all experts in turn, as without values they are not known.
+        routes_evenly: assume values that are not known, as ``ShapeOnly.assume_values`` does: choices of experts fall on
+            all experts in turn.
 
     Raises:
         InputError: no result requires a gradient, the loss is not a scalar, or the step needs values that are missing.
@@ -130,7 +131,8 @@ def observe(
     ):
         shapes, args, kwargs = begun
         assert isinstance(shapes, ShapeOnly)
-        shapes.routes_evenly = routes_evenly
+        if routes_evenly:
+            shapes.assume_values((args, kwargs))
         kind = StepRun if plan.stage is None else StageRun
         run = kind(model, args, kwargs, plan, device, block, level="storages" if storages else "arguments")
         with as_step_error(lambda: run.doing, remedies):

@@ -56,8 +56,8 @@ WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
 
 
 EVEN_ROUTES = (
-    "the forward reads which experts were chosen, and tensors on meta have no values: choices are assumed to fall on"
-    " all experts in turn"
+    "the forward asks for values, and tensors on meta have none: choices are assumed to fall on all experts in turn,"
+    " integers that were passed to be zeros, and random numbers to have their mean"
 )
 
 
@@ -127,7 +127,7 @@ def _on_shapes(parts: ModelParts, call: CallArguments, *, fails: bool, lacks_val
 
     Args:
         fails: the caller wants no other run.
-        lacks_values: the model or an input is on meta. Experts are then chosen in turn if the forward reads which are.
+        lacks_values: the model or an input is on meta. Values are then assumed if the forward asks for them.
     """
     run = _attempt(parts, call, on_shapes=True)
     reason = _obstacle(run)
@@ -255,8 +255,8 @@ def _run_once(
     with casts, seen as ran, on as (execution, args, kwargs):
         if isinstance(execution, RealExecution) and ran is not None:
             execution.ran = ran
-        if isinstance(execution, ShapeOnly):
-            execution.routes_evenly = routes_evenly
+        if isinstance(execution, ShapeOnly) and routes_evenly:
+            execution.assume_values((args, kwargs))
         # The trace of the table is not kept, as ``LiveModel`` keeps others: to note arguments, and what tells later
         # whether the model has changed, makes a table of 100,000 modules a quarter slower.
         step = StepRun(parts.model, args, kwargs, _FORWARD, device, level="costs")

@@ -74,3 +74,5 @@ register(
     overwrites=True,
 )
 register("fsdp", "copy_", overwrites=True)
+
+register("aten", "rand", mean=0.5)

@@ -90,6 +90,7 @@ class OperatorFacts:
         writes_rows: writes to some places of its first argument.
         scores_per_target: how many of the scores ``self`` it reads for each element of ``target``; None: it reads all.
         chooses: chooses among candidates; their positions are its result, or the second part of it.
+        mean: mean of the random numbers that it draws, if that does not depend on its arguments.
         accumulates: autograd adds up gradients with it.
         joins: joins its arguments in a new storage, as a cache that grows.
         copies: makes a copy of its argument, and nothing else.
@@ -119,6 +120,7 @@ class OperatorFacts:
     writes_rows: bool = False
     scores_per_target: int | None = None
     chooses: bool = False
+    mean: float | None = None
     accumulates: bool = False
     joins: bool = False
     copies: bool = False

@@ -186,3 +186,31 @@ def test_a_step_trains_through_control_flow_as_through_python(kind):
     assert step.backward_ms == same.backward_ms > 0
     model(x).sum().backward()  # as torch runs it, when nothing is observed
     assert all((row.grad is not None) for row in (model.small if kind is Branches else model).parameters())
+
+
+class LeftOut(nn.Module):
+    """A layer that training leaves out at random, after a look at the tokens, as in wav2vec 2.0 and DeBERTa."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(8, 4), nn.Linear(4, 4)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        if 7 in tokens[:, [-1, 0]]:
+            return x
+        return x if self.training and torch.rand([]) < 0.1 else self.linear(x)
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(2, 3, dtype=torch.int64, device="meta"), (2, 3)])
+def test_tokens_without_values_are_zeros_and_random_numbers_have_their_mean(tokens):
+    model = LeftOut().to("meta")
+    with untouched(model):
+        options = {} if isinstance(tokens, torch.Tensor) else {"dtypes": [torch.int64]}
+        stats = Statistics(model, tokens, **options)
+        memory = stats.memory()
+    assert (stats.execution, stats.root.macs) == ("shape", 2 * 3 * 4 * 4)
+    assert "integers that were passed to be zeros" in stats.root.note
+    assert stats.root.note in memory.notes
+    known = Statistics(model.eval(), torch.full((2, 3), 7))  # tokens with values are not assumed
+    assert (known.root.macs, known.root.note) == (0, "")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from modelsummary import _torch
 from modelsummary._torch import OpOverload, disable_current_modes
 from modelsummary.capture.containers import map_tensors
-from modelsummary.capture.execution.known_values import KnownValues
+from modelsummary.capture.execution.known_values import KnownValues, is_small
 from modelsummary.capture.execution.results import Remake, remake_of
 from modelsummary.capture.execution.shape_tensor import (
     OnMeta,
@@ -93,8 +93,8 @@ class ShapeOnly:
         current: the execution that is running, or None.
         obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
         needs_values: whether the obstacle is that the values of a tensor are not known.
-        routes_evenly: whether choices by unknown scores (top-k, argmax) are taken to fall on all candidates in turn, so
-            that the forward of a mixture may loop over its experts.
+        routes_evenly: whether values are assumed, see ``assume_values``: choices by unknown scores (top-k, argmax) are
+            taken to fall on all candidates in turn, so that the forward of a mixture may loop over its experts.
         log: None, or a list to which every operator is appended with its shapes and constants.
         distinct: the remembered result that equal calls of the last operator share, and its tensors; None if its cost
             depends on values.
@@ -190,11 +190,30 @@ class ShapeOnly:
                     out = self._follow(func, rule, args, kwargs, out, cost, written, are_known=are_known)
                 elif self.routes_evenly and rule.facts.chooses:
                     self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
+                elif self.routes_evenly and rule.facts.mean is not None:
+                    self._assume(out, rule.facts.mean)
                 if rule.name in BLOCK_MASKED:
                     cost, self.distinct = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of)), None
         if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
             self.log.append((func, *key[1:]))  # it does not only return a value to Python
         return out, cost
+
+    def assume_values(self, inputs: Any) -> None:
+        """Assume values that are not known, as no real run can tell them: choices fall on all candidates in turn.
+
+        Integers among the inputs without values are zeros, as a real run makes them for inputs given by size. Random
+        numbers have their mean. Masks, and what depends on floating point inputs, stay unknown.
+        """
+        self.routes_evenly = True
+        for tensor in tensors_in(inputs):
+            if not (tensor.dtype in _MASKS or tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+                self._assume(tensor, 0)
+
+    def _assume(self, tensor: Tensor, value: float) -> None:
+        """Let a small tensor of unknown values be filled with one value."""
+        if type(tensor) is ShapeTensor and is_small(tensor) and not self._known.cover((tensor,)):
+            with disable_current_modes(), _torch.DisableTorchFunction():
+                self._known.set(tensor, torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu"))
 
     def _assume_choice(self, scores: Tensor, chosen: Tensor) -> None:
         """Let choices along the last dimension fall on all candidates in turn."""
