@@ -19,10 +19,9 @@ from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import Line, OperatorCall, OperatorRun, TensorSpec
 from modelsummary.operators.operator_work import Work, work_of
 
-__all__ = ["HALF", "PRODUCTS", "Evidence", "is_pointwise"]
+__all__ = ["HALF", "Evidence", "is_pointwise"]
 
 HALF = (torch.float16, torch.bfloat16)
-PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
 """The operators that multiply matrices, or batches of them."""
 
 

@@ -49,7 +49,7 @@ def _bias_of(call: OperatorCall) -> TensorSpec | None:
     if not call.cost.macs:
         return None
     bound = call.bound
-    bias = bound.get("bias", bound.get("self") if call.name == "aten.addmm" else None)
+    bias = bound.get("bias", bound.get("self") if "mat1" in bound else None)
     return bias if isinstance(bias, TensorSpec) and len(bias.shape) == 1 else None
 
 

@@ -14,7 +14,7 @@ from modelsummary.findings.ruleset import Defect, rule
 _SAMPLE = 65_536  # elements of a weight that are looked at first
 _LARGEST, _SMALLEST = 10.0, 0.01  # standard deviation times the square root of the inputs; usual rules give 0.4 to 1.8
 _FEWEST = 256  # elements of which a standard deviation says something
-_KEEPS_ZERO = frozenset("aten.relu aten.gelu aten.silu aten.tanh aten.leaky_relu aten._to_copy aten.clone".split())
+_KEEPS_ZERO = frozenset("aten.relu aten.gelu aten.silu aten.tanh aten.leaky_relu".split())
 
 
 @rule("P701", "weight-constant", "error")
@@ -58,7 +58,7 @@ def zero_after_zero(evidence: Evidence) -> Iterator[Defect]:
                 yield Defect(what, "initialise one of the two randomly", evidence.row(index), is_call=False)
             if zeros.issuperset(weights):
                 silent.update(run.makes)
-        elif call.name in _KEEPS_ZERO and run.reads[0] in silent:
+        elif (call.name in _KEEPS_ZERO or call.rule.facts.casts or call.rule.facts.copies) and run.reads[0] in silent:
             silent.update(run.makes)
 
 

@@ -13,7 +13,6 @@ from modelsummary.findings.tensor_cores import attentions
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line, OperatorCall, TensorSpec
 
-_CAST = "aten._to_copy"
 _OF_VECTORS = frozenset({"aten.mv", "aten.dot", "aten.addmv"})  # products that tensor cores do not speed up
 
 
@@ -65,7 +64,7 @@ def float32_product(evidence: Evidence) -> Iterator[Defect]:
             for position in [evidence.maker.get(storage)]
             if position is not None and _is_widening(evidence.call(position))
         }
-        casts |= {use for use in evidence.readers[run.makes[0]] if evidence.call(use).name == _CAST}
+        casts |= {use for use in evidence.readers[run.makes[0]] if evidence.call(use).rule.facts.casts}
         seconds = evidence.seconds(index) - evidence.seconds_in(call, half) + sum(map(evidence.seconds, casts))
         name = str(half).removeprefix("torch.")
         if seconds > 0:
@@ -76,21 +75,21 @@ def float32_product(evidence: Evidence) -> Iterator[Defect]:
 
 
 def _is_widening(call: OperatorCall) -> bool:
-    return call.name == _CAST and call.outputs[0].dtype.itemsize > call.tensors[0].dtype.itemsize
+    return call.rule.facts.casts and call.outputs[0].dtype.itemsize > call.tensors[0].dtype.itemsize
 
 
 @rule("D403", "cast-and-back", is_priced=True)
 def cast_and_back(evidence: Evidence) -> Iterator[Defect]:
     """Yield casts whose results are only cast back."""
     for index, call in evidence.forward():
-        if call.name != _CAST or not evidence.run(index).makes or not evidence.is_of_model(index):
+        if not call.rule.facts.casts or not evidence.run(index).makes or not evidence.is_of_model(index):
             continue
         copy = evidence.run(index).makes[0]
         uses = evidence.readers[copy]
         before = call.tensors[0].dtype
         if before is call.outputs[0].dtype or not uses or evidence.is_held(copy):
             continue
-        if all(evidence.call(use).name == _CAST and evidence.call(use).outputs[0].dtype is before for use in uses):
+        if all(evidence.call(use).rule.facts.casts and evidence.call(use).outputs[0].dtype is before for use in uses):
             dtype = str(call.outputs[0].dtype).removeprefix("torch.")
             seconds = sum(map(evidence.seconds, (index, *uses)))
             nbytes = call.outputs[0].nbytes + sum(evidence.call(use).outputs[0].nbytes for use in uses)
@@ -105,7 +104,7 @@ def weight_cast_in_each_call(evidence: Evidence) -> Iterator[Defect]:
         return
     casts: defaultdict[tuple[CallKey | None, Line | None, str], list[int]] = defaultdict(list)
     for index, call in evidence.forward():
-        if call.name != _CAST or not call.tensors[0].is_param or call.outputs[0].dtype is call.tensors[0].dtype:
+        if not call.rule.facts.casts or not call.tensors[0].is_param or call.outputs[0].dtype is call.tensors[0].dtype:
             continue
         if len(call.tensors[0].shape) < 2:  # norms compute in float32 with reason
             continue

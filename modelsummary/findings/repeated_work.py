@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from modelsummary.findings.evidence import PRODUCTS, Evidence
+from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.findings.tensor_cores import OF_TORCH
 from modelsummary.findings.unused import by_origin
@@ -23,7 +23,7 @@ def computed_twice(evidence: Evidence) -> Iterator[Defect]:
     # the mask that scaled_dot_product_attention makes where no kernel is fused is torch's
     repeated = [index for index in _repeated(evidence) if _place(evidence, index) not in places]
     if evidence.plan.autocast is not None:  # which casts what it gets each time
-        repeated = [index for index in repeated if evidence.call(index).name != "aten._to_copy"]
+        repeated = [index for index in repeated if not evidence.call(index).rule.facts.casts]
     for origin in by_origin(evidence, repeated):
         if origin.is_call or evidence.is_of_model(origin.indices[0]):
             yield from origin.defects(evidence, "repeats", "of values as before", "compute it once and pass it on")
@@ -75,7 +75,7 @@ def copy_not_needed(evidence: Evidence) -> Iterator[Defect]:
     """Yield copies of a tensor that is never written afterwards, and of matrices that products read as they are."""
     for index, call in evidence.forward():
         run = evidence.run(index)
-        if call.name != "aten.clone" or not run.reads or not run.makes or not evidence.is_of_model(index):
+        if not call.rule.facts.copies or not run.reads or not run.makes or not evidence.is_of_model(index):
             continue
         source, copy = run.reads[0], run.makes[0]
         is_written = evidence.writers[copy] or any(writer > index for writer in evidence.writers[source])
@@ -105,4 +105,4 @@ def _multiplies(evidence: Evidence, index: int, matrix: int) -> bool:
     run, copy = evidence.run(index), evidence.call(evidence.maker[matrix]).outputs[0]
     views = [spec for spec, storage in zip(run.call.tensors, run.reads, strict=False) if storage == matrix]
     shapes = (copy.shape, (*copy.shape[:-2], copy.shape[-1], copy.shape[-2]))
-    return run.call.name in PRODUCTS and all(view.shape in shapes for view in views)
+    return bool(run.call.rule.facts.multiplies) and all(view.shape in shapes for view in views)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from modelsummary.findings.evidence import HALF, PRODUCTS, Evidence
+from modelsummary.findings.evidence import HALF, Evidence
 from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import Work
@@ -17,8 +17,8 @@ _SMALLEST = 64  # narrower matrices gain nothing from padding
 _LEAST_SHARE = 0.01  # of the multiply-adds of the model
 _LARGEST_HEAD = 256
 OF_TORCH = "aten._safe_softmax"  # only torch's own attention calls it
-_BEFORE = frozenset("aten.add aten.sub aten.masked_fill aten.where aten._to_copy aten.clone".split())
-_AFTER = frozenset("aten.native_dropout aten._to_copy aten.clone".split())
+_BEFORE = frozenset("aten.add aten.sub aten.masked_fill aten.where".split())
+_AFTER = "aten.native_dropout"
 _ARGUMENTS = (
     "pass tensors of 4 dimensions whose last stride is 1, either a mask or is_causal, and as many heads of keys as of "
     "queries; enable_gqa is fused in half precision alone"
@@ -39,7 +39,7 @@ def width_not_aligned(evidence: Evidence) -> Iterator[Defect]:
         return
     total = sum(call.cost.macs for _, call in evidence.forward())
     for index, call in evidence.forward():
-        if call.name not in PRODUCTS or call.cost.macs < _LEAST_SHARE * total:
+        if not call.rule.facts.multiplies or call.cost.macs < _LEAST_SHARE * total:
             continue
         if call.outputs[0].dtype not in HALF or not any(_is_weight(evidence, index)):
             continue
@@ -156,10 +156,10 @@ def _attention(evidence: Evidence, softmax: int) -> Attention | None:
         if len(uses) != 1:
             return None
         use = evidence.call(uses[0])
-        if use.name in PRODUCTS:
+        if use.rule.facts.multiplies:
             is_torchs = run.call.name == OF_TORCH
             return Attention(before[-1], softmax, uses[0], tuple(between), is_torchs)
-        if use.name not in _AFTER or use.outputs[0].numel != elements:
+        if not (use.name == _AFTER or _is_copy(use)) or use.outputs[0].numel != elements:
             return None
         between.append(uses[0])
         storage = evidence.run(uses[0]).makes[0]
@@ -172,13 +172,21 @@ def _is_scale_or_mask(call: OperatorCall, elements: int) -> bool:
     if name in ("aten.mul", "aten.div"):
         factors = [spec for spec in call.tensors if spec.numel != elements]
         return len(factors) == len(call.tensors) - 1 and all(spec.shape[-1:] in ((), (1,)) for spec in factors)
-    return name in _BEFORE
+    return name in _BEFORE or _is_copy(call)
+
+
+def _is_copy(call: OperatorCall) -> bool:
+    return call.rule.facts.casts or call.rule.facts.copies
 
 
 def _is_of_activations(evidence: Evidence, product: int, elements: int) -> bool:
     """Return True for a product of two activations with that many elements."""
     call = evidence.call(product)
-    return call.name in PRODUCTS and call.outputs[0].numel == elements and not any(_is_weight(evidence, product))
+    return (
+        bool(call.rule.facts.multiplies)
+        and call.outputs[0].numel == elements
+        and not any(_is_weight(evidence, product))
+    )
 
 
 def _fused_work(evidence: Evidence, attention: Attention, dtype: torch.dtype) -> Work:

@@ -53,6 +53,7 @@ register("aten", "add sub mul div", overload="Scalar", shape=_arithmetic)
 register("aten", "add", overload="Tensor", accumulates=True)
 register("aten", "cat", joins=True)
 register("aten", "clone", copies=True)
+register("aten", "_to_copy", casts=True)
 register("aten", "roll", overload="default", shape=_roll)
 register(
     "aten",

@@ -94,6 +94,7 @@ class OperatorFacts:
         accumulates: autograd adds up gradients with it.
         joins: joins its arguments in a new storage, as a cache that grows.
         copies: makes a copy of its argument, and nothing else.
+        casts: makes a copy in another dtype, layout or on another device.
         on_scores: what it does to the scores of attention: ``"softmax"``, or ``"sum"``, ``"fill"`` or ``"where"`` of a
             mask.
         dtypes: device kernels refuse operands of several dtypes, which meta kernels accept: ``"one"``, or ``"norm"``
@@ -124,6 +125,7 @@ class OperatorFacts:
     accumulates: bool = False
     joins: bool = False
     copies: bool = False
+    casts: bool = False
     on_scores: str = ""
     dtypes: str = ""
     shape: Callable[..., Any] | None = None
