@@ -17,7 +17,17 @@ from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.capture.operator_mode import Execution
 from modelsummary.operators.operator_calls import Line
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, tensors_in
-from modelsummary.values.tensor_statistics import Readout, TensorStatistics, as_plain, bounds_of, elements_of, unseen
+from modelsummary.values.tensor_statistics import (
+    Reading,
+    Readout,
+    TensorStatistics,
+    as_plain,
+    bounds_of,
+    elements_of,
+    is_read_in_parts,
+    reading_of,
+    unseen,
+)
 
 __all__ = ["Content", "Contents", "LoggedOperator", "TensorContent"]
 
@@ -29,15 +39,17 @@ class Content:
 
     Attributes:
         low, high: smallest and largest element that was written; NaN if one is NaN, or while they are not fetched.
+        sums: sum of the elements and of their squares, where they were read together with the bounds.
         elements: number of elements that were written.
         rest: what the other elements of the storage held before; None if all were written.
         bad: the first value that the elements follow from and that should be finite, set by ``origins.bad_values``.
     """
 
-    __slots__ = ("bad", "elements", "high", "low", "rest")
+    __slots__ = ("bad", "elements", "high", "low", "rest", "sums")
 
     def __init__(self, elements: int, rest: Content | None = None) -> None:
         self.low = self.high = nan
+        self.sums: tuple[float, float] | None = None
         self.elements = elements
         self.rest = rest
         self.bad: Any = None
@@ -244,16 +256,20 @@ class Contents:
         covers_all = before is None or plain.numel() * plain.element_size() >= storage.nbytes()
         rest = None if covers_all or (before is not None and before.is_finite) else before
         content = Content(plain.numel(), rest)
-        self._readout.receive(list(bounds_of(elements_of(plain))), content.receive)
+        elements = elements_of(plain)
+        if is_read_in_parts(elements):
+            content.low, content.high, content.sums = reading_of(elements)
+        else:
+            self._readout.receive(list(bounds_of(elements)), content.receive)
         self._keep(storage, content)
         return TensorContent(content, tuple(tensor.shape), tensor.dtype)
 
-    def bounds_of(self, plain: Tensor) -> tuple[float, float] | None:
-        """Return the bounds of a tensor's elements; None if these are not known to be the bounds of just them."""
+    def reading_of(self, plain: Tensor) -> Reading | None:
+        """Return what is known of a tensor's elements; None if it is not known of just them."""
         content = self._content(plain)
         if content is None or content.rest is not None or content.elements != plain.numel():
             return None
-        return None if isnan(content.low) else content.bounds
+        return None if isnan(content.low) else Reading(*content.bounds, content.sums)
 
     def content_of(self, tensor: Tensor) -> Content | None:
         """Return what is known of the elements of a tensor; None if no operator wrote or read them."""

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import nan, sqrt
-from typing import Any
+from math import inf, isnan, nan, sqrt
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,17 @@ from modelsummary import _torch
 from modelsummary._torch import FakeTensor
 from modelsummary.operators.tensor_bytes import stored_tensors
 
-__all__ = ["Readout", "TensorStatistics", "as_plain", "bounds_of", "elements_of", "unseen"]
+__all__ = [
+    "Reading",
+    "Readout",
+    "TensorStatistics",
+    "as_plain",
+    "bounds_of",
+    "elements_of",
+    "is_read_in_parts",
+    "reading_of",
+    "unseen",
+]
 
 _SAMPLE = 4096
 _LOWEST, _HIGHEST, _PER_OCTAVE = -44, 20, 2  # of the histogram: powers of two
@@ -163,6 +173,44 @@ def bounds_of(elements: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
+class Reading(NamedTuple):
+    """What a reading of all elements of a tensor gives.
+
+    Attributes:
+        low, high: smallest and largest element; NaN if one is NaN.
+        sums: sum of the elements and of their squares, in float32; None if they were not read.
+    """
+
+    low: float
+    high: float
+    sums: tuple[float, float] | None = None
+
+
+def is_read_in_parts(x: Tensor) -> bool:
+    """Return True for elements of which one reading gives bounds and sums: many, on the CPU, in at most float32."""
+    return x.numel() > _CACHED and x.dtype in _NARROW and not is_waiting(x.device)
+
+
+def reading_of(x: Tensor) -> Reading:
+    """Return bounds and sums of elements on the CPU; many are read once, in parts that fit a cache.
+
+    >>> import torch
+    >>> reading_of(torch.tensor([1.0, -2.0]))
+    Reading(low=-2.0, high=1.0, sums=(-1.0, 5.0))
+    """
+    flat = _in_memory_order(x) if is_read_in_parts(x) else None
+    low, high, total, squares = inf, -inf, 0.0, 0.0
+    for part in (x,) if flat is None else flat.split(_CACHED):
+        least, most = _numbers(bounds_of(part))
+        if isnan(least):
+            return Reading(nan, nan)
+        low, high = min(low, least), max(high, most)
+        if x.dtype in _NARROW:
+            sums = _sums(part)
+            total, squares = total + sums[0], squares + sums[1]
+    return Reading(low, high, (total, squares) if x.dtype in _NARROW else None)
+
+
 def is_waiting(device: torch.device) -> bool:
     """Return True if reading a number waits for the device."""
     return device.type != "cpu"
@@ -211,12 +259,12 @@ class Readout:
         self,
         tensor: Tensor,
         receive: Callable[[TensorStatistics], object],
-        bounds: tuple[float, float] | None = None,
+        reading: Reading | None = None,
     ) -> None:
         """Call ``receive`` with the statistics of a plain tensor, at once or when they are fetched.
 
         Args:
-            bounds: its smallest and largest element, where they are known.
+            reading: what an earlier reading of its elements gave.
         """
         shape, dtype = tuple(tensor.shape), tensor.dtype
         x = elements_of(tensor)
@@ -225,10 +273,10 @@ class Readout:
             receive(TensorStatistics(shape, dtype, 0, nan, nan, nan, nan, 0, 0, ()))
             return
         if not is_waiting(x.device):
-            low, high = bounds or (float(bound) for bound in _numbers(list(bounds_of(x))))
+            low, high, sums = reading or reading_of(x)
             largest = max(-low, high)
             if largest < _LARGE and dtype in _NARROW:
-                total, squares = _sums(x)
+                total, squares = sums or _sums(x)
                 mean = total / size
                 variance = squares / size - mean * mean
                 if low == high:
@@ -260,14 +308,8 @@ def _masked(x: Tensor) -> list[Tensor]:
 
 
 def _sums(x: Tensor) -> tuple[float, float]:
-    """Return the sum of the elements and of their squares; a large tensor is read once, in parts that fit a cache."""
-    flat = _in_memory_order(x)
-    parts = (x,) if flat is None or x.numel() <= _CACHED else flat.split(_CACHED)
-    total = squares = 0.0
-    for part in parts:
-        total += part.sum(dtype=torch.float32).item()
-        squares += _norm(part, torch.float32).item() ** 2
-    return total, squares
+    """Return the sum of the elements and of their squares."""
+    return x.sum(dtype=torch.float32).item(), _norm(x, torch.float32).item() ** 2
 
 
 def _in_memory_order(x: Tensor) -> Tensor | None:
