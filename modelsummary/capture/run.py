@@ -307,8 +307,8 @@ def running(
     Args:
         grad: whether gradients are enabled; on shapes, only for a device on which autograd can record operators.
         as_is: whether to keep fused fast paths and compiled functions, which hide operators.
-        device: on shapes, the device that tensors report, which need not exist; None: the model's device. The CPU
-            takes the place of meta.
+        device: on shapes, the device that tensors report, which need not exist; None: the model's device, or the CPU
+            for a model on meta.
         dtype: on shapes, the dtype of floating point parameters, buffers and inputs; None: their own dtypes.
 
     Yields:
@@ -316,9 +316,7 @@ def running(
     """
     _check_whole(modules)
     model_device = _device_of(modules, call)
-    reported = device or model_device
-    if reported.type == "meta":  # meta has neither fused attention nor autocast
-        reported = _CPU
+    reported = device or (_CPU if model_device.type == "meta" else model_device)  # meta has no autocast
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
     recording = torch.inference_mode(False) if grad and torch.is_inference_mode_enabled() else nullcontext()

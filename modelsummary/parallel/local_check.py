@@ -280,8 +280,9 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:
-    """Record a copy on meta, whose tensors report the device of the model."""
-    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()), TRACE_RULES)
+    """Record a copy on meta, whose tensors report the device of the model, or the CPU if that is on meta, too."""
+    device = device_of(live.model.parameters())
+    return record_once(twin, live.call, live.execution, None if device.type == "meta" else device, TRACE_RULES)
 
 
 def _local_model(

@@ -13,8 +13,6 @@ from torch import nn
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.execution import shape_only
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.operator_mode import Operators
-from modelsummary.capture.run import running
 from modelsummary.operators.operator_rules import op_rule
 from tests.models import Call
 from tests.untouched import untouched
@@ -320,11 +318,14 @@ def test_a_forward_on_meta_may_ask_for_autocast_and_for_the_device_of_its_tensor
     model.device = torch.device("meta")
     stats = Statistics(model, (2, 4))
     assert (stats.execution, stats.root.macs) == ("shape", 32)
-    with (  # as the copy of a model that one rank has, when the model is on meta
-        running([*model.modules()], stats.live.call, on_shapes=True, grad=False, device=model.device) as begun,
-        Operators(begun[0]),
-    ):
-        assert model(*begun[1]).shape == (2, 4)
+    asks = Call(
+        lambda self, x: self.down(self.up(x) * (1 + torch.is_autocast_enabled(x.device.type))),
+        up=nn.Linear(4, 8, device="meta"),
+        down=nn.Linear(8, 4, device="meta"),
+    )
+    styles = str(Statistics(asks, (2, 4)).parallel_plan(2))  # runs the model of one rank
+    assert "RowwiseParallel" in styles
+    assert "whole activations" not in styles
 
 
 def test_gradients_are_taken_where_the_forward_needs_them():
