@@ -18,14 +18,14 @@ from modelsummary.capture.operator_mode import Execution
 from modelsummary.operators.operator_calls import Line
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, tensors_in
 from modelsummary.values.tensor_statistics import (
-    Reading,
+    BoundsAndSums,
     Readout,
     TensorStatistics,
     as_plain,
+    bounds_and_sums_of,
     bounds_of,
     elements_of,
     is_read_in_parts,
-    reading_of,
     unseen,
 )
 
@@ -258,18 +258,18 @@ class Contents:
         content = Content(plain.numel(), rest)
         elements = elements_of(plain)
         if is_read_in_parts(elements):
-            content.low, content.high, content.sums = reading_of(elements)
+            content.low, content.high, content.sums = bounds_and_sums_of(elements)
         else:
             self._readout.receive(list(bounds_of(elements)), content.receive)
         self._keep(storage, content)
         return TensorContent(content, tuple(tensor.shape), tensor.dtype)
 
-    def reading_of(self, plain: Tensor) -> Reading | None:
+    def bounds_and_sums_of(self, plain: Tensor) -> BoundsAndSums | None:
         """Return what is known of a tensor's elements; None if it is not known of just them."""
         content = self._content(plain)
         if content is None or content.rest is not None or content.elements != plain.numel():
             return None
-        return None if isnan(content.low) else Reading(*content.bounds, content.sums)
+        return None if isnan(content.low) else BoundsAndSums(*content.bounds, content.sums)
 
     def content_of(self, tensor: Tensor) -> Content | None:
         """Return what is known of the elements of a tensor; None if no operator wrote or read them."""

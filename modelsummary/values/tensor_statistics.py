@@ -17,14 +17,14 @@ from modelsummary._torch import FakeTensor
 from modelsummary.operators.tensor_bytes import stored_tensors
 
 __all__ = [
-    "Reading",
+    "BoundsAndSums",
     "Readout",
     "TensorStatistics",
     "as_plain",
+    "bounds_and_sums_of",
     "bounds_of",
     "elements_of",
     "is_read_in_parts",
-    "reading_of",
     "unseen",
 ]
 
@@ -173,7 +173,7 @@ def bounds_of(elements: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-class Reading(NamedTuple):
+class BoundsAndSums(NamedTuple):
     """What a reading of all elements of a tensor gives.
 
     Attributes:
@@ -191,24 +191,24 @@ def is_read_in_parts(x: Tensor) -> bool:
     return x.numel() > _CACHED and x.dtype in _NARROW and not is_waiting(x.device)
 
 
-def reading_of(x: Tensor) -> Reading:
+def bounds_and_sums_of(x: Tensor) -> BoundsAndSums:
     """Return bounds and sums of elements on the CPU; many are read once, in parts that fit a cache.
 
     >>> import torch
-    >>> reading_of(torch.tensor([1.0, -2.0]))
-    Reading(low=-2.0, high=1.0, sums=(-1.0, 5.0))
+    >>> bounds_and_sums_of(torch.tensor([1.0, -2.0]))
+    BoundsAndSums(low=-2.0, high=1.0, sums=(-1.0, 5.0))
     """
     flat = _in_memory_order(x) if is_read_in_parts(x) else None
     low, high, total, squares = inf, -inf, 0.0, 0.0
     for part in (x,) if flat is None else flat.split(_CACHED):
         least, most = _numbers(bounds_of(part))
         if isnan(least):
-            return Reading(nan, nan)
+            return BoundsAndSums(nan, nan)
         low, high = min(low, least), max(high, most)
         if x.dtype in _NARROW:
             sums = _sums(part)
             total, squares = total + sums[0], squares + sums[1]
-    return Reading(low, high, (total, squares) if x.dtype in _NARROW else None)
+    return BoundsAndSums(low, high, (total, squares) if x.dtype in _NARROW else None)
 
 
 def is_waiting(device: torch.device) -> bool:
@@ -259,12 +259,12 @@ class Readout:
         self,
         tensor: Tensor,
         receive: Callable[[TensorStatistics], object],
-        reading: Reading | None = None,
+        earlier: BoundsAndSums | None = None,
     ) -> None:
         """Call ``receive`` with the statistics of a plain tensor, at once or when they are fetched.
 
         Args:
-            reading: what an earlier reading of its elements gave.
+            earlier: what an earlier reading of its elements gave.
         """
         shape, dtype = tuple(tensor.shape), tensor.dtype
         x = elements_of(tensor)
@@ -273,7 +273,7 @@ class Readout:
             receive(TensorStatistics(shape, dtype, 0, nan, nan, nan, nan, 0, 0, ()))
             return
         if not is_waiting(x.device):
-            low, high, sums = reading or reading_of(x)
+            low, high, sums = earlier or bounds_and_sums_of(x)
             largest = max(-low, high)
             if largest < _LARGE and dtype in _NARROW:
                 total, squares = sums or _sums(x)

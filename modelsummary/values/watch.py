@@ -308,7 +308,7 @@ class Watching:
         if latest is not None and latest[0]() is tensor and latest[1] == version:
             return latest[2]
         read = _Tensor()
-        self._readout.add(plain, read.receive, self._contents.reading_of(plain))
+        self._readout.add(plain, read.receive, self._contents.bounds_and_sums_of(plain))
         self._latest[id(tensor)] = weakref.ref(tensor), version, read
         return read
 
@@ -318,7 +318,7 @@ class Watching:
             plain = None if gradient is None else as_plain(gradient)
             if plain is not None:
                 with unseen():
-                    self._readout.add(plain, read.receive_gradient, self._contents.reading_of(plain))
+                    self._readout.add(plain, read.receive_gradient, self._contents.bounds_and_sums_of(plain))
                     self._reached(plain)
 
         return hook
@@ -385,7 +385,7 @@ class Watching:
             def receive(statistics: TensorStatistics) -> None:
                 row.gradient = statistics
 
-            self._readout.add(plain, receive, self._contents.reading_of(plain))
+            self._readout.add(plain, receive, self._contents.bounds_and_sums_of(plain))
             self._reached(plain)
 
     def _read_weight(self, parameter: Tensor, plain: Tensor, before: Tensor | None = None) -> None:
@@ -394,7 +394,7 @@ class Watching:
         def receive(statistics: TensorStatistics) -> None:
             row.weight = statistics
 
-        self._readout.add(plain, receive, self._contents.reading_of(plain))
+        self._readout.add(plain, receive, self._contents.bounds_and_sums_of(plain))
         if before is None:
             return
         after = sample_of(plain, _SAMPLE)
