@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from modelsummary import ForwardError, ModelStatistics, ModelSummaryError, Statistics, StepError
+from modelsummary import ForwardError, ModelStatistics, ModelSummaryError, Statistics, StepError, compare_values
 from modelsummary.capture.containers import map_tensors
 from modelsummary.cluster import Cluster, Plan
 from tests.as_called.ways import Way
@@ -237,6 +237,36 @@ def diff(asked: Asked) -> Answer:
     return compared(("differs", bool(asked.stats.diff(asked.way.statistics())), False))
 
 
+def check(asked: Asked) -> Answer:
+    findings = asked.stats.check()
+    assert str(findings)
+    assert len(json.loads(findings.to_json())["findings"]) == len(findings)
+    return Answer(ANSWERED)
+
+
+def values(asked: Asked) -> Answer:
+    """The parameters that get a gradient in a step, against a real one; nothing in it is NaN."""
+    of_step = asked.stats.values(loss=loss_of)
+    assert str(of_step)
+
+    def real() -> int:
+        example = copy.deepcopy(asked.example)
+        example.model.zero_grad()
+        loss_of(example()).backward()
+        return sum(parameter.grad is not None for parameter in example.model.parameters())
+
+    bad = of_step.first_bad()
+    return compared(("gradients", len(of_step.parameters), asked.truth("gradients", real)), ("bad", str(bad), "None"))
+
+
+def compare(asked: Asked) -> Answer:
+    """The model against itself."""
+    call = asked.way.independent()
+    divergence = compare_values(asked.way.model, asked.way.model, call.kwargs or list(call.args))
+    assert str(divergence)
+    return compared(("differs", divergence.place, ""))
+
+
 FEATURES: dict[str, Callable[[Asked], Answer]] = {
     "table": table,
     "memory": memory,
@@ -254,6 +284,9 @@ FEATURES: dict[str, Callable[[Asked], Answer]] = {
     "flops_per_token": flops_per_token,
     "json": json_round_trip,
     "diff": diff,
+    "check": check,
+    "values": values,
+    "compare_values": compare,
 }
 
 

@@ -28,8 +28,9 @@ Each row is a way to make or call a small model, each column a feature that was 
 | x | wrong, and known to be; below, too |
 
 `memory` is what a training step holds after its forward; `tensor=2` and `shard=2` are parallel plans; `formula` is
-compared at five times the batch, `json` and `diff` with the statistics themselves. The model, its gradients and torch's
-global state are compared before and after each row: all untouched.
+compared at five times the batch, `json` and `diff` with the statistics themselves, `values` in the number of
+gradients, and `compare_values` with the model itself. The model, its gradients and torch's global state are compared
+before and after each row: all untouched.
 
 """
 
