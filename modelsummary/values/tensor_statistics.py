@@ -195,8 +195,8 @@ def bounds_and_sums_of(x: Tensor) -> BoundsAndSums:
     """Return bounds and sums of elements on the CPU; many are read once, in parts that fit a cache.
 
     >>> import torch
-    >>> bounds_and_sums_of(torch.tensor([1.0, -2.0]))
-    BoundsAndSums(low=-2.0, high=1.0, sums=(-1.0, 5.0))
+    >>> bounds_and_sums_of(torch.tensor([3.0, -4.0]))
+    BoundsAndSums(low=-4.0, high=3.0, sums=(-1.0, 25.0))
     """
     flat = _in_memory_order(x) if is_read_in_parts(x) else None
     low, high, total, squares = inf, -inf, 0.0, 0.0
