@@ -91,9 +91,22 @@ def _loss_parallel() -> Any:
 
 def sharded_copy(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Return a copy on meta of the model, or of a stage of it, to which the plan was applied."""
-    twin = copied(module, partial(on_meta, dtype=dtype))
-    shard_module(plan, twin, _mesh(plan))
+    with _applying(plan):
+        twin = copied(module, partial(on_meta, dtype=dtype))
+        shard_module(plan, twin, _mesh(plan))
     return twin
+
+
+@contextmanager
+def _applying(plan: ParallelPlan) -> Iterator[None]:
+    """Return a context in which what torch raises becomes an ``InputError``, such as for parameters it cannot shard."""
+    try:
+        yield
+    except ModelSummaryError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{plan.model_class} cannot be sharded by this plan; torch says {reason:.300}") from error
 
 
 def _mesh(plan: ParallelPlan) -> DeviceMesh | None:
@@ -144,9 +157,10 @@ def _communication(plan: ParallelPlan, same: Mapping[str, str]) -> tuple[Collect
     whole = replace(plan, pipeline=1)
     with rank_of(whole, 0, whole.world_size, "communication of a rank"):
         mesh = _mesh(whole)
-        twin = copied(live.model, on_meta)
-        pass_through(twin, same)
-        shard_module(part_of(whole, twin, list(same)) if same else whole, twin, mesh)
+        with _applying(plan):
+            twin = copied(live.model, on_meta)
+            pass_through(twin, same)
+            shard_module(part_of(whole, twin, list(same)) if same else whole, twin, mesh)
         trace = observe(twin, live.call, step, storages=False, routes_evenly=True)
         names = () if mesh is None else mesh.mesh_dim_names or ()
         groups = {str(mesh.get_group(name).group_name): name for name in names} if mesh is not None else {}

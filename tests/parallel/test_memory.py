@@ -275,6 +275,15 @@ class ReadsGradients(torch.optim.SGD):
             super().step(closure)
 
 
+def test_what_fsdp_cannot_shard_is_said():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).to(memory_format=torch.channels_last)
+    plan = Statistics(model, (2, 3, 8, 8)).parallel_plan(shard=2)
+    reason = "Sequential cannot be sharded by this plan; torch says NotImplementedError: FSDP does not support non-con"
+    with pytest.raises(InputError, match=reason):
+        plan.memory()
+    assert reason in str(plan)
+
+
 def test_a_stage_whose_optimizer_needs_values():
     plan = Statistics(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), (4, 8)).parallel_plan(pipeline=2)
     with pytest.raises(InputError, match="needs the values of a tensor in the optimizer; pass another one"):
