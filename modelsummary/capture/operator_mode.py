@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -88,17 +87,18 @@ _CONTROL_FLOW: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def _control_flow_runs() -> Iterator[None]:
-    """Return a context in which the functions of control flow run as other code of the model does."""
-    with ExitStack() as stack:
-        for name, run in _CONTROL_FLOW.items():
-            operator = getattr(torch.ops.higher_order, name, None)
-            if operator is not None:
-                stack.enter_context(_torch.swapped(operator, "dispatch", partial(_without_key, run)))
+    """Return a context in which the functions of control flow run as other code of the model does.
+
+    The class is changed, not its operators: to ask torch for one of them imports all, which takes a second.
+    """
+    dispatch: Any = _torch.HigherOrderOperator.dispatch
+
+    def dispatched(operator: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        run = _CONTROL_FLOW.get(operator.name())
+        return dispatch(operator, key, *args, **kwargs) if run is None else run(*args, **kwargs)
+
+    with _torch.swapped(_torch.HigherOrderOperator, "dispatch", dispatched):
         yield
-
-
-def _without_key(run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
-    return run(*args, **kwargs)
 
 
 class Costs:
