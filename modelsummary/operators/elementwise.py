@@ -15,6 +15,17 @@ from modelsummary.operators.table import register
 __all__: list[str] = []
 
 
+def _same(x: Tensor, *options: Any, **named: Any) -> Tensor | None:
+    """Return the result of an operator with one result per element, of the dtype of ``x``."""
+    return like(x) if all(map(_is_usual, (*options, *named.values()))) else None
+
+
+def _is_usual(option: Any) -> bool:
+    if isinstance(option, str):
+        return option in ("none", "tanh")  # approximations of gelu
+    return option is None or isinstance(option, Real)
+
+
 def _broadcast(a: Tensor, b: Tensor) -> torch.Size | None:
     """Return the broadcast shape of plain tensors; None if the strides of the result are complicated."""
     if a.shape == b.shape:
@@ -48,6 +59,14 @@ def _roll(x: Tensor, shifts: Shape, dims: Shape = ()) -> Tensor | None:
     return new_contiguous(x.shape, x.dtype) if is_valid else None
 
 
+register(
+    "aten",
+    "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus exp log neg abs sqrt rsqrt"
+    " reciprocal sin cos erf clamp_min",
+    overload="default",
+    shape=_same,
+)
+register("aten", "pow", overload="Tensor_Scalar", shape=_same)
 register("aten", "add sub mul div", overload="Tensor", shape=_arithmetic)
 register("aten", "add sub mul div", overload="Scalar", shape=_arithmetic)
 register("aten", "add", overload="Tensor", accumulates=True)

@@ -62,9 +62,51 @@ def plain(shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+@given(SHAPES, DTYPES, st.permutations(range(5)), st.sampled_from("relu gelu silu exp rsqrt sigmoid neg".split()))
+@settings(max_examples=200, deadline=None)
+def test_element_by_element(shape, dtype, order, name):
+    x = tensor(shape, dtype, order)
+    assert check(getattr(aten, name).default, x) or not is_canonical(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("hardtanh", (0.0, 6.0)),
+        ("leaky_relu", (0.1,)),
+        ("elu", ()),
+        ("softplus", ()),
+        ("clamp_min", (0,)),
+        ("pow", (2,)),
+        ("pow", (0.5,)),
+        ("mish", ()),
+        ("hardswish", ()),
+        ("hardsigmoid", ()),
+        ("erf", ()),
+        ("log", ()),
+        ("abs", ()),
+        ("sqrt", ()),
+        ("reciprocal", ()),
+        ("sin", ()),
+        ("cos", ()),
+        ("tanh", ()),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+def test_options(name, args, dtype):
+    packet = getattr(aten, name)
+    func = packet.Tensor_Scalar if name == "pow" else packet.default
+    x = plain((2, 3), dtype)
+    if dtype in (torch.float32, torch.bfloat16):
+        assert check(func, x, *args)
+    else:
+        assert op_rule(func).facts.shape(x, *args) is None
+    assert op_rule(func).facts.shape(x.double(), *args, 2j) is None
+
+
 def test_the_order_of_dimensions_is_kept():
     x = plain((3, 4, 5, 6)).permute(0, 2, 3, 1)[:, :, ::2]
-    for func, args in ((aten.mul.Tensor, (0.5,)), (aten.add.Tensor, (x,))):
+    for func, args in ((aten.gelu.default, ()), (aten.mul.Tensor, (0.5,)), (aten.add.Tensor, (x,))):
         assert check(func, x, *args)
     assert check(aten.sub.Tensor, plain((4, 1, 6)), plain((4, 6, 1)))
     assert check(aten.add.Tensor, plain((1, 4, 3, 6)), plain((1, 4, 1, 6)))
@@ -106,6 +148,8 @@ def test_a_tensor_and_a_number(name, number):
 
 
 def test_what_is_too_different_is_left_to_the_kernel():
+    assert op_rule(aten.gelu.default).facts.shape(plain((2, 3)), approximate="sigmoid") is None
+    assert op_rule(aten.relu.default).facts.shape(plain((2, 3)), plain((2, 3))) is None
     assert op_rule(aten.add.Tensor).facts.shape(plain((2, 3)), plain((4, 3))) is None
     assert op_rule(aten.add.Tensor).facts.shape(plain((2, 3)), plain((3,)), alpha=2j) is None
     assert op_rule(aten.roll.default).facts.shape(plain((2, 3)), [1, 1], [1, -1]) is None
