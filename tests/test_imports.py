@@ -125,6 +125,18 @@ def test_a_table_costs_no_optional_library():
     assert not {"modelsummary.split", "modelsummary.fx", "modelsummary.onnx", "modelsummary.views.plot"} & added
 
 
+def test_a_table_of_common_layers_imports_no_compiler():
+    """The meta kernels of some activations import ``torch._dynamo``, which takes ten times as long as the table."""
+    code = (
+        "from torch import nn; import modelsummary; layers = [nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.SiLU(), "
+        "nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.Dropout(), nn.Softmax(-1)]; "
+        "modelsummary.Statistics(nn.Sequential(*layers), torch.zeros(2, 4))"
+    )
+    added = _added(code, before="torch")
+    assert "modelsummary.statistics" in added
+    assert "torch._dynamo" not in added
+
+
 def test_modules_are_imported_when_they_are_used():
     added = _added("import modelsummary", before="lazy_loader")
     assert {name for name in added if name.startswith("modelsummary")} == {"modelsummary"}
