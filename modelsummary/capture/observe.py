@@ -56,9 +56,9 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
 
 def _key_of(plan: StepPlan, model_device: torch.device) -> StepPlan:
     """Return the plan under which a trace is kept; which workspaces count is asked when it is read."""
-    own = _kernels_of(model_device)
-    is_own = plan.device is None or plan.device.type == own.type
-    return replace(plan, workspaces=True, device=own if is_own else plan.device)
+    default = _kernels_of(model_device)
+    is_default = plan.device is None or plan.device.type == default.type
+    return replace(plan, workspaces=True, device=default if is_default else plan.device)
 
 
 def _kernels_of(model_device: torch.device) -> torch.device:

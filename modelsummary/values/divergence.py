@@ -256,12 +256,12 @@ class _Copies:
         if plain is None:
             return None
         version = -1 if tensor.is_inference() else tensor._version
-        known = self._copies.get(id(tensor))
-        if known is None or known[0]() is not tensor or known[1] != version:
+        copy = self._copies.get(id(tensor))
+        if copy is None or copy[0]() is not tensor or copy[1] != version:
             with unseen():
-                known = weakref.ref(tensor), version, plain.detach().clone()
-            self._copies[id(tensor)] = known
-        return known[2]
+                copy = weakref.ref(tensor), version, plain.detach().clone()
+            self._copies[id(tensor)] = copy
+        return copy[2]
 
 
 def _pairs(a: _Side, b: _Side, mapping: Mapping[str, str]) -> dict[str, str]:
@@ -270,9 +270,9 @@ def _pairs(a: _Side, b: _Side, mapping: Mapping[str, str]) -> dict[str, str]:
     pairs = {row.after.fqn: row.before.fqn for row in rows if row.before is not None and row.after is not None}
     names = set(a.fqns.values()), set(b.fqns.values())
     for fqn_a, fqn_b in mapping.items():
-        for fqn, known, name in ((fqn_a, names[0], "model_a"), (fqn_b, names[1], "model_b")):
-            if fqn not in known:
-                raise InputError(f"mapping names {fqn!r}, but {name} has no such module{close_to(fqn, known)}")
+        for fqn, fqns, name in ((fqn_a, names[0], "model_a"), (fqn_b, names[1], "model_b")):
+            if fqn not in fqns:
+                raise InputError(f"mapping names {fqn!r}, but {name} has no such module{close_to(fqn, fqns)}")
         pairs = {after: before for after, before in pairs.items() if before != fqn_a}
         pairs[fqn_b] = fqn_a
     return {"": "", **pairs}

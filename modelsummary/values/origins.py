@@ -186,20 +186,20 @@ def bad_values(
         read = [content for operand in run.reads for content in operand.content.layers() if content.bad is not None]
         reads_nan = any(operand.content.has_nan for operand in run.reads)
         reads_inf = run.takes_inf or any(operand.content.has_inf for operand in run.reads)
-        made: BadValue | None = None
+        first_bad: BadValue | None = None
         for operand in run.results:
             content = operand.content
             kind = _kind(content)
             if not kind:
                 continue
-            earlier = made or _cause(kind, read)
+            earlier = first_bad or _cause(kind, read)
             if earlier is not None:
                 content.bad = earlier
                 earlier.spread += 1
                 earlier.is_final |= _gets_out(content, run, earlier)
             elif not reads_nan if kind == "nan" else not reads_inf and not reads_nan and not _is_given(run):
-                made = content.bad = _bad_value(kind, run, key_of, step)
-                values.append(made)
+                first_bad = content.bad = _bad_value(kind, run, key_of, step)
+                values.append(first_bad)
     return values
 
 

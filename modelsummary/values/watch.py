@@ -197,8 +197,8 @@ class Watching:
     def _name_of(self, tensor: Tensor) -> str:
         """Return what a tensor is that no operator made."""
         plain = as_plain(tensor)
-        known = None if plain is None else self._storages.get(plain.untyped_storage()._cdata)
-        return known or f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} that no operator made"
+        name = None if plain is None else self._storages.get(plain.untyped_storage()._cdata)
+        return name or f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} that no operator made"
 
     def _name_storage(self, tensor: Tensor, name: str) -> None:
         plain = None if is_lazy(tensor) else as_plain(tensor)
@@ -425,9 +425,9 @@ class Watching:
             original = step.original(call) if isinstance(call, Call) else None
             return None if original is None else (keys[original], type(original.module).__name__)
 
-        made = bad_values(log, key_of, step.number)
-        self.values._add_bad(made)
-        for bad in made:
+        bad_values_of_step = bad_values(log, key_of, step.number)
+        self.values._add_bad(bad_values_of_step)
+        for bad in bad_values_of_step:
             bad.is_final |= step.has_failed and bad.kind == "nan"  # nothing shows that it was absorbed
         is_sound = not self.values._bad or self.values._bad[-1].step != step.number
         for content in step.results + ([] if is_sound else self._state()):

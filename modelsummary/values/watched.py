@@ -274,16 +274,16 @@ class Values(Printed):
 def _records(step: StepValues) -> Iterator[dict[str, Any]]:
     for call in step.calls:
         for number, output in enumerate(call.outputs):
-            place = {"step": step.number, "fqn": call.fqn, "call_index": call.call_index, "output": number}
-            yield {**place, "kind": "activation", **output.to_dict()}
+            location = {"step": step.number, "fqn": call.fqn, "call_index": call.call_index, "output": number}
+            yield {**location, "kind": "activation", **output.to_dict()}
             gradient = call.gradients[number] if number < len(call.gradients) else None
             if gradient is not None:
-                yield {**place, "kind": "gradient", **gradient.to_dict()}
+                yield {**location, "kind": "gradient", **gradient.to_dict()}
     for row in step.parameters:
-        place = {"step": step.number, "fqn": row.name, "call_index": None, "output": None}
+        location = {"step": step.number, "fqn": row.name, "call_index": None, "output": None}
         for kind, statistics in (("weight", row.weight), ("parameter gradient", row.gradient)):
             if statistics is not None:
-                yield {**place, "kind": kind, **statistics.to_dict(), "update_ratio": row.update_ratio}
+                yield {**location, "kind": kind, **statistics.to_dict(), "update_ratio": row.update_ratio}
 
 
 def _number(value: float) -> str:
