@@ -54,7 +54,7 @@ class DeviceSpec:
         memory_bytes: bytes of the memory that torch sees; for a few devices of the table, the data sheet's.
         interconnect: bytes per second to other devices of the node, both directions together.
         units: number of streaming multiprocessors, compute units or tensor cores that share the work.
-        cache_bytes: size of the last level of the cache.
+        cache_bytes: size of the last level of the cache, or of the part of it that serves one unit.
         generation: architecture, such as ``"ampere"``; a device without a fit of its own uses its generation's fit.
         achievable_flops: dtype -> highest published speed of matrix products.
         sustained_flops: float32, float16 or bfloat16 -> speed that long products of random numbers sustain on this

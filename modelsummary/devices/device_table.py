@@ -35,7 +35,8 @@ class DeviceFigures:
         usable_gib: memory that torch sees, in GiB; None if it was not reported.
         interconnect: bandwidth to other accelerators of the node.
         units: streaming multiprocessors, compute units or tensor cores that share the work.
-        cache_mb: size of the last level of the cache, in 10^6 bytes.
+        cache_mb: the part of the last level of the cache that serves one unit, in 10^6 bytes: half of it on an A100,
+            whose L2 has two partitions for the units next to them (NVIDIA A100 architecture whitepaper, 2020).
         watts: power of the board; None if it is not known. Vector units slow down on a board with little power.
         generation: architecture; a device without a fit of its own uses the fit of its generation.
         source: document that the figures are from.
@@ -88,15 +89,15 @@ TABLE: dict[str, DeviceFigures] = {
         {_HALF: 125, _TF32: 62.5, _FLOAT32: 31.2, _INT8: 250},
         *(0.6, 24, 22.05, 64, 72, 6, 150, "ampere", "NVIDIA A10 data sheet, 2021"),
     ),
-    "A100 80GB": _F(_A100, 2.039, 80, 79.14, 600, 108, 40, 400, "ampere", "NVIDIA A100 data sheet, SXM4, 2021", 271.2),
-    "A100 40GB": _F(_A100, 1.555, 40, 39.38, 600, 108, 40, 400, "ampere", "NVIDIA A100 data sheet, SXM4, 2021", 271.2),
+    "A100 80GB": _F(_A100, 2.039, 80, 79.14, 600, 108, 20, 400, "ampere", "NVIDIA A100 data sheet, SXM4, 2021", 271.2),
+    "A100 40GB": _F(_A100, 1.555, 40, 39.38, 600, 108, 20, 400, "ampere", "NVIDIA A100 data sheet, SXM4, 2021", 271.2),
     "A100 80GB PCIe": _F(
         _A100,
-        *(1.935, 80, 79.14, 64, 108, 40, 300, "ampere", "NVIDIA A100 data sheet, PCIe, 2021", 252.9),
+        *(1.935, 80, 79.14, 64, 108, 20, 300, "ampere", "NVIDIA A100 data sheet, PCIe, 2021", 252.9),
     ),
     "A100 40GB PCIe": _F(
         _A100,
-        *(1.555, 40, 39.38, 64, 108, 40, 250, "ampere", "NVIDIA A100 data sheet, PCIe, 2021", 252.9),
+        *(1.555, 40, 39.38, 64, 108, 20, 250, "ampere", "NVIDIA A100 data sheet, PCIe, 2021", 252.9),
     ),
     "RTX 3090": _F(
         {_HALF: 71, _TF32: 35.6, _FLOAT32: 35.6, _INT8: 284},
