@@ -329,7 +329,7 @@ def _collectives(
     collectives: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
     for operator, part_name in zip(operators, part_names, strict=True):
         call = operator.run.call
-        collective = collective_of(call)
+        collective = collective_of(call, operator.phase)
         if collective is not None:
             operation, group, _, nbytes, rows = collective
             copies = rows if operation == "all_to_all" else 1

@@ -1,4 +1,4 @@
-"""What hurts later, and what is not known."""
+"""Shared memory and hooks that surprise later; operators without a formula, and runs that had to be real."""
 
 from __future__ import annotations
 

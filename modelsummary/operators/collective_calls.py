@@ -38,7 +38,8 @@ class CollectiveCall(NamedTuple):
         group: name of the process group.
         dtype: of what is moved.
         nbytes: bytes of the whole tensor: what an all-reduce or reduce-scatter takes on each rank, and an all-gather
-            gives; of an all-to-all, the larger of what a rank sends and what it gets.
+            gives; of an all-to-all, what a rank gets in a forward and sends in a backward, which is the same on all
+            ranks where they share out rows.
         rows: size of the first dimension of what is sent.
     """
 
@@ -58,7 +59,7 @@ class Collective:
         phase: ``"forward"``, ``"backward"``, or ``"loss"`` if that is computed from the model's results.
         count: how often it runs.
         nbytes: bytes of the whole tensors, over all runs: what an all-reduce takes, an all-gather gives, and a
-            reduce-scatter takes on each rank. Of an all-to-all, the larger of what a rank gets and what it gives.
+            reduce-scatter takes on each rank. Of an all-to-all, what a rank gets in a forward and sends in a backward.
         fqn: of the module whose call, or the backward of whose call, runs it; empty for the model and outside of it.
         group: what the ranks that take part share out: a dimension of the mesh.
         dtype: of what is moved, as ``"float32"``.
@@ -73,13 +74,16 @@ class Collective:
     dtype: str = "float32"
 
 
-def collective_of(call: OperatorCall) -> CollectiveCall | None:
-    """Return what a collective moves; None for another operator."""
+def collective_of(call: OperatorCall, phase: str = "forward") -> CollectiveCall | None:
+    """Return what a collective of a phase moves; None for another operator."""
     operation = _OPERATION_OF.get(call.name)
     if operation is None:
         return None
-    whole = max((*call.tensors, *call.outputs), key=lambda spec: spec.nbytes)
     bound = call.bound
+    if operation == "all_to_all":
+        whole = bound["input"] if phase == "backward" else bound.get("output", call.outputs[0])
+    else:
+        whole = max((*call.tensors, *call.outputs), key=lambda spec: spec.nbytes)
     group = bound["process_group" if call.name.startswith("c10d.") else "group_name"]
     return CollectiveCall(operation, str(group), whole.dtype, whole.nbytes, (*call.tensors[0].shape, 1)[0])
 
@@ -94,7 +98,7 @@ def collectives_of(operators: Iterable[StepOperator], groups: Mapping[str, str])
     counts: Counter[tuple[str, str, str, str, str]] = Counter()
     nbytes: Counter[tuple[str, str, str, str, str]] = Counter()
     for operator in operators:
-        call = collective_of(operator.run.call)
+        call = collective_of(operator.run.call, operator.phase)
         if call is not None:
             phase = "loss" if operator.phase == "forward" and operator.row is None else operator.phase
             fqn = "" if operator.row is None else operator.row[0]

@@ -1,6 +1,6 @@
-"""Cost of one operator call: multiply-adds, element-wise operations, bytes read and written.
+"""What is known of an operator, and what one call of it costs.
 
-``op_rule`` derives the properties of an operator from its schema, tags and name; ``op_cost`` adds the shapes of one
+``op_rule`` derives the rules of an operator from its schema, tags and name; ``op_cost`` adds the shapes of one
 call. An operator that looks like a matrix product and has no formula is reported as uncounted, never as a silent zero.
 """
 

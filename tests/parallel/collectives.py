@@ -42,10 +42,9 @@ class Collectives(TorchDispatchMode):
         name = getattr(func, "_schema", None) and func._schema.name
         if name in WHOLE:
             operation, place = WHOLE[name]
+            place = None if operation == "all_to_all" and self.phase == "forward" else place  # what a rank gets
             tensor = result if place is None else args[place]
             tensor = tensor[0] if isinstance(tensor, (list, tuple)) else tensor
-            if operation == "all_to_all":  # ranks may send and get different numbers of rows
-                tensor = max(tensor, result, key=lambda moved: moved.numel())
             count, nbytes = self.ran.get((self.phase, operation), (0, 0))
             self.ran[self.phase, operation] = (count + 1, nbytes + tensor.numel() * tensor.itemsize)
         elif name and "c10d" in name and not name.endswith(HARMLESS):
