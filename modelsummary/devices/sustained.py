@@ -18,13 +18,13 @@ import torch
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
 
-__all__ = ["half_peak", "half_speed", "is_geforce", "tensor_factor", "vector_share"]
+__all__ = ["clock_of", "half_peak", "half_speed", "is_geforce", "tensor_factor", "vector_share"]
 
 # Fractions of the peak that float32 products reach in units with 64 lanes (at most 0.25 TFLOP/s) and with 128.
 _NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
 # Fractions of the peak that half-precision products reach if power does not limit them: the A100; MI300X to MI355X.
 _USUAL_HALF, _USUAL_HALF_OF_AMD = 0.87, 0.6
-_USUAL_HALF_OF_GEFORCE = 1.1  # an RTX 3090 in the models of timm: its clock exceeds the data sheet's
+_CLOCK_OF_GEFORCE = 1.1  # over the data sheet's: an RTX 3090 and an RTX 4090 in the models of timm
 # Generations whose GeForce cards have tensor cores at half rate, and the least ratio of TF32 and float32 elsewhere.
 _HALVED_IN_GEFORCE, _LEAST_OF_WORKSTATIONS = ("ampere", "ada", "blackwell"), 1.5
 # Half-precision operations per joule of generations that the measurements lack: products on a T4 of 70 W
@@ -93,13 +93,22 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
             float(measurement["sustained"]) / (best * 1e12) if measurement is not None and best else 1.0
         )
     usual = _USUAL_HALF_OF_AMD if spec.generation.startswith("cdna") else _USUAL_HALF
-    limit = peak * (_USUAL_HALF_OF_GEFORCE if is_geforce(spec) else usual)
+    limit = peak * (clock_of(spec) if is_geforce(spec) else usual)
     watts = spec.watts
     if watts and measurement is not None and reference is not None and reference.watts and spec.units:
         shares = watts / reference.watts * spec.units / reference.units
         return min(limit, float(measurement["sustained"]) * sqrt(shares))
     per_joule = _HALF_PER_JOULE.get(spec.generation)
     return min(limit, watts * per_joule) if watts and per_joule else limit
+
+
+def clock_of(spec: DeviceSpec) -> float:
+    """Return the clock that a device runs at, over the one that its data sheet counts operations with.
+
+    >>> clock_of(DeviceSpec("RTX 4090")), clock_of(DeviceSpec("A100"))
+    (1.1, 1.0)
+    """
+    return _CLOCK_OF_GEFORCE if is_geforce(spec) else 1.0
 
 
 def is_geforce(spec: DeviceSpec) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
+from modelsummary.devices.sustained import clock_of
 from modelsummary.errors import InputError, MissingExtraError
 from modelsummary.layer_info import LayerInfo, rows_around
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
@@ -196,7 +197,7 @@ class Pictures:
         check_depth(depth)
         device = spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
         dtype = dtype or self._precision()
-        peak = device.peak(dtype)
+        peak = device.peak(dtype) * clock_of(device)
         root = self._tree(fold)
         flops, read, written = (
             _shown(root, find_amounts(root, by), depth) for by in ("flops", "bytes_read", "bytes_written")

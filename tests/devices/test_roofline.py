@@ -97,5 +97,4 @@ def test_the_bound_of_a_large_model_is_below_its_prediction(device, dtype):
     assert 0.3 * estimate < bounds[0].bound_ms <= estimate
     products = [row for row in bounds if row.class_name == "Linear"]
     assert products
-    clock = 1.1 if device.startswith("RTX") else 1.0  # GeForce cards run faster than their data sheets say
-    assert all(row.bound_ms <= clock * row.predicted_ms for row in products)
+    assert all(row.bound_ms <= row.predicted_ms for row in products)

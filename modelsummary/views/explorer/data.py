@@ -12,6 +12,7 @@ import torch
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.roofline import dtype_of
+from modelsummary.devices.sustained import clock_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
@@ -291,7 +292,7 @@ def _devices(root: LayerInfo) -> list[dict[str, Any]]:
     dtype = dtype_of(root) if root.executed else torch.float32
     name = str(dtype).removeprefix("torch.")
     return [
-        {"name": spec.name, "dtype": name, "peak": spec.peak(dtype), "bandwidth": spec.bandwidth}
+        {"name": spec.name, "dtype": name, "peak": spec.peak(dtype) * clock_of(spec), "bandwidth": spec.bandwidth}
         for spec in map(DeviceSpec, TABLE)
         if spec.has(dtype)
     ]
