@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import resource
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 from modelsummary.capture.containers import tensors_of
 
 _GRACE = 3  # seconds in which processes fail after the first one
+# Kilobytes that a waiting process may have held. Models and compiled graphs of earlier functions stay in it, and the
+# processes of two test workers together took 15 GB.
+_HELD_KB = 1_500_000
 # Number of processes -> processes that wait for a function, and the store of their process group. Starting them takes
 # longer than most tests.
 _waiting: dict[int, tuple[ProcessPoolExecutor, dist.TCPStore]] = {}
@@ -36,20 +40,22 @@ def run(function: Any, n: int, *args: Any, timeout: float | None = None) -> list
     tasks: list[Any] = []
     try:
         tasks += [_waiting[n][0].submit(_entry, function, n, args) for _ in range(n)]
-        results = dict(task.result() for task in as_completed(tasks, timeout))
+        results = {rank: (data, held_kb) for rank, data, held_kb in (t.result() for t in as_completed(tasks, timeout))}
     except BaseException:
         _, waits = wait(tasks, timeout=_GRACE)
         failures = [task.exception() for task in tasks if task not in waits]
         if len(failures) < n or None in failures or any(isinstance(each, BrokenProcessPool) for each in failures):
             stop()  # a process waits for one that failed, or has ended
         raise
-    return [torch.load(BytesIO(results[rank]), weights_only=False) for rank in range(n)]
+    if max(held_kb for _, held_kb in results.values()) > _HELD_KB:
+        stop(n)
+    return [torch.load(BytesIO(results[rank][0]), weights_only=False) for rank in range(n)]
 
 
-def stop() -> None:
-    """End the processes that wait."""
-    while _waiting:
-        pool, _ = _waiting.popitem()[1]
+def stop(n: int | None = None) -> None:
+    """End the processes that wait, or the group of ``n`` of them."""
+    for size in list(_waiting) if n is None else [n]:
+        pool, _ = _waiting.pop(size)
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for each in processes:
@@ -64,13 +70,13 @@ def _join(n: int, port: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
 
 
-def _entry(function: Any, n: int, args: Any) -> tuple[int, bytes]:
+def _entry(function: Any, n: int, args: Any) -> tuple[int, bytes, int]:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)  # the function before this one may have set another
     rank, result = dist.get_rank(), BytesIO()
     torch.save(function(rank, n, *args), result)
     dist.barrier()  # else a process that is ready would take the part of another
-    return rank, result.getvalue()
+    return rank, result.getvalue(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
