@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest-xdist runs a worker on each core; torch reads it on import
 
@@ -21,6 +24,18 @@ def no_kernel_tables(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MODELSUMMARY_CACHE", str(tmp_path_factory.mktemp("kernels")))
         yield
+
+
+_STATM = Path("/proc/self/statm")  # of Linux: pages, and pages in memory
+
+
+def pytest_runtest_teardown(item):
+    """Give back what a slow test held; two workers and their groups of processes once filled 24 GB."""
+    if "slow" in item.keywords and _STATM.exists():
+        pages = int(_STATM.read_text().split()[1])
+        if pages * os.sysconf("SC_PAGE_SIZE") > 1.5e9:
+            gc.collect()  # statistics and their models are in cycles
+            getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what was freed between small blocks
 
 
 def pytest_collection_modifyitems(items):
