@@ -13,7 +13,8 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Storage, Trace
-from modelsummary.latency.predict import Target, time_operators, timing_on
+from modelsummary.devices.target import Target, timing_on
+from modelsummary.latency.predict import time_operators
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import Line, OperatorCall, OperatorRun, TensorSpec

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any
 from modelsummary.capture.observe import observed
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
+from modelsummary.devices.target import Target, target_of
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.kernel_list import Kernels
 from modelsummary.latency.options import TimeOptions, time_plan
-from modelsummary.latency.predict import (
-    Target,
-    estimate,
-    predict_kernels,
-    target_of,
-)
+from modelsummary.latency.predict import estimate, predict_kernels
 from modelsummary.latency.row_times import show
 
 if TYPE_CHECKING:

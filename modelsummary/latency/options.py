@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
@@ -11,13 +10,12 @@ from torch import Tensor
 
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.devices.device_spec import DeviceSpec, Precision
+from modelsummary.devices.target import names_own_device
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 
-__all__ = ["TimeOptions", "names_own_device", "time_plan"]
-
-_HERE = re.compile(r"(cpu|cuda)(:\d+)?")
+__all__ = ["TimeOptions", "time_plan"]
 
 
 class TimeOptions(TypedDict, total=False):
@@ -37,15 +35,6 @@ class TimeOptions(TypedDict, total=False):
     loss: Callable[[Any], Tensor] | None
     checkpoint: Sequence[str] | str | None
     attention: str | None
-
-
-def names_own_device(device: DeviceSpec | torch.device | str | None) -> bool:
-    """Return True for a device of this machine; False for a spec, or the name of an accelerator.
-
-    >>> names_own_device("cuda:0"), names_own_device("A100")
-    (True, False)
-    """
-    return device is None or isinstance(device, torch.device) or _HERE.fullmatch(str(device)) is not None
 
 
 def time_plan(

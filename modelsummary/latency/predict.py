@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from modelsummary.capture.live import LiveModel
@@ -14,92 +12,20 @@ from modelsummary.capture.modules import named_modules
 from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.kernel_table import KernelTable, device_here, table_of
-from modelsummary.devices.kernel_time import DeviceModel, device_model
-from modelsummary.errors import InputError
+from modelsummary.devices.target import Target, timing_on
 from modelsummary.latency.estimate import LatencyEstimate
-from modelsummary.latency.options import names_own_device
 from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
-from modelsummary.operators.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
-from modelsummary.operators.operator_calls import OperatorCall
-from modelsummary.operators.operator_work import Work
+from modelsummary.operators.kernels import Kernel, StepOperator, check_mode, kernels_of
 from modelsummary.operators.recurrent_layers import join_recurrent
 
-__all__ = [
-    "TABLE_ERROR",
-    "Target",
-    "estimate",
-    "predict_kernels",
-    "target_of",
-    "time_operators",
-    "timing_on",
-]
+__all__ = ["TABLE_ERROR", "estimate", "predict_kernels", "time_operators"]
 
 _PHASES = ("forward", "backward", "step")
 _OUTSIDE = ("", 0)  # row of work outside of the model's modules
 # Mean error of benchmarks/latency_truth.py where a model runs minutes after its calls were visited (0.083): about the
 # difference between two runs of a model (0.082). In the same minute, it was smaller (0.045).
 TABLE_ERROR = 0.08
-
-
-@dataclass(frozen=True)
-class Target:
-    """The device of a prediction.
-
-    Attributes:
-        name: name of the device.
-        times: time model of a named device, or kernel table of this machine.
-    """
-
-    name: str
-    times: DeviceModel | KernelTable
-
-    @property
-    def model(self) -> DeviceModel | None:
-        """The time model; None for this machine."""
-        return self.times if isinstance(self.times, DeviceModel) else None
-
-    @property
-    def table(self) -> KernelTable | None:
-        """The kernel table of this machine; None for a named device."""
-        return self.times if isinstance(self.times, KernelTable) else None
-
-    @property
-    def is_cpu(self) -> bool:
-        """True for this machine's CPU, where one thread dispatches the operators and computes them."""
-        return isinstance(self.times, KernelTable) and self.times.machine.threads > 0
-
-    def seconds(self, work: Work, key: str | None) -> tuple[float, str]:
-        """Return the seconds of a kernel and their source; ``key`` names the call that it is, None for several."""
-        if isinstance(self.times, KernelTable):
-            return self.times.seconds(key, work)
-        return self.times.seconds(work), "fit"
-
-
-def target_of(
-    device: DeviceSpec | torch.device | str | None, *, tf32: bool = False, attention: str | None = None
-) -> Target:
-    """Return the target for a spec, the name of an accelerator, or a device of this machine.
-
-    Raises:
-        InputError: the device is unknown, the speed of the kernels of ``attention`` on it is not known, or this machine
-            was never calibrated.
-
-    >>> target_of("T4").name
-    'T4'
-    """
-    if not names_own_device(device):
-        spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
-        return Target(spec.name, device_model(spec, tf32=tf32, attention=attention))
-    local_device = device_here(device)  # type: ignore[arg-type]
-    table = table_of(local_device)
-    if not table.entries:
-        raise InputError(
-            f"this machine's {local_device} was never calibrated; call calibrate(), or name a device such as 'A100'"
-        )
-    return Target(f"this machine's {local_device}", table)
 
 
 def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) -> list[Kernel]:
@@ -117,19 +43,6 @@ def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: T
         return kernels
     recurrent = {fqn for fqn, module in named_modules(live.model) if isinstance(module, nn.RNNBase)}
     return join_recurrent(kernels, recurrent, timing) if recurrent else kernels
-
-
-def timing_on(target: Target) -> Timing:
-    """Return a function from a kernel to its seconds on a device and their source, which times equal kernels once."""
-    times: dict[tuple[Work, str | None], tuple[float, str]] = {}
-
-    def timing(work: Work, call: OperatorCall | None) -> tuple[float, str]:
-        key = None if call is None or target.table is None else call.key
-        if (work, key) not in times:
-            times[work, key] = target.seconds(work, key)
-        return times[work, key]
-
-    return timing
 
 
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:

@@ -15,9 +15,10 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
+from modelsummary.devices.target import Target, target_of
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import calibrate_calls
-from modelsummary.latency.predict import TABLE_ERROR, Target, target_of
+from modelsummary.latency.predict import TABLE_ERROR
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.kernels import MODES
 from modelsummary.parallel.applied_rank import sharded_model

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from modelsummary.cluster.collectives import Network
 from modelsummary.cluster.topology import Cluster
+from modelsummary.devices.target import Target
 from modelsummary.errors import InputError
-from modelsummary.latency.predict import Target
 
 __all__ = ["communication"]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.latency.predict import Target, time_operators
+from modelsummary.devices.target import Target
+from modelsummary.latency.predict import time_operators
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.run import Phase

@@ -1,0 +1,100 @@
+"""``Target``: the device whose time is predicted: a named accelerator, or this machine as it was calibrated."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.kernel_table import KernelTable, device_here, table_of
+from modelsummary.devices.kernel_time import DeviceModel, device_model
+from modelsummary.errors import InputError
+from modelsummary.operators.kernels import Timing
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import Work
+
+__all__ = ["Target", "names_own_device", "target_of", "timing_on"]
+
+_HERE = re.compile(r"(cpu|cuda)(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device of a prediction.
+
+    Attributes:
+        name: name of the device.
+        times: time model of a named device, or kernel table of this machine.
+    """
+
+    name: str
+    times: DeviceModel | KernelTable
+
+    @property
+    def model(self) -> DeviceModel | None:
+        """The time model; None for this machine."""
+        return self.times if isinstance(self.times, DeviceModel) else None
+
+    @property
+    def table(self) -> KernelTable | None:
+        """The kernel table of this machine; None for a named device."""
+        return self.times if isinstance(self.times, KernelTable) else None
+
+    @property
+    def is_cpu(self) -> bool:
+        """True for this machine's CPU, where one thread dispatches the operators and computes them."""
+        return isinstance(self.times, KernelTable) and self.times.machine.threads > 0
+
+    def seconds(self, work: Work, key: str | None) -> tuple[float, str]:
+        """Return the seconds of a kernel and their source; ``key`` names the call that it is, None for several."""
+        if isinstance(self.times, KernelTable):
+            return self.times.seconds(key, work)
+        return self.times.seconds(work), "fit"
+
+
+def target_of(
+    device: DeviceSpec | torch.device | str | None, *, tf32: bool = False, attention: str | None = None
+) -> Target:
+    """Return the target for a spec, the name of an accelerator, or a device of this machine.
+
+    Raises:
+        InputError: the device is unknown, the speed of the kernels of ``attention`` on it is not known, or this machine
+            was never calibrated.
+
+    >>> target_of("T4").name
+    'T4'
+    """
+    if not names_own_device(device):
+        spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
+        return Target(spec.name, device_model(spec, tf32=tf32, attention=attention))
+    local_device = device_here(device)  # type: ignore[arg-type]
+    table = table_of(local_device)
+    if not table.entries:
+        raise InputError(
+            f"this machine's {local_device} was never calibrated; call calibrate(), or name a device such as 'A100'"
+        )
+    return Target(f"this machine's {local_device}", table)
+
+
+def timing_on(target: Target) -> Timing:
+    """Return a function from a kernel to its seconds on a device and their source, which times equal kernels once."""
+    times: dict[tuple[Work, str | None], tuple[float, str]] = {}
+
+    def timing(work: Work, call: OperatorCall | None) -> tuple[float, str]:
+        key = None if call is None or target.table is None else call.key
+        if (work, key) not in times:
+            times[work, key] = target.seconds(work, key)
+        return times[work, key]
+
+    return timing
+
+
+def names_own_device(device: DeviceSpec | torch.device | str | None) -> bool:
+    """Return True for a device of this machine; False for a spec, or the name of an accelerator.
+
+    >>> names_own_device("cuda:0"), names_own_device("A100")
+    (True, False)
+    """
+    return device is None or isinstance(device, torch.device) or _HERE.fullmatch(str(device)) is not None
