@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +12,11 @@ from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import KernelTable, device_here, table_of
 from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.errors import InputError
-from modelsummary.operators.kernels import Timing
-from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.kernels import StepOperator, Timing, kernels_of
+from modelsummary.operators.operator_calls import OperatorCall, OperatorRun
 from modelsummary.operators.operator_work import Work
 
-__all__ = ["Target", "names_own_device", "target_of", "timing_on"]
+__all__ = ["Target", "names_own_device", "seconds_of_calls", "target_of", "timing_on"]
 
 _HERE = re.compile(r"(cpu|cuda)(:\d+)?")
 
@@ -89,6 +90,21 @@ def timing_on(target: Target) -> Timing:
         return times[work, key]
 
     return timing
+
+
+def seconds_of_calls(target: Target) -> Callable[[OperatorCall], float]:
+    """Return a function from an operator call, run eagerly, to the seconds of its kernels on a device."""
+    timing, whole_calls = timing_on(target), target.table is not None
+    seconds_by_id: dict[int, tuple[OperatorCall, float]] = {}
+
+    def seconds(call: OperatorCall) -> float:
+        if id(call) not in seconds_by_id:
+            alone = [StepOperator(OperatorRun(call, (), ()), "forward", None)]
+            kernels = kernels_of(alone, whole_calls=whole_calls, timing=timing)
+            seconds_by_id[id(call)] = call, sum(kernel.seconds or 0.0 for kernel in kernels)
+        return seconds_by_id[id(call)][1]
+
+    return seconds
 
 
 def names_own_device(device: DeviceSpec | torch.device | str | None) -> bool:

@@ -13,10 +13,9 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Storage, Trace
-from modelsummary.devices.target import Target, timing_on
+from modelsummary.devices.target import Target, seconds_of_calls, timing_on
 from modelsummary.latency.predict import time_operators
 from modelsummary.layer_info import CallKey
-from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import Line, OperatorCall, OperatorRun, TensorSpec
 from modelsummary.operators.operator_work import Work, work_of
 
@@ -79,7 +78,7 @@ class Evidence:
             for storage in run.makes:
                 if storage not in run.reads:
                     self.maker.setdefault(storage, index)
-        self._seconds: dict[int, float] = {}
+        self._seconds_of_call = seconds_of_calls(target)
         self._timing = timing_on(target)
 
     # ------------------------------------------------------------------------------------------- the run
@@ -223,13 +222,7 @@ class Evidence:
 
     def seconds(self, index: int) -> float:
         """Return the predicted seconds of an operator."""
-        call = self.call(index)
-        if id(call) not in self._seconds:
-            whole_calls = self.target.table is not None
-            alone = [StepOperator(self.run(index), "forward", None)]
-            kernels = kernels_of(alone, whole_calls=whole_calls, timing=self._timing)
-            self._seconds[id(call)] = sum(kernel.seconds or 0.0 for kernel in kernels)
-        return self._seconds[id(call)]
+        return self._seconds_of_call(self.call(index))
 
     def seconds_of(self, work: Work) -> float:
         """Return the predicted seconds of a kernel."""

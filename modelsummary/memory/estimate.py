@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelsummary.errors import MissingExtraError
+from modelsummary.memory.saved import SavedStorages
 from modelsummary.tables import Printed, Report
 from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled, symbol
 
@@ -56,6 +57,7 @@ class MemoryEstimate(Printed):
         recomputed_macs: multiply-adds that activation checkpointing does again in the backward.
         execution: ``"shape"``: the step ran without data; ``"real"``: it ran on data, for the reason in ``notes``.
         notes: assumptions of the estimate.
+        saved: the storages behind ``activations``, each with what making it again takes; empty for a rank of a plan.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -79,6 +81,7 @@ class MemoryEstimate(Printed):
     recomputed_macs: int = 0
     execution: str = "shape"
     notes: list[str] = field(default_factory=list)
+    saved: SavedStorages = field(default_factory=SavedStorages.of, repr=False, compare=False)
 
     @property
     def peak_at(self) -> TimelinePoint:
@@ -116,9 +119,9 @@ class MemoryEstimate(Printed):
         return axes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures without the timeline as a dict that can be written as JSON."""
+        """Return the figures without the timeline and the saved storages as a dict that can be written as JSON."""
         point = self.peak_at
-        figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "timeline"}
+        figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("timeline", "saved")}
         return {**figures, "peak_at": {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}}
 
     def _report(self) -> Report:

@@ -12,9 +12,11 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import observe, observed
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
+from modelsummary.equality import kinds_of
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.memory.checkpointing import recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.saved import saved_of
 from modelsummary.memory.stage_actions import StageActions, actions_of
 from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
 
@@ -28,7 +30,8 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
         InputError: a parameter is not initialised, no result requires a gradient, or the step needs values that the
             model or its input lacks.
     """
-    estimate, memory = simulate(live, root, plan)
+    trace = observed(live, plan, storages=True)
+    estimate, memory = _read(trace, root, plan)
     rows = list(root.walk()) if plan.train else []
     for row in rows:
         row_memory = memory.get(row.key) if row.executed else None
@@ -38,12 +41,17 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
     for row in reversed(rows):
         if row.parent_info is not None:
             row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
-    return estimate
+    kinds = kinds_of(root)
+    return replace(estimate, saved=saved_of(trace, {row.key: kinds[id(row)] for row in rows}))
 
 
 def simulate(live: LiveModel, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
     """Predict the memory of a step without writing into the rows; see ``simulate_step``."""
-    trace = observed(live, plan, storages=True)
+    return _read(observed(live, plan, storages=True), root, plan)
+
+
+def _read(trace: Trace, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
+    """Return the memory of a step, and of each call, from its trace."""
     workspaces = _workspaces(trace, plan)
     recomputed = recomputed_macs(root, plan.checkpoint) if plan.train else 0
     return replace(estimate_of(trace, workspaces), recomputed_macs=recomputed), by_call(trace, workspaces)

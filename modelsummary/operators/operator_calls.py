@@ -7,7 +7,7 @@ one object, and an ``OperatorLog`` notes each of its runs. A time predicted or m
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from threading import get_ident
 from typing import Any, NamedTuple, TypeAlias
 
@@ -137,6 +137,18 @@ class OperatorCall:
 
     def __repr__(self) -> str:
         return self.key
+
+    def __reduce__(self) -> tuple[Any, ...]:  # operators themselves cannot be pickled
+        return _call_of, (str(self.func), self.args, dict(self.kwargs), self.outputs, self.cost)
+
+
+def _call_of(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: tuple[TensorSpec, ...], cost: OpCost
+) -> OperatorCall:
+    """Return the call of the operator of a name, such as ``"aten.mm.default"``."""
+    parts = name.split(".") if "." in name else ["higher_order", name]
+    func = reduce(getattr, parts, torch.ops)
+    return OperatorCall(func, op_rule(func), args, kwargs, outputs, cost)
 
 
 def _text(value: Any) -> str:
