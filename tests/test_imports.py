@@ -16,7 +16,7 @@ PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
     ["errors", "_torch", "progress"],
-    ["keywords"],
+    ["keywords", "text_files"],
     ["units", "tables"],
     ["layer_info"],
     ["equality"],

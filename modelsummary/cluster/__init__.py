@@ -1,7 +1,6 @@
 """Simulate the training of a model on a cluster, and search for the best plan."""
 
 from modelsummary.cluster.estimate import StepEstimate
-from modelsummary.cluster.factors import Factors
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.published_errors import PublishedErrors
@@ -9,6 +8,7 @@ from modelsummary.cluster.search import SearchOptions
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.topology import Cluster
+from modelsummary.devices.factors import Factors
 
 __all__ = [
     "Cluster",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.cluster.factors import COMMON, SPREADS, Factors, fitted
+from modelsummary.devices.factors import COMMON, SPREADS, Factors, fitted
 from modelsummary.errors import InputError, is_number
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import NamedTuple
 
-from modelsummary.cluster.factors import Factors
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import SimulatedStage
 from modelsummary.cluster.weights import FsdpUnit, Weights
+from modelsummary.devices.factors import Factors
 
 __all__ = ["RankLoad", "RankMemory", "gathered", "memory_of", "sharded"]
 

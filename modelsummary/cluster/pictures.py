@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.cluster.pipeline import ItemSpan
 from modelsummary.errors import MissingExtraError
-from modelsummary.views.export import saved
+from modelsummary.text_files import saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from modelsummary.cluster.calibration import calibrated_factors
-from modelsummary.cluster.factors import Factors
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
-from modelsummary.errors import InputError, MissingExtraError, close_to, is_number
-from modelsummary.views.export import saved
+from modelsummary.devices.factors import Factors
+from modelsummary.errors import InputError, close_to, is_number
+from modelsummary.text_files import read_toml, saved, toml_text
 
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate
@@ -161,10 +158,7 @@ class Cluster:
             InputError: the file cannot be read, or a key or value is unusable.
             MissingExtraError: Python is older than 3.11, and tomli is not installed.
         """
-        try:
-            data = _toml().loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, TypeError, ValueError) as error:
-            raise InputError(f"path={str(path)!r:.200} is not a readable TOML file: {error}") from error
+        data = read_toml(path)
         preset, name = data.pop("preset", None), data.pop("name", None)
         if isinstance(data.get("device"), dict):
             data["device"] = _device(data["device"])
@@ -184,7 +178,7 @@ class Cluster:
         values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         values["device"] = device.name if is_named else _written(device)
         values["factors"] = {} if self.factors == Factors() else _written(self.factors)
-        return saved("\n".join(_lines(values)) + "\n", path)
+        return saved(toml_text(values), path)
 
     def calibrated(self, measured: Sequence[tuple[StepEstimate, float, float | None]]) -> Cluster:
         """Return the cluster with factors that correct predictions by a few measured steps of your own.
@@ -240,18 +234,6 @@ def _written(values: DeviceSpec | Factors) -> dict[str, Any]:
     return {name: value for name, (value, default) in present.items() if value not in (default, {})}
 
 
-def _lines(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
-    """Yield the lines of a TOML file: first the values, then tables of values."""
-    for name, value in values.items():
-        if not isinstance(value, Mapping) and value is not None:
-            yield f"{name} = {json.dumps(value)}"
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield f"\n[{table}{name}]"
-            keys = {str(key).removeprefix("torch."): entry for key, entry in value.items()}
-            yield from _lines(keys, f"{table}{name}.")
-
-
 def _device(values: dict[str, Any]) -> DeviceSpec:
     for name in ("peak_flops", "achievable_flops", "sustained_flops"):
         peaks = values.get(name, {})
@@ -269,13 +251,6 @@ def _device(values: dict[str, Any]) -> DeviceSpec:
         return DeviceSpec(**values)
     except TypeError as error:
         raise InputError(f"device: {error}") from error
-
-
-def _toml() -> Any:
-    try:
-        return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ImportError as error:
-        raise MissingExtraError("tomli", "toml") from error
 
 
 # Network bandwidths are bytes per second of one interface and direction.

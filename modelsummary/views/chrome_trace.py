@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, first_shape, rows_around
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
-from modelsummary.views.export import saved
+from modelsummary.text_files import saved
 from modelsummary.views.labels import row_label
 
 __all__ = ["trace_events", "write_trace"]

@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.errors import InputError, harmless
+from modelsummary.errors import harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.tables import data_frame
+from modelsummary.text_files import saved
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, Column, find_columns
@@ -26,7 +26,6 @@ __all__ = [
     "FACTS",
     "Texts",
     "in_script",
-    "saved",
     "static",
     "to_csv",
     "to_document",
@@ -130,20 +129,6 @@ def written(content: str, path: str | PathLike[str] | None) -> str:
     if path is not None:
         saved(content, path)
     return content
-
-
-def saved(content: str, path: str | PathLike[str]) -> Path:
-    """Write a text to a file and return its path.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    try:
-        target = Path(path)
-        target.write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
-    except (OSError, TypeError, ValueError) as error:
-        raise InputError(f"path={path!r} cannot be written: {error}") from error
-    return target
 
 
 class Texts:

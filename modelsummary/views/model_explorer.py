@@ -11,9 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from modelsummary.text_files import saved
 from modelsummary.units import scaled
 from modelsummary.views.explorer.data import Explored, model_data
-from modelsummary.views.export import saved
 
 __all__ = ["graph_of", "node_data_of", "write_files"]
 

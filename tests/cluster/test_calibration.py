@@ -12,8 +12,8 @@ from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Factors, Plan, Recipe
-from modelsummary.cluster.factors import fitted
 from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.factors import fitted
 from tests.parallel.models import Decoder
 
 PLANS = [

@@ -12,8 +12,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from modelsummary.text_files import saved
 from modelsummary.units import format_number
-from modelsummary.views.export import in_script, saved, static
+from modelsummary.views.export import in_script, static
 
 __all__ = ["Page", "page_of"]
 

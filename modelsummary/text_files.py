@@ -1,0 +1,74 @@
+"""Text files: written, and read as TOML. A path that cannot be used is an ``InputError``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from modelsummary.errors import InputError, MissingExtraError
+
+__all__ = ["read_toml", "saved", "toml_text"]
+
+
+def saved(content: str, path: str | PathLike[str]) -> Path:
+    """Write a text to a file and return its path.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        target = Path(path)
+        target.write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
+    except (OSError, TypeError, ValueError) as error:
+        raise InputError(f"path={path!r} cannot be written: {error}") from error
+    return target
+
+
+def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return the values of a TOML file.
+
+    Raises:
+        InputError: the file cannot be read.
+        MissingExtraError: Python is older than 3.11, and tomli is not installed.
+    """
+    try:
+        values: dict[str, Any] = _toml().loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, TypeError, ValueError) as error:
+        raise InputError(f"path={str(path)!r:.200} is not a readable TOML file: {error}") from error
+    return values
+
+
+def _toml() -> Any:
+    try:
+        return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError as error:
+        raise MissingExtraError("tomli", "toml") from error
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """Return values as the text of a TOML file; None is left out, and dtypes have their names.
+
+    >>> print(toml_text({"device": {"name": "A100"}, "nodes": 2, "name": None}), end="")
+    nodes = 2
+    <BLANKLINE>
+    [device]
+    name = "A100"
+    """
+    return "\n".join(_lines(values)) + "\n"
+
+
+def _lines(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    """Yield the lines of a TOML file: first the values, then tables of values."""
+    for name, value in values.items():
+        if not isinstance(value, Mapping) and value is not None:
+            yield f"{name} = {json.dumps(value)}"
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"\n[{table}{name}]"
+            keys = {str(key).removeprefix("torch."): entry for key, entry in value.items()}
+            yield from _lines(keys, f"{table}{name}.")
