@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.devices.factors import COMMON, SPREADS, Factors, fitted
+from modelsummary.devices.factors import Factors, calibrated_factors
 from modelsummary.errors import InputError, is_number
 
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate
     from modelsummary.cluster.topology import Cluster
 
-__all__ = ["calibrated_factors"]
+__all__ = ["factors_of_steps"]
 
 
-def calibrated_factors(cluster: Cluster, measured: Sequence[tuple[StepEstimate, float, float | None]]) -> Factors:
+def factors_of_steps(cluster: Cluster, measured: Sequence[tuple[StepEstimate, float, float | None]]) -> Factors:
     """Return the factors that measured steps ask for, as ``Cluster.calibrated`` says."""
     for entry in measured if _is_list(measured) else [None]:
         _check(entry)
@@ -24,35 +24,21 @@ def calibrated_factors(cluster: Cluster, measured: Sequence[tuple[StepEstimate, 
         raise InputError(
             "measured must have one step or more, got none; pass [(estimate, seconds, peak_bytes or None)]"
         )
-    goals = [value for _, seconds, peak in measured for value in (seconds, peak) if value is not None]
+    peaks = [peak for *_, peak in measured if peak is not None]
 
-    def predict(values: Sequence[float]) -> list[float]:
-        other = replace(cluster, factors=_factors(values))
-        predictions = []
-        for step, _, peak in measured:
-            estimate = step.on(_with_nodes(other, step))
-            predictions += [estimate.step_seconds, *([float(estimate.memory_bytes)] if peak is not None else [])]
-        return predictions
+    def predict(factors: Factors) -> list[float]:
+        other = replace(cluster, factors=factors)
+        estimates = [step.on(_with_nodes(other, step)) for step, *_ in measured]
+        return [estimate.step_seconds for estimate in estimates] + [
+            float(estimate.memory_bytes) for estimate, (*_, peak) in zip(estimates, measured, strict=True) if peak
+        ]
 
-    values = fitted(predict, goals, list(SPREADS.values()), [COMMON.get(name, 0.0) for name in SPREADS])
-    before, after = (_error(cluster, measured, factors) for factors in (Factors(), _factors(values)))
-    return replace(_factors(values), steps=len(measured), before=before, after=after)
-
-
-def _factors(values: Sequence[float]) -> Factors:
-    by_name: dict[str, Any] = dict(zip(SPREADS, values, strict=True))
-    return Factors(**by_name)
+    return calibrated_factors(predict, [seconds for _, seconds, _ in measured], peaks)
 
 
 def _with_nodes(cluster: Cluster, step: StepEstimate) -> Cluster:
     """Return the cluster with as many nodes as the step was predicted on, if that are more."""
     return cluster.with_nodes(max(cluster.nodes, step.cluster.nodes))
-
-
-def _error(cluster: Cluster, measured: Sequence[tuple[StepEstimate, float, float | None]], factors: Factors) -> float:
-    other = replace(cluster, factors=factors)
-    off = [abs(step.on(_with_nodes(other, step)).step_seconds / seconds - 1) for step, seconds, _ in measured]
-    return sum(off) / len(off)
 
 
 def _is_list(measured: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -72,7 +72,8 @@ class TimeModel:
 
     def __init__(self, cluster: Cluster, attention: str | None = None) -> None:
         self.cluster = cluster
-        self.device: DeviceModel = device_model(cluster.device, attention=attention)
+        factors = cluster.device.factors.times(cluster.factors)
+        self.device: DeviceModel = device_model(replace(cluster.device, factors=factors), attention=attention)
         self.network = Network(cluster)
         self.factors = cluster.factors
         self._work_seconds: dict[Work, float] = {}
@@ -149,8 +150,8 @@ class TimeModel:
                 gather = sent["tensor", "all_gather"] / 2 if sent["tensor", "reduce_scatter"] else 0.0
                 waits["tensor"] -= gather + reduction
             steps = [kernels.get(phase, 0.0) - columns - column_weights, *waits.values(), columns, column_weights]
-            host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
-            dispatching = self.factors.host * host * part.operators.get(phase, 0)
+            host = self.device.host if recipe.host_seconds is None else self.factors.host * recipe.host_seconds
+            dispatching = host * part.operators.get(phase, 0)
             seconds = [*steps, gather, reduction, dispatching, 0.0]
             ends = _PHASE.run(seconds, self._speed(groups))
             idle = {resource.kind: lost for resource, lost in _PHASE.idle(_KERNELS, ends).items()}
@@ -208,7 +209,7 @@ class TimeModel:
 
     def _kernel(self, work: Work) -> float:
         if work not in self._work_seconds:
-            self._work_seconds[work] = self.factors.of(work.op_class) * self.device.seconds(work)
+            self._work_seconds[work] = self.device.seconds(work)
         return self._work_seconds[work]
 
     def _collective(self, collective: MicrobatchCollective, group: RankGroup, recipe: Recipe) -> float:
@@ -220,7 +221,7 @@ class TimeModel:
     def moved(self, name: str, nbytes: float) -> float:
         """Return the seconds of an element-wise kernel that reads and writes ``nbytes``."""
         work = Work(name, "elementwise", torch.float32, (int(nbytes) // 4,), 0, int(nbytes))
-        return self.factors.of(work.op_class) * self.device.seconds(work)
+        return self.device.seconds(work)
 
     def accumulation(self, weights: Weights, recipe: Recipe) -> float:
         """Return the seconds of adding the gradients of a micro-batch to their sums: one is read, the other updated."""

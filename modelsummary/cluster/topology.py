@@ -8,12 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from modelsummary.cluster.calibration import calibrated_factors
-from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.device_table import TABLE
-from modelsummary.devices.factors import Factors
+from modelsummary.cluster.calibration import factors_of_steps
+from modelsummary.devices.device_spec import DeviceSpec, device_of, device_values
+from modelsummary.devices.factors import Factors, factors_of
 from modelsummary.errors import InputError, close_to, is_number
 from modelsummary.text_files import read_toml, saved, toml_text
 
@@ -161,9 +158,9 @@ class Cluster:
         data = read_toml(path)
         preset, name = data.pop("preset", None), data.pop("name", None)
         if isinstance(data.get("device"), dict):
-            data["device"] = _device(data["device"])
+            data["device"] = device_of(data["device"])
         if "factors" in data:
-            data["factors"] = _factors(data["factors"])
+            data["factors"] = factors_of(data["factors"])
         cluster = _from_attributes(data) if preset is None else cls.preset(preset, **data)
         return cluster if name is None else replace(cluster, name=name)
 
@@ -173,18 +170,17 @@ class Cluster:
         Raises:
             InputError: the file cannot be written.
         """
-        device = self.device
-        is_named = device.name in TABLE and _written(device) == _written(DeviceSpec(device.name))
         values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
-        values["device"] = device.name if is_named else _written(device)
-        values["factors"] = {} if self.factors == Factors() else _written(self.factors)
+        device = device_values(self.device)
+        values |= {"device": device["name"] if [*device] == ["name"] else device, "factors": self.factors.values}
         return saved(toml_text(values), path)
 
     def calibrated(self, measured: Sequence[tuple[StepEstimate, float, float | None]]) -> Cluster:
         """Return the cluster with factors that correct predictions by a few measured steps of your own.
 
         One to five steps are enough. Each factor stays near 1 unless the steps ask for another; ``print(factors)``
-        shows them, and ``to_toml`` saves them with the cluster. The factors of this cluster are replaced.
+        shows them, and ``to_toml`` saves them with the cluster. The factors of this cluster are replaced, and come in
+        addition to the factors of its devices.
 
         Args:
             measured: for each step its estimate, the seconds that it took, and the peak bytes of its fullest rank, as
@@ -193,16 +189,17 @@ class Cluster:
         Raises:
             InputError: a value is unusable, or an estimate was loaded without its model.
 
+        >>> from torch import nn
         >>> from modelsummary import Statistics
         >>> from modelsummary.cluster import Cluster, Plan
-        >>> stats = Statistics(torch.nn.Linear(4096, 4096), (512, 4096))
+        >>> stats = Statistics(nn.Linear(4096, 4096), (512, 4096))
         >>> cluster = Cluster("A100")
         >>> step = stats.simulate(Plan(data=8, micro_batch=512), cluster, 4096)
         >>> calibrated = cluster.calibrated([(step, 1.3 * step.step_seconds, None)])
         >>> 1.2 < step.on(calibrated).step_seconds / step.step_seconds < 1.3
         True
         """
-        return replace(self, factors=calibrated_factors(self, measured))
+        return replace(self, factors=factors_of_steps(self, measured))
 
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the same kind of machine with another number of nodes."""
@@ -219,38 +216,6 @@ def _from_attributes(values: Mapping[str, Any]) -> Cluster:
     if "device" not in values:
         raise InputError("a cluster needs a device: the name of an accelerator, such as 'A100 80GB'")
     return Cluster(**values)
-
-
-def _factors(values: Any) -> Factors:
-    try:
-        return Factors(**values)
-    except TypeError as error:
-        raise InputError(f"factors: {error}") from error
-
-
-def _written(values: DeviceSpec | Factors) -> dict[str, Any]:
-    """Return the attributes that are not at their defaults."""
-    present = {attribute.name: (getattr(values, attribute.name), attribute.default) for attribute in fields(values)}
-    return {name: value for name, (value, default) in present.items() if value not in (default, {})}
-
-
-def _device(values: dict[str, Any]) -> DeviceSpec:
-    for name in ("peak_flops", "achievable_flops", "sustained_flops"):
-        peaks = values.get(name, {})
-        if not isinstance(peaks, dict):
-            raise InputError(
-                f"device: {name} must be a table of dtypes and FLOP/s, such as {{ bfloat16 = 1e14 }}, got {peaks!r:.80}"
-            )
-        for key in peaks:
-            if key != "tf32" and not isinstance(getattr(torch, key, None), torch.dtype):
-                raise InputError(f"device: {name} has {key!r}; expected 'tf32' or the name of a torch.dtype")
-        if peaks:
-            by_dtype = {key if key == "tf32" else getattr(torch, key): value for key, value in peaks.items()}
-            values = {**values, name: by_dtype}
-    try:
-        return DeviceSpec(**values)
-    except TypeError as error:
-        raise InputError(f"device: {error}") from error
 
 
 # Network bandwidths are bytes per second of one interface and direction.

@@ -8,21 +8,26 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from modelsummary.devices.device_table import TABLE
+from modelsummary.devices.factors import OF_DEVICES, Factors, calibrated_factors, factors_of
 from modelsummary.errors import InputError, is_number
+from modelsummary.text_files import read_toml, saved, toml_text
 
-__all__ = ["Bound", "DeviceSpec", "least_seconds"]
+__all__ = ["Bound", "DeviceSpec", "Predicted", "device_of", "device_values", "least_seconds"]
 
 Precision = torch.dtype | str
 _TERA = 1e12
 _RUNS = 5
+_OF_BOARD = {"sustained_flops", "watts", "factors"}  # what may differ between boards of one type
 _SUSTAINED = (torch.float32, torch.float16, torch.bfloat16)
 # variants with the same name and other figures, and parts of a device
 _OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID"})
@@ -60,6 +65,7 @@ class DeviceSpec:
         sustained_flops: float32, float16 or bfloat16 -> speed that long products of random numbers sustain on this
             very board, as ``DeviceSpec.sustained`` measures it. Predictions take it instead of an estimate.
         watts: power of the board. Products of large matrices slow down on a board with little power.
+        factors: by which measured kernels and steps correct predictions; see ``calibrated``.
 
     Raises:
         InputError: the name is not in the table, or a figure is not positive.
@@ -83,6 +89,7 @@ class DeviceSpec:
     achievable_flops: Mapping[Precision, float] = field(default_factory=dict, compare=False)
     sustained_flops: Mapping[Precision, float] = field(default_factory=dict)
     watts: float | None = None
+    factors: Factors = field(default_factory=Factors)
 
     def __post_init__(self) -> None:
         if self.peak_flops == {} and self.bandwidth == 0:
@@ -101,6 +108,8 @@ class DeviceSpec:
             raise InputError(f"{self.name!r}: sustained_flops must map {names} to numbers > 0, got {speeds!r:.120}")
         if self.watts is not None and not (is_number(self.watts) and self.watts > 0):
             raise InputError(f"{self.name!r}: watts must be a number > 0 or None, got {self.watts!r:.120}")
+        if not isinstance(self.factors, Factors):
+            raise InputError(f"{self.name!r}: factors must be Factors(products=1.1, ...), got {self.factors!r:.120}")
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
@@ -177,6 +186,59 @@ class DeviceSpec:
         size = 512 if torch_device.type == "cpu" else 8192
         return {dtype: 2 * size**3 / _back_to_back(torch_device, dtype, size, seconds) for dtype in dtypes}
 
+    @classmethod
+    def from_toml(cls, path: str | PathLike[str]) -> DeviceSpec:
+        """Return the device that a TOML file describes. Its keys are the arguments of ``DeviceSpec``.
+
+        Raises:
+            InputError: the file cannot be read, or a key or value is unusable.
+            MissingExtraError: Python is older than 3.11, and tomli is not installed.
+        """
+        return device_of(read_toml(path))
+
+    def to_toml(self, path: str | PathLike[str]) -> Path:
+        """Write the device to a TOML file that ``from_toml`` reads, and return its path.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        return saved(toml_text(device_values(self)), path)
+
+    def calibrated(self, measured: Sequence[tuple[Predicted, float]]) -> DeviceSpec:
+        """Return the device with factors that correct predictions by a few measurements of your own.
+
+        One to five are enough. Each factor stays near 1 unless the measurements ask for another; ``print(factors)``
+        shows them, and ``to_toml`` saves them with the device. The factors of this device are replaced.
+
+        Args:
+            measured: for each measurement its prediction, and the seconds that it took. A forward or a step is a
+                ``stats.estimate_latency(...)``; kernels that were measured alone are part of ``stats.kernels(...)``,
+                such as ``kernels[3:4]``. Predictions may be of several models, and for other devices.
+
+        Raises:
+            InputError: a value is unusable, or an estimate was loaded without its model.
+
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.Linear(4096, 4096), (4096, 4096))
+        >>> estimate = stats.estimate_latency("A100")
+        >>> board = DeviceSpec("A100").calibrated([(estimate, 1.3 * estimate.seconds)])
+        >>> 1.2 < stats.estimate_latency(board) / estimate < 1.3
+        True
+        """
+        plain = replace(self, factors=Factors())
+        is_list = isinstance(measured, Sequence) and not isinstance(measured, (str, bytes))
+        for entry in measured if is_list else [measured]:
+            _check_measured(entry)
+        if not measured:
+            raise InputError("measured must have one measurement or more, got none; pass [(estimate, seconds)]")
+
+        def predict(factors: Factors) -> list[float]:
+            device = replace(plain, factors=factors)
+            return [predicted.on(device).seconds for predicted, _ in measured]
+
+        seconds = [seconds for _, seconds in measured]
+        return replace(plain, factors=calibrated_factors(predict, seconds, names=OF_DEVICES))
+
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth))
 
@@ -219,6 +281,78 @@ class DeviceSpec:
         """
         computing, moving = flops / self.peak(dtype), moved_bytes / self.bandwidth
         return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
+
+
+class Predicted(Protocol):
+    """What can be predicted on another device: an estimate of a step, or kernels."""
+
+    @property
+    def seconds(self) -> float:
+        """The predicted seconds."""
+
+    def on(self, device: DeviceSpec) -> Predicted:
+        """Return the same on another device."""
+
+
+def _check_measured(entry: Any) -> None:
+    """Raise ``InputError`` if this is not a prediction with its measured seconds."""
+    is_pair = isinstance(entry, (tuple, list)) and len(entry) == 2 and hasattr(entry[0], "on")
+    if not is_pair or not hasattr(entry[0], "seconds"):
+        raise InputError(
+            "measured must be a list of (estimate, seconds), with a stats.estimate_latency(...), or a part of "
+            f"stats.kernels(...) such as kernels[3:4], got {_types_of(entry)}"
+        )
+    if not (is_number(entry[1]) and entry[1] > 0):
+        raise InputError(f"seconds of a measurement must be a number > 0, got {entry[1]!r:.80}")
+
+
+def _types_of(entry: Any) -> str:
+    """Return the type of a value, of a tuple or list the types in it: a printed model would be long."""
+    if not isinstance(entry, (tuple, list)):
+        return type(entry).__name__
+    return f"({', '.join(type(element).__name__ for element in entry)})"
+
+
+def device_values(spec: DeviceSpec) -> dict[str, Any]:
+    """Return a device as a table of a file: of a device that is known by name, what differs from its figures.
+
+    >>> device_values(DeviceSpec("A100", watts=300))
+    {'name': 'A100 80GB', 'watts': 300}
+    """
+    values = {attribute.name: getattr(spec, attribute.name) for attribute in fields(spec)}
+    if spec.name in TABLE:
+        named = DeviceSpec(spec.name)
+        differing = [name for name, value in values.items() if name != "source" and value != getattr(named, name)]
+        if set(differing) <= _OF_BOARD:
+            values = {"name": spec.name, **{name: values[name] for name in differing}}
+    values = {name: value.values if isinstance(value, Factors) else value for name, value in values.items()}
+    return {name: value for name, value in values.items() if value not in (None, "", {})}
+
+
+def device_of(values: Mapping[str, Any]) -> DeviceSpec:
+    """Return the device that a table of a file describes. Raise ``InputError`` for an unusable key or value.
+
+    >>> device_of({"name": "A100", "watts": 300, "factors": {"products": 1.2}}).factors.products
+    1.2
+    """
+    figures = dict(values)
+    for name in ("peak_flops", "achievable_flops", "sustained_flops"):
+        peaks = figures.get(name, {})
+        if not isinstance(peaks, dict):
+            raise InputError(
+                f"device: {name} must be a table of dtypes and FLOP/s, such as {{ bfloat16 = 1e14 }}, got {peaks!r:.80}"
+            )
+        for key in peaks:
+            if key != "tf32" and not isinstance(getattr(torch, key, None), torch.dtype):
+                raise InputError(f"device: {name} has {key!r}; expected 'tf32' or the name of a torch.dtype")
+        if peaks:
+            figures[name] = {key if key == "tf32" else getattr(torch, key): value for key, value in peaks.items()}
+    if "factors" in figures:
+        figures["factors"] = factors_of(figures["factors"])
+    try:
+        return DeviceSpec(**figures)
+    except TypeError as error:
+        raise InputError(f"device: {error}") from error
 
 
 def _back_to_back(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:

@@ -1,5 +1,7 @@
 """Factors by which measured steps correct predictions: few, and near 1 unless the measurements ask for more.
 
+A device has factors, and a cluster has further ones; both are fitted here.
+
 The logarithms of the factors are the most likely ones if each has a normal distribution around 0, as wide as
 ``SPREADS`` says, and each measurement one around its prediction: a ridge regression of logarithms, by Gauss-Newton. A
 measurement that stays far off counts less, so that one odd step does not spoil the others.
@@ -7,9 +9,10 @@ measurement that stays far off counts less, so that one odd step does not spoil 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from math import exp, log
+from typing import Any
 
 import torch
 
@@ -17,12 +20,13 @@ from modelsummary.errors import InputError, is_number
 from modelsummary.tables import Printed, Report
 from modelsummary.units import percent
 
-__all__ = ["COMMON", "SPREADS", "Factors", "fitted"]
+__all__ = ["OF_DEVICES", "SPREADS", "Factors", "calibrated_factors", "factors_of", "fitted"]
 
 # How far each of them is usually off, as standard deviations of logarithms, in addition to what a machine is slower or
 # faster in all that takes time; products differ by 20 % between boards of one type.
 SPREADS = {"products": 0.1, "attention": 0.2, "kernels": 0.2, "communication": 0.3, "host": 0.3, "activations": 0.2}
-COMMON = {name: 0.15 for name in SPREADS if name != "activations"}
+OF_DEVICES = ("products", "attention", "kernels", "host")
+_COMMON = {name: 0.15 for name in SPREADS if name != "activations"}
 _NOISE, _FAR = 0.08, 2.0  # standard deviation of a measurement, and in how many of them it begins to count less
 _ROUNDS, _STEP = 5, 0.05  # of Gauss-Newton, and the change of a logarithm that derivatives are taken over
 
@@ -30,6 +34,8 @@ _ROUNDS, _STEP = 5, 0.05  # of Gauss-Newton, and the change of a logarithm that 
 @dataclass(frozen=True, repr=False)
 class Factors(Printed):
     """Factors on predicted seconds and bytes; ``print`` shows them as a table.
+
+    A device has factors on its kernels and its host. The factors of a cluster come in addition.
 
     Attributes:
         products: on the seconds of products and convolutions.
@@ -79,6 +85,20 @@ class Factors(Printed):
             return self.products
         return self.attention if op_class == "attention" else self.kernels
 
+    def times(self, others: Factors) -> Factors:
+        """Return the factors of both together.
+
+        >>> Factors(products=1.5).times(Factors(products=2.0, host=3.0)).values
+        {'products': 3.0, 'host': 3.0}
+        """
+        return replace(self, **{name: getattr(self, name) * getattr(others, name) for name in SPREADS})
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The attributes that are not at their defaults."""
+        present = {attribute.name: (getattr(self, attribute.name), attribute.default) for attribute in fields(self)}
+        return {name: value for name, (value, default) in present.items() if value != default}
+
     def _report(self) -> Report:
         rows = [[name, f"{getattr(self, name):.3f}"] for name in SPREADS]
         many = (
@@ -90,6 +110,53 @@ class Factors(Printed):
         return Report(
             rows, ["Factor", "Value"], "lr", below=[f"Fitted to {many} seconds {errors}"] if self.steps else []
         )
+
+
+def factors_of(values: Mapping[str, Any]) -> Factors:
+    """Return the factors that a table of a file describes. Raise ``InputError`` for an unknown one.
+
+    >>> factors_of({"products": 1.2}) == Factors(products=1.2)
+    True
+    """
+    try:
+        return Factors(**values)
+    except TypeError as error:
+        raise InputError(f"factors: {error}") from error
+
+
+def calibrated_factors(
+    predict: Callable[[Factors], Sequence[float]],
+    seconds: Sequence[float],
+    further: Sequence[float] = (),
+    names: Sequence[str] = tuple(SPREADS),
+) -> Factors:
+    """Return the factors that measured steps ask for, with the errors of their seconds before and after.
+
+    Args:
+        predict: factors -> the predicted seconds of each step, then a prediction for each further measurement.
+        seconds: measured seconds of each step.
+        further: other measurements.
+        names: of the factors that are fitted; the others stay 1.
+
+    >>> factors = calibrated_factors(lambda factors: [factors.products], [1.3], names=["products"])
+    >>> 1.2 < factors.products < 1.3, factors.steps, round(factors.before, 2)
+    (True, 1, 0.23)
+    """
+
+    def of(values: Sequence[float]) -> Factors:
+        by_name: dict[str, Any] = dict(zip(names, values, strict=True))
+        return Factors(**by_name)
+
+    spreads, common = [SPREADS[name] for name in names], [_COMMON.get(name, 0.0) for name in names]
+    factors = of(fitted(lambda values: predict(of(values)), [*seconds, *further], spreads, common))
+    before, after = (_error(predict(assumed), seconds) for assumed in (Factors(), factors))
+    return replace(factors, steps=len(seconds), before=before, after=after)
+
+
+def _error(predicted: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return the mean error of the first predictions, which are of steps."""
+    ratios = [prediction / measured for prediction, measured in zip(predicted, seconds, strict=False)]
+    return sum(abs(ratio - 1) for ratio in ratios) / len(ratios)
 
 
 def fitted(

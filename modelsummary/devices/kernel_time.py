@@ -38,6 +38,7 @@ from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_secon
 from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, tensor_factor, vector_share
 from modelsummary.errors import InputError
 from modelsummary.operators.operator_work import Work
+from modelsummary.units import number_of
 
 __all__ = ["DeviceModel", "device_model", "fits"]
 
@@ -110,11 +111,11 @@ class DeviceModel:
     @property
     def host(self) -> float:
         """Seconds that the host needs to dispatch one operator in eager mode."""
-        return float(self.coefficients["host_us"]) * 1e-6
+        return self.spec.factors.host * float(self.coefficients["host_us"]) * 1e-6
 
     def seconds(self, work: Work) -> float:
-        """Return the seconds of a kernel in a stream of others, its launch included."""
-        return self.launch + self.busy(work)
+        """Return the seconds of a kernel in a stream of others, its launch included, as measured steps correct it."""
+        return self.spec.factors.of(work.op_class) * (self.launch + self.busy(work))
 
     def busy(self, work: Work) -> float:
         """Return the seconds in which a kernel computes and moves data, without its launch.
@@ -311,6 +312,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
     half = None if geforce else kernel_fits["half"].get(spec.generation)
     other_fit = f"generation {spec.generation}" if same_generation or half else f"as {name}"
     label = fitted_device or (other_fit if name is not None or half else "no fit of its own")
+    label += f", calibrated with {number_of(spec.factors.steps, 'measured step')}" if spec.factors.steps else ""
     error = float(entry["error"]) if fitted_device else float(kernel_fits["unseen_error"])
     coefficients, measured = kernel_fits["coefficients"], kernel_fits["half"]
     simt = float(entry["simt"]) if fitted_device is not None else vector_share(spec, kernel_fits["flops_per_joule"])

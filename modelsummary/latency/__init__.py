@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from modelsummary.capture.live import LiveModel
     from modelsummary.capture.step_plan import StepPlan
+    from modelsummary.layer_info import LayerInfo
+    from modelsummary.memory.step_options import OptimizerLike
 
 __all__ = [
     "Calibration",
@@ -30,12 +32,44 @@ __all__ = [
     "bound_dtype",
     "calibrate",
     "calibrate_grid",
-    "estimate",
-    "predict_kernels",
+    "kernels",
+    "predicted",
     "show",
     "target",
     "time_plan",
 ]
+
+
+def predicted(
+    live: LiveModel,
+    root: LayerInfo,
+    device: DeviceSpec | torch.device | str | None,
+    mode: str,
+    backward: bool,
+    optimizer: OptimizerLike | None,
+    options: TimeOptions,
+) -> LatencyEstimate:
+    """Return the predicted latency of a step, which can be asked for other devices, too."""
+
+    def on(other: DeviceSpec | torch.device | str | None) -> LatencyEstimate:
+        plan = time_plan(backward, optimizer, options, root, other)
+        result = estimate(live, root, target(other, options), mode, plan)
+        result.predict_on = on
+        return result
+
+    return on(device)
+
+
+def kernels(
+    live: LiveModel,
+    device: DeviceSpec | torch.device | str | None,
+    mode: str,
+    plan: StepPlan,
+    options: TimeOptions,
+) -> Kernels:
+    """Return the kernels of a step with their predicted seconds."""
+    step = predict_kernels(live, target(device, options), mode, plan)
+    return Kernels(step, tf32=options.get("dtype") == "tf32", attention=options.get("attention"))
 
 
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.errors import InputError
 from modelsummary.latency.row_times import Columns
 from modelsummary.layer_info import CallKey
 
@@ -29,6 +32,7 @@ class LatencyEstimate(float):
         calls: FQN and call index -> milliseconds of the forward and of the backward of that call, with everything
             inside it. ``split(by=estimate)`` balances them.
         columns: the figures of each row of the table.
+        predict_on: predicts the same step on another device; None: it was loaded without its model.
 
     >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)
     >>> print(estimate)
@@ -56,7 +60,7 @@ class LatencyEstimate(float):
         estimate.device, estimate.mode, estimate.source, estimate.typical_error = device, mode, source, typical_error
         estimate.shares, estimate.limited_by = dict(shares or {"fit": 1.0}), limited_by
         estimate.uncounted_ops, estimate.calls = dict(uncounted_ops or {}), dict(calls or {})
-        estimate.columns = columns or {}
+        estimate.columns, estimate.predict_on = columns or {}, None
         return estimate
 
     forward_ms: float
@@ -71,16 +75,41 @@ class LatencyEstimate(float):
     uncounted_ops: dict[str, int]
     calls: dict[CallKey, tuple[float, float]]
     columns: Columns
+    predict_on: Callable[[DeviceSpec | str], LatencyEstimate] | None
 
     @property
     def step_ms(self) -> float:
         """The milliseconds of the whole step."""
         return float(self)
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of the whole step."""
+        return 1e-3 * float(self)
+
+    def on(self, device: DeviceSpec | str) -> LatencyEstimate:
+        """Return the estimate of the same step on another device, such as a calibrated one.
+
+        Raises:
+            InputError: the device is unknown or lacks the dtype, or the estimate was loaded without its model.
+
+        >>> from modelsummary import Statistics
+        >>> from torch import nn
+        >>> estimate = Statistics(nn.Linear(4096, 4096), (4096, 4096)).estimate_latency("A100", backward=True)
+        >>> estimate.on("H100") < estimate < estimate.on("V100")
+        True
+        """
+        if self.predict_on is None:
+            raise InputError("the estimate was loaded without its model; call estimate_latency of live statistics")
+        return self.predict_on(device)
+
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]
         phases = {"forward": self.forward_ms, "backward": self.backward_ms, "step": self.optimizer_ms}
         device = self.device, self.mode, self.source, self.typical_error
         return phases, *device, self.shares, self.limited_by, self.uncounted_ops, self.calls, self.columns
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "predict_on": None}  # it holds the model
 
     def __str__(self) -> str:
         parts = [self.source]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.target import target_of, timing_on
 from modelsummary.operators.kernels import Kernel
 from modelsummary.tables import Printed, Report, data_frame
 
@@ -16,12 +20,58 @@ __all__ = ["Kernels"]
 class Kernels(Printed, tuple[Kernel, ...]):
     """Kernels in the order in which they run; a tuple that prints as a table, one line for kernels of equal work.
 
+    A slice of it has the same methods.
+
+    Args:
+        kernels: the kernels.
+        tf32: whether float32 products run on tensor cores.
+        attention: fused kernels of attention, as in ``TimeOptions``.
+
     >>> from modelsummary import Statistics
     >>> from torch import nn
     >>> kernels = Statistics(nn.Linear(64, 32), (8, 64)).kernels("A100")
     >>> [(kernel.op_class, kernel.sizes, kernel.flops) for kernel in kernels]
     [('gemm', (1, 8, 32, 64), 32768)]
     """
+
+    tf32: bool
+    attention: str | None
+
+    def __new__(cls, kernels: Iterable[Kernel] = (), *, tf32: bool = False, attention: str | None = None) -> Kernels:
+        """Return the kernels as a tuple."""
+        self = super().__new__(cls, kernels)
+        self.tf32, self.attention = tf32, attention
+        return self
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Kernel: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Kernels: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Kernel | Kernels:
+        """Return a kernel, or several."""
+        part = super().__getitem__(index)
+        return part if isinstance(part, Kernel) else self._with(part)
+
+    def on(self, device: DeviceSpec | str) -> Kernels:
+        """Return the same kernels with their predicted times on another named device.
+
+        Raises:
+            InputError: the device is unknown, or lacks the dtype of a kernel.
+
+        >>> from modelsummary import Statistics
+        >>> from torch import nn
+        >>> kernels = Statistics(nn.Linear(4096, 4096), (4096, 4096)).kernels("A100")
+        >>> kernels.on("V100").seconds > kernels.seconds
+        True
+        """
+        timing = timing_on(target_of(device, tf32=self.tf32, attention=self.attention))
+        timed = [(kernel, timing(kernel.work, None)) for kernel in self]
+        return self._with(replace(kernel, seconds=seconds, source=source) for kernel, (seconds, source) in timed)
+
+    def _with(self, kernels: Iterable[Kernel]) -> Kernels:
+        return Kernels(kernels, tf32=self.tf32, attention=self.attention)
 
     @property
     def seconds(self) -> float:

@@ -247,7 +247,7 @@ class Statistics(ModelStatistics):
 
         live = self._live_for("the kernels of a step")
         plan = latency.time_plan(backward, optimizer, options, self.root, device)
-        return latency.Kernels(latency.predict_kernels(live, latency.target(device, options), mode, plan))
+        return latency.kernels(live, device, mode, plan, options)
 
     @exclusive
     def calibrate(
@@ -328,8 +328,7 @@ class Statistics(ModelStatistics):
         if self._live is None:
             dtype = latency.bound_dtype(device, mode, backward, optimizer, options)
             return super().estimate_latency(device, dtype=dtype)  # type: ignore[arg-type]
-        plan = latency.time_plan(backward, optimizer, options, self.root, device)
-        estimate = latency.estimate(self._live, self.root, latency.target(device, options), mode, plan)
+        estimate = latency.predicted(self._live, self.root, device, mode, backward, optimizer, options)
         latency.show(self.root, estimate.columns)
         return estimate
 

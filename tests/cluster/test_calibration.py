@@ -1,10 +1,9 @@
-"""Factors that measured steps ask for: a ridge regression by hand, and steps of a cluster whose factors are chosen."""
+"""Factors that measured steps ask for: steps of a cluster whose factors are chosen."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from math import exp, log
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Factors, Plan, Recipe
 from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.factors import fitted
 from tests.parallel.models import Decoder
 
 PLANS = [
@@ -46,22 +44,6 @@ def measured(steps, factors):
     """Return what steps would take if the factors were true."""
     real = [step.on(replace(step.cluster, factors=factors)) for step in steps]
     return [(step, other.step_seconds, other.memory_bytes) for step, other in zip(steps, real, strict=True)]
-
-
-def test_one_measurement_moves_a_factor_by_its_share_of_the_variance():
-    """The spread is 0.2 and the noise 0.08: 0.04 / (0.04 + 0.0064) of a small logarithm."""
-    (factor,) = fitted(lambda factors: [5.0 * factors[0]], [5.0 * exp(0.05)], [0.2], [0.0])
-    assert log(factor) == pytest.approx(0.05 * 0.04 / (0.04 + 0.0064), rel=1e-3)
-    close, loose = fitted(lambda factors: [factors[0] * factors[1]], [exp(0.05)], [0.1, 0.2], [0.0, 0.0])
-    assert log(loose) / log(close) == pytest.approx(4, rel=1e-3)  # as their variances
-    one, other = fitted(lambda factors: [factors[0]], [exp(0.05)], [0.1, 0.1], [0.2, 0.2])
-    assert log(other) / log(one) == pytest.approx(0.04 / 0.05, rel=1e-3)  # as far as they have it in common
-
-
-def test_one_odd_step_does_not_spoil_the_others():
-    seconds = [1.1, 1.1, 1.1, 1.1, 3.0]
-    (factor,) = fitted(lambda factors: [factors[0]] * 5, seconds, [0.2], [0.0])
-    assert factor == pytest.approx(1.1, rel=0.02)
 
 
 def test_calibration_finds_what_slows_the_steps_down(cluster, steps):
@@ -138,10 +120,6 @@ def test_unusable_figures_are_refused(cluster, steps):
         cluster.calibrated([(steps[0], 1.0, -1)])
     with pytest.raises(InputError, match="the estimate was loaded without its model; call plan or simulate"):
         cluster.calibrated([(pickle.loads(pickle.dumps(steps[0])), 1.0, None)])
-    with pytest.raises(InputError, match="factors: products must be a number > 0, got 0"):
-        Factors(products=0)
-    with pytest.raises(InputError, match=r"factors: steps must be an integer >= 0, got 1.5"):
-        Factors(steps=1.5)
     with pytest.raises(InputError, match=r"factors must be Factors, such as .* got 1\.1"):
         replace(cluster, factors=1.1)
 
