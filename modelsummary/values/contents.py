@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from math import isfinite, isinf, isnan, nan
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from modelsummary.values.tensor_statistics import (
     bounds_of,
     elements_of,
     is_read_in_parts,
-    unseen,
 )
 
 __all__ = ["Content", "Contents", "LoggedOperator", "TensorContent"]
@@ -305,13 +303,12 @@ class Contents:
         What it wrote over is gone.
         """
         self._detailed += 1
-        statistics: dict[Content, TensorStatistics] = {}
-        with unseen():
-            for tensor in _unique(tensors_in((args, kwargs))):
-                plain = as_plain(tensor) if id(tensor) not in written and _is_inexact(tensor) else None
-                content = None if plain is None else self._content(plain)
-                if plain is not None and content is not None and plain.device.type == "cpu":
-                    self._readout.add(plain, partial(statistics.__setitem__, content))
+        statistics: dict[Content, TensorStatistics | None] = {}
+        for tensor in _unique(tensors_in((args, kwargs))):
+            plain = as_plain(tensor) if id(tensor) not in written and _is_inexact(tensor) else None
+            content = None if plain is None else self._content(plain)
+            if plain is not None and content is not None:
+                statistics[content] = TensorStatistics.at_once(plain)
         run.reads = [operand._replace(statistics=statistics.get(operand.content)) for operand in run.reads]
 
 

@@ -31,6 +31,8 @@ __all__ = [
 _SAMPLE = 4096
 _LOWEST, _HIGHEST, _PER_OCTAVE = -44, 20, 2  # of the histogram: powers of two
 _BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE
+_COUNTS = _BINS + 2  # of a sample: zeros, the bins, NaN
+_TOGETHER = 64  # samples whose elements are counted by the same operators
 _CACHED = 2**17  # elements of a part that a cache holds
 _LARGE = 1e15  # squares of larger float32 elements may overflow when they are added up
 _CANCELS = 0.03  # a standard deviation below this part of the mean is lost in float32
@@ -81,6 +83,11 @@ class TensorStatistics:
             readout.add(tensor, statistics.append)
             readout.fetch()
         return statistics[0]
+
+    @classmethod
+    def at_once(cls, tensor: Tensor) -> TensorStatistics | None:
+        """Return the statistics of a tensor with values; None on a device that waits for them."""
+        return None if is_waiting(tensor.device) else cls.of(tensor)
 
     @property
     def is_finite(self) -> bool:
@@ -203,7 +210,7 @@ def bounds_and_sums_of(x: Tensor) -> BoundsAndSums:
     flat = _in_memory_order(x) if is_read_in_parts(x) else None
     low, high, total, squares = inf, -inf, 0.0, 0.0
     for part in (x,) if flat is None else flat.split(_CACHED):
-        least, most = _numbers(bounds_of(part))
+        least, most = (bound.item() for bound in bounds_of(part))
         if isnan(least):
             return BoundsAndSums(nan, nan)
         low, high = min(low, least), max(high, most)
@@ -221,12 +228,15 @@ def is_waiting(device: torch.device) -> bool:
 class Readout:
     """Numbers that are computed on devices; each device waits for them once, when they are fetched.
 
-    On the CPU, where nothing waits, they are received at once.
+    On the CPU, where nothing waits, they are received at once, apart from statistics: samples of many tensors are counted
+    together.
     """
 
     def __init__(self) -> None:
         self._pending: defaultdict[torch.device, list[tuple[list[Tensor], Callable[[list[float]], object]]]]
         self._pending = defaultdict(list)
+        self._samples: defaultdict[torch.device, list[tuple[Tensor, Callable[[list[float]], object]]]]
+        self._samples = defaultdict(list)
 
     def receive(self, tensors: list[Tensor], receive: Callable[[list[float]], object]) -> None:
         """Call ``receive`` with the elements of tensors of one device, at once or when they are fetched."""
@@ -238,6 +248,8 @@ class Readout:
 
     def fetch(self) -> None:
         """Receive all numbers: one copy from each device."""
+        for device in list(self._samples):
+            self._count(device)
         pending, self._pending = self._pending, defaultdict(list)
         for device, waiting in pending.items():
             parts = [part.reshape(-1) for tensors, _ in waiting for part in tensors]
@@ -263,7 +275,7 @@ class Readout:
         receive: Callable[[TensorStatistics], object],
         earlier: BoundsAndSums | None = None,
     ) -> None:
-        """Call ``receive`` with the statistics of a plain tensor, at once or when they are fetched.
+        """Call ``receive`` with the statistics of a plain tensor, when they are fetched or before.
 
         Args:
             earlier: what an earlier reading of its elements gave.
@@ -274,44 +286,62 @@ class Readout:
         if not size:
             receive(TensorStatistics(shape, dtype, 0, nan, nan, nan, nan, 0, 0, ()))
             return
-        if not is_waiting(x.device):
-            low, high, sums = earlier or bounds_and_sums_of(x)
-            largest = max(-low, high)
-            if largest < _LARGE and dtype in _NARROW:
-                total, squares = sums or _sums(x)
-                mean = total / size
-                variance = squares / size - mean * mean
-                if low == high:
-                    mean, variance = low, 0.0
-                if low == high or variance > (_CANCELS * mean) ** 2:
-                    zeros, *counted = _numbers(_sampled(x))
-                    std, histogram = sqrt(max(0.0, variance)), tuple(map(int, counted))
-                    receive(TensorStatistics(shape, dtype, size, mean, std, largest, zeros, 0, 0, histogram))
-                    return
+        figures = [] if is_waiting(x.device) else _figures_of_finite(x, earlier or bounds_and_sums_of(x))
+        if not figures:
+            self.receive(_figures(x), figures.extend)
+
+        def received(counts: list[float]) -> None:
+            finite, nans, *numbers = figures
+            largest, mean, std = numbers if finite else (nan, nan, nan)
+            zeros, *bins, _ = map(int, counts)
+            bins[0] += zeros
+            infs, share = size - int(finite) - int(nans), zeros / sum(counts)
+            receive(TensorStatistics(shape, dtype, size, mean, std, largest, share, int(nans), infs, tuple(bins)))
+
+        self._samples[x.device].append((sample_of(x, _SAMPLE), received))
+        if len(self._samples[x.device]) >= _TOGETHER:
+            self._count(x.device)
+
+    def _count(self, device: torch.device) -> None:
+        """Count the zeros and the histograms of the samples from a device."""
+        samples = self._samples.pop(device)
+        counts = _counts([sample for sample, _ in samples])
 
         def received(numbers: list[float]) -> None:
-            finite, nans, largest, mean, std, zeros, *counted = numbers
-            infs = size - int(finite) - int(nans)
-            figures = (mean, std, largest) if finite else (nan, nan, nan)
-            histogram = tuple(map(int, counted))
-            receive(TensorStatistics(shape, dtype, size, *figures, zeros, int(nans), infs, histogram))
+            for index, (_, receive) in enumerate(samples):
+                receive(numbers[index * _COUNTS : (index + 1) * _COUNTS])
 
-        self.receive(_masked(x), received)
+        self.receive([counts], received)
 
 
-def _masked(x: Tensor) -> list[Tensor]:
-    """Return the figures of the finite elements, and the counts of the others, on the device."""
+def _figures(x: Tensor) -> list[Tensor]:
+    """Return the number of finite elements and of NaN, and largest, mean and deviation of the finite, on the device."""
     is_finite = torch.isfinite(x)
     finite = is_finite.sum()
     wide = torch.where(is_finite, x, 0).to(_widest(x.device))
     mean = wide.sum() / finite
-    std = _norm(torch.where(is_finite, wide - mean, 0), wide.dtype) / finite.to(wide.dtype).sqrt()
-    return [finite, torch.isnan(x).sum(), wide.abs().amax(), mean, std, *_sampled(x)]
+    std = _norm(torch.where(is_finite, wide - mean, 0)) / finite.to(wide.dtype).sqrt()
+    return [finite, torch.isnan(x).sum(), wide.abs().amax(), mean, std]
+
+
+def _figures_of_finite(x: Tensor, reading: BoundsAndSums) -> list[float]:
+    """Return the same from a reading of all elements; nothing where it does not tell, or not closely enough."""
+    low, high, sums = reading
+    size, largest = x.numel(), max(-low, high)
+    if not (largest < _LARGE and x.dtype in _NARROW):
+        return []
+    if low == high:
+        return [size, 0, largest, low, 0.0]
+    total, squares = sums or _sums(x)
+    mean = total / size
+    variance = squares / size - mean * mean
+    return [size, 0, largest, mean, sqrt(variance)] if variance > (_CANCELS * mean) ** 2 else []
 
 
 def _sums(x: Tensor) -> tuple[float, float]:
     """Return the sum of the elements and of their squares."""
-    return x.sum(dtype=torch.float32).item(), _norm(x, torch.float32).item() ** 2
+    flat = x.reshape(-1).float()
+    return flat.sum().item(), torch.dot(flat, flat).item()
 
 
 def _in_memory_order(x: Tensor) -> Tensor | None:
@@ -325,16 +355,20 @@ def _widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _norm(x: Tensor, dtype: torch.dtype) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x, dtype=dtype)
+def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x)
     return norm
 
 
-def _sampled(x: Tensor) -> list[Tensor]:
-    """Return the share of zeros in a sample, and its histogram, on the device."""
-    sample = sample_of(x, _SAMPLE)
-    octaves = sample.float().abs().log2_().clamp_(_LOWEST, _HIGHEST)
-    return [(sample == 0).float().mean(), torch.histc(octaves, _BINS, _LOWEST, _HIGHEST)]
+def _counts(samples: Sequence[Tensor]) -> Tensor:
+    """Return for each sample the number of zeros, the histogram of other elements, and the number of NaN."""
+    elements = torch.cat(samples)
+    sizes = torch.tensor([len(sample) for sample in samples])
+    first = torch.arange(0, len(samples) * _COUNTS, _COUNTS).repeat_interleave(sizes).to(elements.device)
+    octaves = elements.float().abs().log2_().clamp_(_LOWEST, _HIGHEST)
+    columns = octaves.sub_(_LOWEST).mul_(_PER_OCTAVE).clamp_(max=_BINS - 1).add_(1)
+    columns.nan_to_num_(nan=_BINS + 1).masked_fill_(elements == 0, 0)
+    return torch.bincount(first.add_(columns.long()), minlength=len(samples) * _COUNTS)
 
 
 def sample_of(x: Tensor, most: int) -> Tensor:
