@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MakeOptimizer", "StageShare", "StepPlan"]
+from modelsummary.errors import InputError
+
+__all__ = ["MakeOptimizer", "StageShare", "StepPlan", "check_loss"]
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
@@ -63,3 +65,9 @@ class StepPlan:
     block_bytes: int | None = None
     workspaces: bool = True
     stage: StageShare | None = None
+
+
+def check_loss(loss: Any) -> None:
+    """Raise ``InputError`` if a loss is neither a function nor None."""
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss must be a function from the model's result to a scalar, got {loss!r:.80}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary.capture.step_plan import check_loss
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, is_number
 from modelsummary.keywords import takes_keywords, warn_renamed
@@ -338,8 +339,7 @@ class Recipe:
         for name in ("master_weights", "overlap_gradients", "overlap_experts", "overlap_tensor", "share_messages"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.loss is not None and not callable(self.loss):
-            raise InputError(f"loss must be a function or None, got {self.loss!r:.80}")
+        check_loss(self.loss)
 
     @property
     def stored_dtype(self) -> torch.dtype | None:

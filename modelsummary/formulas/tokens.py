@@ -17,6 +17,7 @@ from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import no_collection, running
 from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error
+from modelsummary.capture.step_plan import check_loss
 from modelsummary.errors import InputError
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import HiddenScores
@@ -108,6 +109,7 @@ def flops_per_token(
     unit, count = _tokens(call, live.batch_dim or 0) if tokens is None else ("token", tokens)
     if type(count) is not int or count < 1:
         raise InputError(f"tokens must be an integer >= 1, got {count!r}")
+    check_loss(loss)
     on_shapes, phase = live.execution == "shape", "forward"
     with (
         as_step_error(lambda: phase, {"loss": _LOSS, "backward": _LOSS}),

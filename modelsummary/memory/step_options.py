@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modelsummary.capture.devices import available_device, named_device
-from modelsummary.capture.step_plan import MakeOptimizer, StepPlan
+from modelsummary.capture.step_plan import MakeOptimizer, StepPlan, check_loss
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
@@ -129,9 +129,7 @@ def _check(options: Mapping[str, Any]) -> None:
     cast_to = options.get("autocast")
     if cast_to is not None and cast_to not in _CASTS_TO:
         raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {cast_to}")
-    loss = options.get("loss")
-    if loss is not None and not callable(loss):
-        raise InputError(f"loss must be a function from the model's result to a scalar, got {loss!r:.80}")
+    check_loss(options.get("loss"))
     block = options.get("block_bytes")
     if block is not None and (type(block) is not int or block < 1):
         raise InputError(f"block_bytes must be an integer >= 1, got {block!r}")

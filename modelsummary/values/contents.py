@@ -274,6 +274,10 @@ class Contents:
         plain = as_plain(tensor)
         return None if plain is None else self._content(plain)
 
+    def causes(self) -> list[Any]:
+        """Return the bad values that elements follow from which an operator may still read."""
+        return [layer.bad for _, content in self._of.values() for layer in content.layers() if layer.bad is not None]
+
     def settle(self) -> list[LoggedOperator]:
         """Return the log, and begin a new one."""
         log, self.log, self._detailed = self.log, [], 0

@@ -14,6 +14,7 @@ from modelsummary.capture.modules import ModelParts
 from modelsummary.capture.run import running
 from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error, remedies_for
+from modelsummary.capture.step_plan import check_loss
 from modelsummary.errors import InputError
 from modelsummary.values.watch import Watching
 from modelsummary.values.watched import Values
@@ -27,6 +28,9 @@ def step_values(
     """Run a step of a live model for real and return its values; see ``Statistics.values``."""
     if not isinstance(backward, bool):
         raise InputError(f"backward must be True or False, got {backward!r}")
+    if isinstance(batch, (bool, int, float, complex, str, bytes)):
+        raise InputError(f"batch must hold the tensors that the forward takes, got {batch!r:.80}; pass a saved batch")
+    check_loss(loss)
     described: dict[str, Any] = {"batch_dim": live.batch_dim, "device": live.call.device, "dtypes": None}
     parts = ModelParts.of(live.model)
     call = live.call if batch is None else call_arguments(parts, batch, (), {}, **described) or live.call

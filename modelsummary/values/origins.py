@@ -22,11 +22,13 @@ from modelsummary.capture.module_calls import ModuleCall
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line
 from modelsummary.tables import Printed, Report
-from modelsummary.units import NOTHING, number_of
+from modelsummary.units import NOTHING, grouped, number_of
 from modelsummary.values.contents import Content, LoggedOperator, TensorContent
 from modelsummary.values.tensor_statistics import TensorStatistics
 
 __all__ = ["BadValue", "NodeMakers", "OperandValues", "bad_values"]
+
+_UNSCALE = "aten._amp_foreach_non_finite_check_and_unscale_"  # of GradScaler: its last argument is the inverse scale
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class BadValue(Printed):
         takes_inf: an argument that is a number is infinite, such as the one of ``(1 - mask) * -inf``.
         spread: number of later results with NaN or Inf because of it.
         is_final: False for one that later operators absorbed, such as a mask.
+        loss_scale: scale above 1 that ``GradScaler`` had when it met the value in gradients; it skips such a step and
+            lowers the scale, so ``is_final`` is False unless an optimizer steps nevertheless. Else None.
     """
 
     kind: str
@@ -89,6 +93,7 @@ class BadValue(Printed):
     takes_inf: bool = False
     spread: int = 0
     is_final: bool = False
+    loss_scale: float | None = None
 
     @property
     def code(self) -> str:
@@ -115,7 +120,11 @@ class BadValue(Printed):
         headers = ["", "dtype", "shape", "low", "high", "mean", "std", "zeros"]
         below = [f"step {self.step}; not finite because of it: {number_of(self.spread, 'later result')}"]
         below += ["an infinite number is among its arguments; times 0 it is NaN"] if self.takes_inf else []
-        below += [] if self.is_final else ["later operators replaced it: it reached no result and no gradient"]
+        if not self.is_final and self.loss_scale is None:
+            below.append("later operators replaced it: it reached no result and no gradient")
+        if self.loss_scale is not None:
+            scale = grouped(round(self.loss_scale))
+            below.append(f"the loss was scaled by {scale}: GradScaler skips such a step and lowers the scale")
         return Report(rows, headers, "lllrrrrr", above=above, below=below)
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +138,7 @@ class BadValue(Printed):
             "code": self.code,
             "inputs": list(map(str, self.inputs)),
             "outputs": list(map(str, self.outputs)),
-            **{name: getattr(self, name) for name in ("step", "takes_inf", "spread", "is_final")},
+            **{name: getattr(self, name) for name in ("step", "takes_inf", "spread", "is_final", "loss_scale")},
         }
 
 
@@ -183,6 +192,8 @@ def bad_values(
                 operand.content.rest = None
         if not any(_kind(operand.content) for operand in run.writes):
             continue
+        if run.name == _UNSCALE:
+            _note_scale(run, step)
         read = [content for operand in run.reads for content in operand.content.layers() if content.bad is not None]
         reads_nan = any(operand.content.has_nan for operand in run.reads)
         reads_inf = run.takes_inf or any(operand.content.has_inf for operand in run.reads)
@@ -227,9 +238,20 @@ def _gets_out(content: Content, run: LoggedOperator, earlier: BadValue) -> bool:
 
     In a backward, what comes of one of the forward counts if it reaches a gradient.
     """
+    if earlier.loss_scale is not None:
+        return run.phase == "optimizer"
     if earlier.phase != "forward":
         return content.low != content.low or run.phase != "forward"
     return run.phase == "optimizer" or (_is_outside_of_model(run) and not content.high < torch.inf)
+
+
+def _note_scale(run: LoggedOperator, step: int) -> None:
+    """Note the scale at which gradients overflowed. At 1 and below, they would without a scale, too."""
+    inverse = run.reads[-1].content.low
+    for content in (content for operand in run.reads for content in operand.content.layers()):
+        bad = content.bad
+        if bad is not None and bad.phase == "backward" and bad.step == step and 0 < inverse < 1:
+            bad.is_final, bad.loss_scale = False, 1 / inverse
 
 
 def _is_outside_of_model(run: LoggedOperator) -> bool:

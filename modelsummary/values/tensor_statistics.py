@@ -228,8 +228,8 @@ def is_waiting(device: torch.device) -> bool:
 class Readout:
     """Numbers that are computed on devices; each device waits for them once, when they are fetched.
 
-    On the CPU, where nothing waits, they are received at once, apart from statistics: samples of many tensors are counted
-    together.
+    On the CPU, where nothing waits, they are received at once, apart from statistics: samples of many tensors are
+    counted together.
     """
 
     def __init__(self) -> None:
@@ -360,7 +360,7 @@ def _norm(x: Tensor) -> Tensor:
     return norm
 
 
-def _counts(samples: Sequence[Tensor]) -> Tensor:
+def _counts(samples: list[Tensor]) -> Tensor:
     """Return for each sample the number of zeros, the histogram of other elements, and the number of NaN."""
     elements = torch.cat(samples)
     sizes = torch.tensor([len(sample) for sample in samples])

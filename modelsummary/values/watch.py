@@ -433,7 +433,7 @@ class Watching:
         for content in step.results + ([] if is_sound else self._state()):
             for layer in content.layers():
                 if layer.bad is not None:
-                    layer.bad.is_final = True
+                    layer.bad.is_final |= layer.bad.loss_scale is None
         calls = [
             CallValues(
                 *key,
@@ -464,6 +464,8 @@ class Watching:
                     if plain is not None:
                         self._read_weight(parameter, plain)
             self._refresh()
+        if self.values._bad:
+            self.values._forget(self._contents.causes())
         for handle in self._step.handles:
             handle.remove()
         is_empty = not self._step.roots and not self._step.parameters

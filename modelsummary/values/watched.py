@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan, sqrt
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.tables import Printed, Report, data_frame
-from modelsummary.units import NOTHING
+from modelsummary.units import NOTHING, number_of
 from modelsummary.values.origins import BadValue
 from modelsummary.values.tensor_statistics import TensorStatistics
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CallValues", "ParameterValues", "StepValues", "Values"]
 
 _KEPT = 16  # steps
+_EARLIEST = 100  # bad values that are kept of earlier steps
 
 
 @dataclass
@@ -128,7 +129,8 @@ class Values(Printed):
 
     Attributes:
         steps: the latest 16 steps, the oldest first.
-        bad: all bad values, in the order in which they were made; replaced ones have ``is_final`` False.
+        bad: the bad values of these steps, and the first 100 final ones of earlier steps, in the order in which they
+            were made; replaced ones have ``is_final`` False.
 
     >>> import torch
     >>> from torch import nn
@@ -161,7 +163,7 @@ class Values(Printed):
 
     @property
     def bad(self) -> list[BadValue]:
-        """All bad values, in the order in which they were made."""
+        """The bad values of the latest steps, and the first 100 final ones, in the order in which they were made."""
         self._refresh()
         return list(self._bad)
 
@@ -174,6 +176,14 @@ class Values(Printed):
     def _add_bad(self, values: list[BadValue]) -> None:
         """Add bad values that were made after the others."""
         self._bad += values
+
+    def _forget(self, causes: Sequence[BadValue]) -> None:
+        """Forget bad values of earlier steps, except the first final ones and all that may still become final."""
+        first = self._steps[0].number if self._steps else 0
+        causing = set(map(id, causes))
+        final = [value for value in self._bad if value.is_final][:_EARLIEST]
+        kept = causing.union(map(id, final))
+        self._bad = [value for value in self._bad if value.step >= first or id(value) in kept]
 
     @property
     def calls(self) -> list[CallValues]:
@@ -268,6 +278,9 @@ class Values(Printed):
                     f"{_number(row.update_ratio)} ({row.name})" for row in (least, most)
                 )
         below.append("all values are finite" if bad is None else f"{str(bad).splitlines()[0]}; see first_bad()")
+        scaled = sum(value.loss_scale is not None for value in self.bad)
+        if scaled:
+            below.append(f"{number_of(scaled, 'overflow')} at the scale of GradScaler, which skips such steps; see bad")
         return Report(rows, headers, "llrrrrrrr", below=below)
 
 

@@ -596,7 +596,7 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Recipe(host_seconds=-1), "host_seconds must be a number >= 0 or None, got -1"),
         (lambda: Recipe(overlap_experts="no"), "overlap_experts must be True or False, got 'no'"),
         (lambda: Recipe(state_dtype=None), "state_dtype must be a floating point torch.dtype, got None"),
-        (lambda: Recipe(loss=3), "loss must be a function or None, got 3"),
+        (lambda: Recipe(loss=3), "loss must be a function from the model's result to a scalar, got 3"),
         (
             lambda: Plan(blocks="equal"),
             "blocks must be 'even', 'cost' or the number .* of each of 1 stages, got 'equal'",

@@ -323,6 +323,106 @@ def test_a_mask_is_listed_and_not_final():
     assert values.bad[0].to_dict()["code"].startswith("return (torch.tensor([0.0, 1.0]).log()")
 
 
+def test_bad_values_of_many_steps_are_bounded():
+    """Each step has a mask, and every second one an input of NaN: 100 final ones and 16 steps are kept."""
+    model = Masked()
+    with watch(model, rows(3, 2)) as values, torch.no_grad():
+        for number in range(300):
+            model(torch.full((3, 2), float("nan")) if number % 2 else rows(3, 2))
+    by_step = {number: [bad.operator for bad in values.bad if bad.step == number] for number in range(300)}
+    assert all(by_step[number] for number in range(284, 300))
+    assert [number for number in range(284) if by_step[number]] == list(range(0, 200, 2))
+    assert values.first_bad().step == 0
+
+
+def test_a_mask_in_a_buffer_is_remembered():
+    """It may still become final, however long ago it was made."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.zeros(2))
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 1:
+                self.mask.copy_(torch.tensor([0.0, 1.0]).log())
+            return x * (self.mask if self.calls == 40 else 1.0)
+
+    model = Late()
+    with watch(model, rows(3, 2)) as values:
+        with torch.no_grad():
+            for _ in range(39):
+                model(rows(3, 2))
+        assert len(values.steps) == 16
+        assert [(bad.operator, bad.step) for bad in values.bad] == [("aten.log", 0)]
+
+
+def _scaled(scale, *, steps=3):
+    """Train under GradScaler, whose scale overflows float16 in the backward above 65504."""
+    model = nn.Linear(4, 3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.full((1, 4), 0.5)
+    with watch(model, x) as values:
+        for _ in range(steps):
+            with torch.autocast("cpu", torch.float16):
+                loss = model(x).float().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return values
+
+
+def test_an_overflow_that_grad_scaler_skips_is_not_final():
+    values = _scaled(2.0**17)  # and then 2^16, which overflows, too
+    assert [(bad.kind, bad.phase, bad.is_final, bad.loss_scale) for bad in values.bad] == [
+        ("inf", "backward", False, 2.0**17),
+        ("inf", "backward", False, 2.0**16),
+    ]
+    assert values.first_bad() is None
+    assert "scaled by 131,072: GradScaler skips such a step and lowers the scale" in str(values.bad[0])
+    assert "2 overflows at the scale of GradScaler" in str(values)
+    assert values.steps[-1].gradient_norm == pytest.approx(
+        sum(row.gradient.norm**2 for row in values.parameters) ** 0.5
+    )
+
+
+def test_an_overflow_that_is_not_skipped_is_final():
+    class Root(nn.Module):
+        def forward(self, x):
+            return torch.sqrt(x * 0)
+
+    model, x = nn.Sequential(nn.Linear(4, 3), Root()), rows(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for scale, is_final in ((2.0, False), (1.0, True)):  # without a scale, it overflows as well
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer.zero_grad()
+        with watch(model, x) as values:
+            scaler.scale(model(x).sum()).backward()
+            scaler.step(optimizer)
+        assert (values.first_bad() is not None) is is_final
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer.zero_grad()
+    with watch(model, x) as values:
+        scaler.scale(model(x).sum()).backward()
+        scaler.unscale_(optimizer)
+        optimizer.step()
+    assert values.first_bad().loss_scale == 2.0
+    assert values.first_bad().is_final
+
+
+def test_errors_of_values_name_what_was_passed():
+    stats = Statistics(nn.Linear(4, 3), rows(5, 4))
+    with pytest.raises(InputError, match=r"^loss must be a function from the model's result to a scalar, got 1$"):
+        stats.values(loss=1)
+    for batch in ("x", 3, b"y"):
+        with pytest.raises(InputError, match=f"^batch must hold the tensors that the forward takes, got {batch!r}; "):
+            stats.values(batch)
+
+
 class Replaced(nn.Module):
     """Attention whose rows may be masked as a whole; the NaN of such rows is replaced by ``replace``."""
 
