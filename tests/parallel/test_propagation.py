@@ -14,6 +14,7 @@ from modelsummary.parallel.placements import Blocked, Partial, Section, Shard, W
 from modelsummary.parallel.propagation import Propagation
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_of
+from tests.parallel.parts import part
 
 RANKS = 2
 HEADS, OUTER = Shard(2), Shard(2, outer=2)
@@ -44,22 +45,6 @@ def placement_after(function, tensors, placements, kind=Summed):
     propagation = kind(calls, starts)
     propagation.follow(0, len(calls.events))
     return propagation.placement(calls.record.root.result)
-
-
-def part(tensor, placement, rank):
-    """What a rank holds of a tensor; of a sum, one of two parts."""
-    if placement is None:
-        return tensor
-    if placement == Partial():
-        return 0.25 * tensor if rank == 0 else tensor - 0.25 * tensor
-    size = tensor.shape[placement.dim]
-    pieces = placement.pieces or [Section(size // placement.outer)] * placement.outer
-    parts = tensor.split([piece.size for piece in pieces], placement.dim)
-    chunks = (
-        one if piece.is_whole else one.chunk(RANKS, placement.dim)[rank]
-        for one, piece in zip(parts, pieces, strict=True)
-    )
-    return torch.cat(list(chunks), placement.dim)
 
 
 CASES = [
@@ -99,12 +84,14 @@ def test_ranks_compute_their_parts_of_the_whole(function, shapes, placements, ex
     tensors = tuple(torch.tensor([3, 1]) if shape == "index" else torch.randn(shape) for shape in shapes)
     assert placement_after(function, tensors, placements) == expected
     whole = function(*tensors)
-    local_tensors = [[part(*pair, rank) for pair in zip(tensors, placements, strict=True)] for rank in range(RANKS)]
+    local_tensors = [
+        [part(*pair, rank, RANKS) for pair in zip(tensors, placements, strict=True)] for rank in range(RANKS)
+    ]
     results = [function(*tensors_of_rank) for tensors_of_rank in local_tensors]
     if expected == Partial():
         torch.testing.assert_close(sum(results), whole)
     for rank, result in enumerate(results if expected != Partial() else ()):
-        torch.testing.assert_close(result, part(whole, expected, rank))
+        torch.testing.assert_close(result, part(whole, expected, rank, RANKS))
 
 
 @pytest.mark.parametrize(
