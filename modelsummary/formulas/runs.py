@@ -68,10 +68,9 @@ class Runs:
                 self._rows[key] = text if isinstance(error, ModelSummaryError) else f"{type(error).__name__}: {text}"
         return self._rows[key]
 
-    @property
-    def sizes(self) -> list[tuple[tuple[Dimension, int], ...]]:
-        """The sizes of all runs so far, failed ones included."""
-        return list(self._rows)
+    def __len__(self) -> int:
+        """Return the number of runs so far, failed ones included."""
+        return len(self._rows)
 
 
 def _without_data(call: CallArguments) -> CallArguments:
@@ -88,23 +87,25 @@ def _without_data(call: CallArguments) -> CallArguments:
 
 def forward_rows(live: LiveModel, call: CallArguments) -> Rows:
     """Return the figures of a forward on shapes. Raises the error of a forward that fails."""
-    recording = capture(ModelParts.of(live.model), call, "shape")
-    if recording.error is not None:
-        raise recording.error
-    return tuple(map(_row, recording.root.walk()))
+    return tuple(map(_row, _root(live, call).walk()))
 
 
 def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan) -> Rows:
     """Return the activation bytes of a training step on shapes, which are figures of its calls."""
-    recording = capture(ModelParts.of(live.model), call, "shape")
-    if recording.error is not None:
-        raise recording.error
+    root = _root(live, call)
     by_call = simulate_step(live.model, call, plan)[1]
     rows = []
-    for row in recording.root.walk():
+    for row in root.walk():
         step_call = by_call.get(row.key)
         rows.append(Row(row.fqn, row.depth, {"activation_bytes": step_call.activation_bytes if step_call else 0}, {}))
     return tuple(rows)
+
+
+def _root(live: LiveModel, call: CallArguments) -> LayerInfo:
+    recording = capture(ModelParts.of(live.model), call, "shape")
+    if recording.error is not None:
+        raise recording.error
+    return recording.root
 
 
 def _row(row: LayerInfo) -> Row:

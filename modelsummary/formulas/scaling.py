@@ -65,11 +65,7 @@ class Scaling:
     @property
     def runs(self) -> int:
         """The number of runs so far."""
-        return len(self._forward.sizes) + len(self._step.sizes)
-
-    def sizes_run(self) -> list[dict[str, int]]:
-        """Return the sizes of all forwards so far."""
-        return [{dimension.name: size for dimension, size in sizes} for sizes in self._forward.sizes]
+        return len(self._forward) + len(self._step)
 
     # -------------------------------------------------------------------------------------- formulas
 

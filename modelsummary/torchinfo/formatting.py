@@ -10,20 +10,11 @@ from typing import Any
 from modelsummary.torchinfo.enums import ColumnSettings, RowSettings, Verbosity
 from modelsummary.torchinfo.rows import SummaryRow
 from modelsummary.units import ReadableNumbers, Units, in_parentheses
+from modelsummary.views.columns import COLUMNS
 from modelsummary.views.labels import branch
 
-__all__ = ["HEADER_TITLES", "FormattingOptions", "SummaryTotals", "render_summary"]
+__all__ = ["FormattingOptions", "SummaryTotals", "render_summary"]
 
-HEADER_TITLES = {
-    ColumnSettings.KERNEL_SIZE: "Kernel Shape",
-    ColumnSettings.GROUPS: "Groups",
-    ColumnSettings.INPUT_SIZE: "Input Shape",
-    ColumnSettings.OUTPUT_SIZE: "Output Shape",
-    ColumnSettings.NUM_PARAMS: "Param #",
-    ColumnSettings.PARAMS_PERCENT: "Param %",
-    ColumnSettings.MULT_ADDS: "Mult-Adds",
-    ColumnSettings.TRAINABLE: "Trainable",
-}
 _NAME_WIDTH = 40
 _INDENT = 5
 
@@ -98,7 +89,8 @@ class FormattingOptions:
         """Return the line of titles."""
         var_name = " (var_name)" if self.show_var_name else ""
         depth = ":depth-idx" if self.show_depth else ""
-        return self.format_row(f"Layer (type{var_name}{depth})", HEADER_TITLES)
+        titles = {column: COLUMNS[column].header for column in self.col_names}
+        return self.format_row(f"Layer (type{var_name}{depth})", titles)
 
     def layers_to_str(self, rows: Sequence[SummaryRow], total_params: int) -> str:
         """Return the lines of the rows that are shown."""
