@@ -135,7 +135,7 @@ def _write(
     rows: list[list[Any]],
 ) -> None:
     per_joule = _flops_per_joule(kernels)
-    old = kernel_time.fits()  # ``fit_products.py`` made the part of half-precision products
+    old = kernel_time.fits()  # ``fit_products.py`` and ``fit_grouped.py`` made parts of it
     simt = vector_share(DeviceSpec("RTX 3090"), per_joule)
     devices: dict[str, Any] = {
         "RTX 3090": {"generation": "ampere", "tensor": 1.0, "simt": simt, "stream": 0.92, "error": errors["infer"]},
@@ -157,7 +157,7 @@ def _write(
         }
     found = {
         "date": date,
-        "sources": SOURCES + [each for each in old["sources"] if "aiconfigurator" in each],
+        "sources": SOURCES + [each for each in old["sources"] if "aiconfigurator" in each or "SimuMax" in each],
         "held_out_error": {
             **old["held_out_error"],
             **{row[0]: row[1] for row in rows},

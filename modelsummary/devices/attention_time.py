@@ -45,6 +45,10 @@ _START = 64  # keys that a block takes as long to begin with as to work through
 # https://arxiv.org/abs/2307.08691, figures 4 to 6): the exponentials take as long as 26 more elements of a head.
 _EXPONENTIALS, _MEASURED_HEAD = 26, 128
 _BACKWARD = 0.86  # of the forward's speed: A100, H100 and B200, of the sources above; an estimate for FlashAttention-1
+# Heads above 128 leave room for smaller tiles only. Latent attention (192 for scores, 128 for values) reaches these
+# shares of the speed with heads of 128, forward and backward, on an A100 with 16 to 64 heads
+# (configs/system/a100_pcie.json of https://github.com/MooreThreads/SimuMax); on its B200 they are 0.81 and 0.79.
+_OF_WIDE_HEADS = {False: 0.90, True: 0.81}
 EFFICIENT = 0.85  # speed of the memory-efficient kernel in half precision, compared with FlashAttention-2
 _TF32_PER_FLOAT32, _EFFICIENT_FLOAT32 = 3, 0.9
 # The A100's 47 TFLOP/s are this share of the 124 that TF32 products sustain there, limited by power; it is more than a
@@ -94,7 +98,7 @@ def attention_seconds(work: Work, rate: float, units: int) -> float:
     """Return the seconds of fused attention.
 
     A causal kernel leaves out the tiles above the diagonal. The exponentials take as long for small heads as for large
-    ones.
+    ones; heads above 128 have smaller tiles.
 
     Args:
         work: the kernel; its sizes are batch x heads, queries, keys, head size, and its operations are those without
@@ -117,7 +121,9 @@ def attention_seconds(work: Work, rate: float, units: int) -> float:
     start_flops = pair_flops * min(queries, _TILE) * min(keys, _TILE) * _START / _TILE
     if work.is_causal:
         flops *= min(1.0, 0.5 + _TILE / (2 * keys))
-    rate *= (1 + _EXPONENTIALS / _MEASURED_HEAD) / (1 + _EXPONENTIALS / head)
+    rate *= (1 + _EXPONENTIALS / _MEASURED_HEAD) / (1 + _EXPONENTIALS / min(head, _MEASURED_HEAD))
+    if head > _MEASURED_HEAD:
+        rate *= _OF_WIDE_HEADS[work.is_backward]
     if work.is_backward:
         rate *= _BACKWARD
     blocks = outer * ceil(length / _TILE)

@@ -6,10 +6,11 @@ A kernel computes and moves data at the same time, so it takes a little more tha
 
 *Moving* is bytes divided by the bandwidth times an efficiency of the operator's class. *Computing* of a matrix product
 is the time of its tiles (``product_time``), but in half precision no less than what the power of the board allows
-(``sustained``). Efficiencies hold for the largest tile, as a fraction of the peak; GeForce cards, whose clock exceeds
-the data sheet's, reach more than 1 on tensor cores. The coefficients are fitted by ``benchmarks/fit_kernels.py`` and,
-for half-precision products, ``benchmarks/fit_products.py``, and kept, with their sources and errors, in
-``kernel_fits.json``.
+(``sustained``). Products of groups of rows, as of experts, hide less of their moving: each group is a small product
+that reads weights of its own. Their ``p`` is fitted apart (``benchmarks/fit_grouped.py``). Efficiencies hold for the
+largest tile, as a fraction of the peak; GeForce cards, whose clock exceeds the data sheet's, reach more than 1 on
+tensor cores. The coefficients are fitted by ``benchmarks/fit_kernels.py`` and, for half-precision products,
+``benchmarks/fit_products.py``, and kept, with their sources and errors, in ``kernel_fits.json``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class DeviceModel:
     Attributes:
         spec: the device.
         coefficients: as in ``kernel_fits.json``: ``"simt"`` and ``"tensor"`` for products without and with tensor
-            cores, ``"moving"`` by operator class, ``"launch_us"``, ``"host_us"``, ``"overlap"``.
+            cores, ``"moving"`` by operator class, ``"launch_us"``, ``"host_us"``, ``"overlap"``, ``"grouped_overlap"``.
         stream: fraction of the data sheet's bandwidth that copies reach.
         tensor, simt: factors on the fitted efficiency of products on this device, with and without tensor cores.
         fit: name of the fit, such as ``"A100"`` or ``"generation ampere"``.
@@ -137,7 +138,7 @@ class DeviceModel:
         computing = self.computing(work) if work.flops else 0.0
         if not computing:
             return moving
-        power = float(self.coefficients["overlap"])
+        power = float(self.coefficients["grouped_overlap" if work.part == "grouped" else "overlap"])
         half = self._half_of(work)
         fixed = 0.0 if half is None else 1e-6 * float(half["fixed_us"])
         return float(fixed + (computing**power + moving**power) ** (1 / power))

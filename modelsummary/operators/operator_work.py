@@ -34,7 +34,7 @@ class Work(NamedTuple):
         nbytes: bytes that it reads and writes.
         part: ``"input"``, ``"weight"`` or ``"bias"`` for the kernels of a convolution, ``"inference"`` for a batch norm
             that computes no statistics, ``"strided"`` for a copy in another order of dimensions, ``"triton"`` for a
-            kernel that Inductor generated.
+            kernel that Inductor generated, ``"grouped"`` for products of groups of rows with weights of their own.
         is_backward: computes gradients; such kernels of some classes are far slower.
         is_3x3: a dense 3 x 3 convolution of stride 1, which Winograd's algorithm computes.
         is_causal: attention to earlier positions only.

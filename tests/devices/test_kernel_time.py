@@ -244,7 +244,7 @@ def test_only_transformed_images_and_results_stay_in_caches():
 def test_the_fit_says_where_it_is_from():
     found = fits()
     assert found["date"]
-    assert len(found["sources"]) == 4
+    assert len(found["sources"]) == 5
     assert set(found["held_out_error"]) >= {"gemm", "conv", "elementwise", "infer", "train", "a100", "half products"}
 
 
@@ -308,3 +308,39 @@ def test_a_tensor_that_the_cache_holds_is_read_faster_the_smaller_it_is():
 def test_compiled_steps_say_their_own_error():
     model = device_model(DeviceSpec("RTX 3090"))
     assert model.compiled_error == fits()["compiled_error"] > model.typical_error
+
+
+@pytest.mark.parametrize(("name", "most"), [("A100", 0.03), ("B200", 0.12)])
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_wide_heads_are_slower(name, most, is_backward):
+    """Latent attention of 64 heads and 4,096 tokens on an A100 and a B200 (configs/system of SimuMax at e691807).
+
+    Measured: the share of the peak with heads of 192 and 128, over the one with heads of 128, operations counted alike.
+    """
+    measured = {("A100", False): 1.0544 / 1.187, ("A100", True): 0.7943 / 1.005}
+    measured |= {("B200", False): 0.8306 / 0.9967, ("B200", True): 0.6426 / 0.8316}  # of 128 heads
+    heads = 64 if name == "A100" else 128
+    model = device_model(DeviceSpec(name))
+
+    def rate(size, flops):
+        sizes = (heads, 4096, 4096, size)
+        work = Work("", "attention", torch.bfloat16, sizes, flops, 0, is_backward=is_backward, is_causal=True)
+        return flops / model.busy(work)
+
+    pairs = heads * 4096 * 4096 * (5 if is_backward else 2)
+    wide, usual = rate(192, pairs * (192 + 128)), rate(128, pairs * 256)
+    assert wide / usual == pytest.approx(measured[name, is_backward], rel=most)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "share"), [(256, 128, 0.2081), (64, 512, 0.3670), (32, 1024, 0.4571), (40, 9832, 0.4746)]
+)
+def test_products_of_groups_hide_less_of_their_moving(groups, rows, share):
+    """Experts of DeepSeek on a B200 that sustains 1,107 TFLOP/s (configs/system of SimuMax at e691807)."""
+    n, k = (3072, 5120) if groups == 40 else (4096, 7168)
+    model = device_model(DeviceSpec("B200", sustained_flops={torch.bfloat16: 1.107e15}))
+    nbytes = 2 * groups * (n * k + rows * (n + k))
+    one = Work("", "gemm", torch.bfloat16, (groups, rows, n, k), 2 * groups * rows * n * k, nbytes)
+    seconds = [model.busy(work) for work in (one, one._replace(part="grouped"))]
+    assert seconds[0] < seconds[1]
+    assert one.flops / seconds[1] / 2250e12 == pytest.approx(share, rel=0.2)
