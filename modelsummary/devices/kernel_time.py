@@ -138,7 +138,7 @@ class DeviceModel:
         computing = self.computing(work) if work.flops else 0.0
         if not computing:
             return moving
-        power = float(self.coefficients["grouped_overlap" if work.part == "grouped" else "overlap"])
+        power = float(self.coefficients["grouped_overlap" if work.is_grouped else "overlap"])
         half = self._half_of(work)
         fixed = 0.0 if half is None else 1e-6 * float(half["fixed_us"])
         return float(fixed + (computing**power + moving**power) ** (1 / power))

@@ -34,12 +34,13 @@ class Work(NamedTuple):
         nbytes: bytes that it reads and writes.
         part: ``"input"``, ``"weight"`` or ``"bias"`` for the kernels of a convolution, ``"inference"`` for a batch norm
             that computes no statistics, ``"strided"`` for a copy in another order of dimensions, ``"triton"`` for a
-            kernel that Inductor generated, ``"grouped"`` for products of groups of rows with weights of their own.
+            kernel that Inductor generated.
         is_backward: computes gradients; such kernels of some classes are far slower.
         is_3x3: a dense 3 x 3 convolution of stride 1, which Winograd's algorithm computes.
         is_causal: attention to earlier positions only.
         is_efficient: attention by the memory-efficient kernel.
         channels_last: the channels of an image are next to each other.
+        is_grouped: products of groups of rows with weights of their own, as of experts.
 
     >>> Work("aten.convolution", "conv", torch.float32, (1, 64, 8, 27, 8, 8), 27_648, 9_000, is_3x3=True).name
     'aten.convolution (3x3)'
@@ -57,6 +58,7 @@ class Work(NamedTuple):
     is_causal: bool = False
     is_efficient: bool = False
     channels_last: bool = False
+    is_grouped: bool = False
 
     @property
     def name(self) -> str:

@@ -241,7 +241,7 @@ def _grouped_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
         m //= groups
     elif len(b.shape) == 2:
         n //= groups
-    return [work(call, "gemm", (groups, max(m, 1), max(n, 1), max(k, 1)), "grouped")]
+    return [work(call, "gemm", (groups, max(m, 1), max(n, 1), max(k, 1)), is_grouped=True)]
 
 
 def _grouped_backward(call: Arguments) -> Count:

@@ -341,6 +341,6 @@ def test_products_of_groups_hide_less_of_their_moving(groups, rows, share):
     model = device_model(DeviceSpec("B200", sustained_flops={torch.bfloat16: 1.107e15}))
     nbytes = 2 * groups * (n * k + rows * (n + k))
     one = Work("", "gemm", torch.bfloat16, (groups, rows, n, k), 2 * groups * rows * n * k, nbytes)
-    seconds = [model.busy(work) for work in (one, one._replace(part="grouped"))]
+    seconds = [model.busy(work) for work in (one, one._replace(is_grouped=True))]
     assert seconds[0] < seconds[1]
     assert one.flops / seconds[1] / 2250e12 == pytest.approx(share, rel=0.2)
