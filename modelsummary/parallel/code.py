@@ -24,7 +24,7 @@ __all__ = ["casts", "parallelize", "to_code"]
 
 # Styles of this package, and the functions that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
-replace_forward refuse_masks AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards
+replace_forward AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards
 ExpertParallel LinearParallel
 ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
 """.split()

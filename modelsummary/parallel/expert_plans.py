@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_check import arguments_of, runs_divided
@@ -16,7 +14,6 @@ from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, f
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.parallel.rules import DROPOUT_LAYERS
 
 __all__ = ["check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
 
@@ -38,25 +35,12 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[Laye
             plans.append(_stacked_plan(runs_divided(calls, stacked, n_ranks, arguments.get(stacked.fqn))))
         except Blocked as blocked:
             experts.reasons[stacked.fqn] = str(blocked)
-    plans += [
-        LayerPlan(listed.fqn, "ExpertListParallel", {"width": listed.width}, "expert", {}, 0, mesh="expert")
-        for listed in experts.lists
-    ]
+    for listed in experts.lists:
+        options = {"width": listed.width, **({"draws": True} if listed.draws else {})}
+        plans.append(LayerPlan(listed.fqn, "ExpertListParallel", options, "expert", {}, 0, mesh="expert"))
     if not plans:
         raise no_experts(calls, experts, n_ranks)
-    for plan in plans:
-        _check_dropout(calls.modules[plan.fqn], plan.fqn)
     return plans, experts.reasons
-
-
-def _check_dropout(experts: nn.Module, fqn: str) -> None:
-    """Refuse experts that draw masks in training: ranks would draw other numbers of them, and all later ones differ."""
-    for name, module in experts.named_modules():
-        if isinstance(module, DROPOUT_LAYERS) and module.training and module.p:
-            raise InputError(
-                f"{fqn}.{name} draws a mask for the tokens of one rank's experts, after which the ranks draw different "
-                "masks where all hold the whole tensor; set its p to 0"
-            )
 
 
 def no_experts(calls: Calls, experts: Experts, n_ranks: int) -> InputError:

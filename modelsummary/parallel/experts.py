@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import nn
 
+from modelsummary.parallel.function_names import RANDOM
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.rules import DROPOUT_LAYERS
 from modelsummary.parallel.stacked import is_stack, summed_arguments
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
@@ -51,12 +53,14 @@ class ExpertList:
         fqn: of the list.
         number: of experts.
         width: last dimension of what an expert returns.
+        draws: an expert draws random numbers.
         events: the calls of experts.
     """
 
     fqn: str
     number: int
     width: int
+    draws: bool
     events: tuple[Event, ...]
 
 
@@ -282,4 +286,9 @@ def _list(calls: Calls, fqn: str, members: dict[str, list[Event]]) -> ExpertList
         widths.add(outputs[0].shape[-1])
     if len(widths) > 1:
         raise Blocked(f"the experts of {fqn} return {', '.join(map(str, sorted(widths)))} features; equal numbers work")
-    return ExpertList(fqn, len(members), widths.pop(), tuple(events))
+    draws = any(
+        isinstance(calls.modules[inner.fqn], DROPOUT_LAYERS) if inner.is_module else inner.name in RANDOM
+        for event in events
+        for inner in event.walk()
+    )
+    return ExpertList(fqn, len(members), widths.pop(), draws, tuple(events))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ELEMENTWISE", "FACTORIES", "SIZED"]
+__all__ = ["ELEMENTWISE", "FACTORIES", "RANDOM", "SIZED"]
 
 ELEMENTWISE = frozenset(
     """
@@ -26,5 +26,12 @@ SIZED = frozenset(
 view reshape flatten unflatten expand broadcast_to repeat repeat_interleave tile split split_with_sizes tensor_split
 getitem setitem narrow select zeros ones empty rand randn new_zeros new_ones new_empty full new_full pad layer_norm
 rms_norm native_layer_norm as_strided unfold interpolate
+""".split()
+)
+# These draw random numbers.
+RANDOM = frozenset(
+    """
+dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax
+bernoulli multinomial normal uniform exponential rand randn randint randperm rand_like randn_like randint_like
 """.split()
 )

@@ -34,7 +34,6 @@ __all__ = [
     "ReduceGradient",
     "ReplicateParallel",
     "SizesOfRank",
-    "refuse_masks",
     "replace_forward",
 ]
 
@@ -210,19 +209,6 @@ class LinearParallel(LocalParallel):
         return finished + whole[self.bias].to_local(grad_placements=[parts]).to(finished.dtype)
 
 
-def refuse_masks(experts: Any) -> None:
-    """Let dropout in experts raise in training: ranks would draw other numbers of masks, and all later ones differ."""
-    layers = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
-    def refuse(module: Any, _args: Any) -> None:
-        if module.training and module.p:
-            raise RuntimeError("a dropout draws a mask for the tokens of one rank's experts; set its p to 0")
-
-    for part in experts.modules():
-        if isinstance(part, layers):
-            part.register_forward_pre_hook(refuse)
-
-
 class ExpertParallel(LocalParallel):
     """Stacked experts that are divided over the ranks: each rank runs its own on all tokens, and results are summed.
 
@@ -240,7 +226,6 @@ class ExpertParallel(LocalParallel):
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
-        refuse_masks(module)
         split = [name for name in self._names() if isinstance(self._get(module, name), DTensor)]
         for name in split:  # over the ranks of tensor parallelism, whose style takes the local tensors
             whole = self._get(module, name)
@@ -287,22 +272,31 @@ class ExpertListParallel(ParallelStyle):
 
     Args:
         width: last dimension of what an expert returns.
+        draws: experts draw random numbers, such as masks of dropout. One rank does, from copies of its generators.
     """
 
-    def __init__(self, *, width: int) -> None:
-        self.width = width
+    def __init__(self, *, width: int, draws: bool = False) -> None:
+        self.width, self.draws = width, draws
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
         experts = list(module.children())
         local = len(experts) // mesh.size()
-        refuse_masks(module)
+        forks: dict[Any, Any] = {}  # expert that runs -> context that gives its rank the generators of before back
 
-        def sum_gradient(_expert: Any, args: Any) -> Any:
+        def sum_gradient(expert: Any, args: Any) -> Any:
+            if self.draws:
+                device = args[0].device
+                nn.functional.dropout(args[0].detach())  # the next expert draws other numbers
+                devices = [] if device.type in ("cpu", "meta") else [device]
+                forks[expert] = torch.random.fork_rng(devices, device_type=device.type if devices else "cuda")
+                forks[expert].__enter__()
             whole = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
             return whole.to_local(grad_placements=[Partial()])
 
-        def sum_result(_expert: Any, _args: Any, result: Any) -> Any:
+        def sum_result(expert: Any, _args: Any, result: Any) -> Any:
+            if self.draws:
+                forks.pop(expert).__exit__(None, None, None)
             return DTensor.from_local(result, mesh, [Partial()], run_check=False).full_tensor()
 
         for index, expert in enumerate(experts):

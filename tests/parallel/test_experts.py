@@ -7,12 +7,12 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
-from modelsummary.parallel.fake_world import fake_world
 from tests.parallel import mixtures, processes
-from tests.parallel.expert_models import SharedStacked
+from tests.parallel.expert_models import LoopExperts, LoopStacked, MixtralList, Residual, SharedStacked
 from tests.parallel.models import Experts, make
 
 
@@ -271,28 +271,73 @@ def test_a_list_of_experts_and_another_module_is_refused_with_that_module():
         Statistics(model, torch.randn(15, mixtures.DIM)).parallel_plan(expert=2)
 
 
-def test_experts_that_draw_masks_in_training_are_refused():
-    model, inputs = make("mixtral_list")
-    model.mixture.experts[2].add_module("drop", nn.Dropout(0.1))
-    assert Statistics(model.eval(), inputs).parallel_plan(expert=2).layers
-    with pytest.raises(InputError, match=r"experts.2.drop draws a mask for the tokens of one .*; set its p to 0$"):
-        Statistics(model.train(), inputs).parallel_plan(expert=2)
-    model.mixture.experts[2].drop.p = 0.0
-    assert Statistics(model, inputs).parallel_plan(expert=2).layers
+class Dropped(nn.Sequential):
+    """An expert that draws masks: by a layer, and by a function."""
+
+    def __init__(self, width):
+        super().__init__(nn.Linear(width, 24), nn.Dropout(0.3), nn.Linear(24, width))
+
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.3, self.training)
 
 
-def test_experts_that_draw_masks_after_all_raise():
-    model, inputs = make("mixtral_list")
-    for expert in model.mixture.experts:
-        expert.register_forward_hook(lambda expert, _args, result: expert.drop(result))
-        expert.add_module("drop", nn.Dropout(0.1))
-    plan = Statistics(model.eval(), inputs).parallel_plan(expert=2)
-    with fake_world(0, 2):
-        plan.apply(model, plan.device_mesh("cpu"))
-        model(*inputs)
-        with pytest.raises(RuntimeError, match="draws a mask for the tokens of one rank's experts; set its p to 0"):
-            model.train()(*inputs)
-    assert "def refuse_masks(" in plan.to_code()
+class DroppedStacked(LoopExperts):
+    """Stacked experts that draw masks: by a layer, and by a function."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x, chosen, weight):
+        out = torch.zeros_like(x)
+        for number in range(self.number):
+            rows, place = torch.where(chosen == number)
+            y = self.drop(F.relu(x[rows] @ self.up[number])) @ self.down[number]
+            out = out.index_add(0, rows, F.dropout(y, 0.3, self.training) * weight[rows, place, None])
+        return out
+
+
+def draws_apart(expert):
+    """Let an expert draw from generators of its own, which begin behind a mask for what it takes."""
+    forward = expert.forward
+
+    def apart(x):
+        F.dropout(x.detach())
+        with torch.random.fork_rng(devices=[]):
+            return forward(x)
+
+    expert.forward = apart
+
+
+def _masked(_rank, _n, kind):
+    """Largest difference of results and gradients in training from one process, and what is drawn afterwards."""
+    torch.manual_seed(1)
+    model, x = Residual(LoopStacked if kind == "stacked" else MixtralList), torch.randn(2, 6, 16, dtype=torch.float64)
+    if kind == "stacked":
+        model.mixture.experts = DroppedStacked(16)
+    else:
+        model.mixture.experts = nn.ModuleList(Dropped(16) for _ in range(4))
+    whole, model = processes.copies(model.double().train())
+    for expert in whole.mixture.experts if kind == "list" else ():
+        draws_apart(expert)
+    plan = Statistics(model.train(kind == "stacked"), x).parallel_plan(expert=2)
+    plan.apply(model, plan.device_mesh("cpu"))
+    torch.manual_seed(7)
+    result = whole(x) + F.dropout(x)[..., :4]
+    result.square().sum().backward()
+    torch.manual_seed(7)
+    other = model.train()(x) + F.dropout(x)[..., :4]
+    other.square().sum().backward()
+    gradients = dict(whole.named_parameters())
+    pairs = [(gradients[name].grad, processes.whole(each.grad)) for name, each in model.named_parameters()]
+    return max(processes.difference(*pair) for pair in [(result, other), *pairs]), torch.rand(1).item()
+
+
+@pytest.mark.parametrize("kind", ["stacked", "list"])
+def test_experts_draw_masks_and_all_ranks_go_on_alike(kind):
+    (one, drawn), (other, drawn_elsewhere) = processes.run(_masked, 2, kind)
+    assert max(one, other) <= 1e-12
+    assert drawn == drawn_elsewhere
 
 
 def test_layers_that_stacked_experts_hold_are_whole():
