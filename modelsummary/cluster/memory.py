@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -78,7 +79,8 @@ def _moments(units: Sequence[FsdpUnit]) -> list[_Moment]:
     return list(moments.values())
 
 
-class RankLoad(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RankLoad:
     """What a rank holds, before parameters are sharded over copies.
 
     Attributes:
@@ -119,10 +121,15 @@ def sharded(weights: Weights, experts: Weights, plan: Plan) -> Weights:
 
 def gathered(unit: FsdpUnit, plan: Plan) -> Weights:
     """Return what a rank has to gather if parameters are sharded: what only one rank has is whole there."""
-    return (unit.shared if plan.shards > 1 else Weights()) + (unit.experts if plan.expert_copies > 1 else Weights())
+    return _of_several(unit, plan.shards > 1, plan.expert_copies > 1)
 
 
-def gathered_bytes(rank: RankLoad, plan: Plan, recipe: Recipe) -> int:
+def _of_several(unit: FsdpUnit, has_shards: bool, has_copies: bool) -> Weights:
+    return (unit.shared if has_shards else Weights()) + (unit.experts if has_copies else Weights())
+
+
+@lru_cache(maxsize=2**14)
+def _gathered_bytes(rank: RankLoad, zero_stage: int, has_shards: bool, has_copies: bool, recipe: Recipe) -> int:
     """Return the bytes of whole parameters and gradients of which a rank has shards, at the moment with most bytes.
 
     A forward holds the parameters of a unit, the buffer that they were gathered in until the next unit's parameters are
@@ -132,19 +139,25 @@ def gathered_bytes(rank: RankLoad, plan: Plan, recipe: Recipe) -> int:
     (``wait_for_unshard`` and ``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
 
     Args:
-        rank, plan, recipe: as for ``memory_of``.
+        rank, recipe: as for ``memory_of``.
+        zero_stage: of the plan.
+        has_shards, has_copies: several ranks have the same parameters, or the same experts.
     """
-    if plan.zero_stage < 2:
+    if zero_stage < 2:
         return 0
+
+    def gathered(unit: FsdpUnit) -> Weights:
+        return _of_several(unit, has_shards, has_copies)
+
     most = 0
     for root, moments in rank.units:
-        always = gathered(root, plan)
-        if plan.zero_stage == 2:  # parameters are whole anyway
-            most = max(most, always.trained, *(gathered(moment.unit, plan).trained for moment in moments))
+        always = gathered(root)
+        if zero_stage == 2:  # parameters are whole anyway
+            most = max(most, always.trained, *(gathered(moment.unit).trained for moment in moments))
             continue
         most = max(most, always.nbytes + always.trained)
         for moment in moments:
-            before, unit, after = (gathered(fsdp_unit, plan) for fsdp_unit in moment[:3])
+            before, unit, after = map(gathered, moment[:3])
             waiting = after.gradient_bytes(recipe)
             forward = 2 * unit.nbytes + after.nbytes
             copying = 2 * unit.nbytes + waiting
@@ -177,6 +190,6 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, fact
         optimizer=in_states.state_bytes(recipe) + (0 if plan.is_fsdp else 4 * in_states.masters),
         activations=int(factors.activations * activations),
         recomputed=int(factors.activations * rank.recomputed),
-        gathered=gathered_bytes(rank, plan, recipe),
+        gathered=_gathered_bytes(rank, plan.zero_stage, plan.shards > 1, plan.expert_copies > 1, recipe),
         temporary=int(factors.activations * rank.temporary),
     )

@@ -1,9 +1,12 @@
-"""The search for the best plan: enumerate, prune by memory, simulate the plans that a bound of their time keeps."""
+"""The search for the best plan: enumerate, prune by memory, simulate what bounds of the time leave, best first."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from heapq import heapify, heappop, heappush
 from itertools import product
 from typing import NamedTuple, TypedDict
 
@@ -66,14 +69,23 @@ class SearchOptions(TypedDict, total=False):
     limit: int
 
 
+class _Level(Enum):
+    """What the seconds of a candidate are: bounds of increasing cost, then the time of the simulated step."""
+
+    COMPUTED = auto()  # nothing is communicated
+    COMMUNICATED = auto()  # every rank begins as early as it can
+    SIMULATED = auto()
+
+
 class _Candidate(NamedTuple):
-    """A plan with the seconds of its step, or at first with a bound of them."""
+    """A plan that fits, with the seconds of its step or a bound of them."""
 
     seconds: float
     memory: int
     devices: int
     position: int
     plan: Plan
+    level: _Level = _Level.COMPUTED
 
 
 def candidates(simulator: StepSimulator, options: SearchOptions) -> Iterator[Plan]:
@@ -166,16 +178,13 @@ def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> 
 def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
     """Return the fastest plans that fit, and the Pareto set of time, memory and devices.
 
-    Plans are simulated in the order of a bound of their time. A plan is left out if enough simulated ones are faster
-    than its bound, and one of them needs neither more memory nor more devices.
-
     Raises:
         InputError: an option is unusable, or no plan fits.
     """
     _check(options)
     if options.get("applicable", False):
         options = {**_APPLICABLE, **options}
-    limit, tried = options.get("limit", 10), 0
+    tried = 0
     capacity = simulator.time_model.cluster.memory_bytes
     fitting: list[_Candidate] = []
     leanest: tuple[int, Plan] | None = None
@@ -187,62 +196,65 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
                 continue
             memory = simulator.memory_bytes(plan)
             if memory <= capacity:
-                least = simulator.items(plan).least_seconds()
-                fitting.append(_Candidate(least, memory, plan.devices, tried, plan))
+                fitting.append(_Candidate(simulator.least_seconds(plan), memory, plan.devices, tried, plan))
             elif leanest is None or memory < leanest[0]:
                 leanest = memory, plan
         except (InputError, StepError) as error:
             refused[str(error)] += 1
     if not fitting:
         raise InputError(_nothing_fits(capacity, tried, leanest, refused))
-    simulated = _simulated(simulator, sorted(fitting), limit, applicable=options.get("applicable", False))
-    if not simulated:
-        raise InputError(_cannot_be_applied(simulator, fitting))
-    pareto = set(_pareto(simulated))
-    kept = [candidate for index, candidate in enumerate(simulated) if index < limit or candidate in pareto]
-    steps = {candidate: simulator.simulate(candidate.plan) for candidate in kept}
-    return Plans(
-        list(steps.values()), [steps[candidate] for candidate in kept if candidate in pareto], tried, len(fitting)
-    )
+    count, fastest = len(fitting), min(fitting)
+    is_applied = options.get("applicable", False)
+    taken, pareto = _best_first(simulator, fitting, options.get("limit", 10), applicable=is_applied)
+    if not taken:
+        reason = _obstacle(simulator, fastest.plan)
+        raise InputError(
+            f"none of the {count:,} plans that fit can be applied, with applicable=True; the fastest: {reason}"
+        )
+    steps = {candidate: simulator.simulate(candidate.plan) for candidate in taken}
+    return Plans(list(steps.values()), [steps[candidate] for candidate in pareto], tried, count)
 
 
-def _simulated(
-    simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int, *, applicable: bool
-) -> list[_Candidate]:
-    """Return the plans that can be among the fastest, or in the Pareto set, with the seconds of their steps."""
-    simulated: list[_Candidate] = []
-    for candidate in ordered:
-        faster = [other for other in simulated if other.seconds <= candidate.seconds]
-        beaten = any(other.memory <= candidate.memory and other.devices <= candidate.devices for other in faster)
-        if len(faster) >= limit and beaten:
+def _best_first(
+    simulator: StepSimulator, queue: list[_Candidate], limit: int, *, applicable: bool
+) -> tuple[list[_Candidate], list[_Candidate]]:
+    """Return the fastest plans with the Pareto set, and the Pareto set alone, fastest first.
+
+    The plan with the least bound comes first. Its bound becomes tighter, and then the seconds of its step, before it
+    is taken: so each plan that is taken is the fastest of all that are left. A plan is dropped if enough plans have
+    been taken, and one of them needs neither more memory nor more devices.
+
+    Args:
+        simulator: simulates the plans.
+        queue: the plans, with the first bound of their seconds; empty afterwards.
+        limit: number of plans to return, in addition to the Pareto set.
+        applicable: only plans that can be applied.
+    """
+    heapify(queue)
+    taken: list[_Candidate] = []
+    pareto: list[_Candidate] = []
+    while queue:
+        candidate = heappop(queue)
+        is_beaten = any(other.memory <= candidate.memory and other.devices <= candidate.devices for other in pareto)
+        if is_beaten and len(taken) >= limit:
             continue
-        if applicable and _obstacle(simulator, candidate.plan):
-            continue
-        try:
-            simulated.append(candidate._replace(seconds=simulator.items(candidate.plan).seconds()))
-        except InputError:  # the schedule does not work with that many micro-batches
-            continue
-    return sorted(simulated)
+        if candidate.level is _Level.SIMULATED:
+            taken.append(candidate)
+            pareto += [] if is_beaten else [candidate]
+        elif candidate.level is _Level.COMMUNICATED:
+            with suppress(InputError):  # the schedule does not work with that many micro-batches
+                seconds = simulator.items(candidate.plan).seconds()
+                heappush(queue, candidate._replace(seconds=seconds, level=_Level.SIMULATED))
+        elif not (applicable and _obstacle(simulator, candidate.plan)):
+            seconds = simulator.items(candidate.plan).least_seconds()
+            heappush(queue, candidate._replace(seconds=seconds, level=_Level.COMMUNICATED))
+    return taken, pareto
 
 
 def _obstacle(simulator: StepSimulator, plan: Plan) -> str:
     return (
         "" if simulator.applier is None else simulator.applier.obstacle(plan, plan.microbatches(simulator.global_batch))
     )
-
-
-def _cannot_be_applied(simulator: StepSimulator, fitting: Sequence[_Candidate]) -> str:
-    reason = _obstacle(simulator, min(fitting).plan)
-    return f"none of the {len(fitting):,} plans that fit can be applied, with applicable=True; the fastest: {reason}"
-
-
-def _pareto(ordered: Sequence[_Candidate]) -> list[_Candidate]:
-    """Return the plans that no other one beats in time, memory and devices, fastest first."""
-    kept: list[_Candidate] = []
-    for candidate in ordered:
-        if not any(other.memory <= candidate.memory and other.devices <= candidate.devices for other in kept):
-            kept.append(candidate)
-    return kept
 
 
 def _nothing_fits(capacity: int, tried: int, leanest: tuple[int, Plan] | None, refused: Counter[str]) -> str:

@@ -15,6 +15,7 @@ from modelsummary.cluster.timing import PartSeconds, SecondsByCause
 from modelsummary.cluster.weights import FsdpUnit, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
+from modelsummary.split.schedule import StageLoad
 
 __all__ = ["SimulatedStage", "StageUnit", "added", "deal", "deal_by_cost", "stages_of"]
 
@@ -79,6 +80,12 @@ class SimulatedStage:
     def of_weights(self) -> float:
         """Seconds of the backward that compute gradients of weights alone."""
         return sum(count * unit.of_weights for unit, count in self._counts)
+
+    @cached_property
+    def load(self) -> StageLoad:
+        """Seconds and bytes of the stage where nothing is sharded, sent to a neighbour or added to earlier sums."""
+        forward, backward = sum(self.forward.values()), sum(self.backward.values())
+        return StageLoad(forward, backward - self.of_weights, self.of_weights, 0, self.kept_bytes)
 
     @cached_property
     def kept_bytes(self) -> int:

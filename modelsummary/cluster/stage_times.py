@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 from modelsummary.cluster.memory import gathered, sharded
@@ -56,17 +57,23 @@ class StageTimer:
         time_model, recipe = self._time_model, self._model.recipe
         held = sharded(stage.weights, stage.experts, plan) if plan.is_fsdp else stage.weights + stage.experts
         adding = time_model.accumulation(held, recipe) if accumulates else 0.0
-        forward, backward = sum(stage.forward.values()), sum(stage.backward.values())
-        waiting = 0.0
+        load, waits = stage.load, [0.0, 0.0]
         if plan.is_fsdp:
-            there, back = (self._fsdp_units(stage, plan, is_forward=is_forward) for is_forward in (True, False))
-            whole = time_model.over_units(there, plan, overlaps=recipe.overlap_gradients)
-            whole_back = time_model.over_units(back, plan, overlaps=recipe.overlap_gradients)
-            waiting = whole - forward + whole_back - backward
-            forward, backward = whole, whole_back
-        spent = added([(stage.forward, 1), (stage.backward, 1), ({"accumulation": adding, "fsdp": waiting}, 1)])
-        later = stage.of_weights
-        return StageLoad(forward, backward - later, later + adding, 0, stage.kept_bytes, message), spent
+            passes = [self._fsdp_units(stage, plan, is_forward=is_forward) for is_forward in (True, False)]
+            computing = load.forward, load.backward
+            waits = [
+                time_model.over_units(units, plan, overlaps=recipe.overlap_gradients) - seconds
+                for units, seconds in zip(passes, computing, strict=True)
+            ]
+        spent = added([(stage.forward, 1), (stage.backward, 1), ({"accumulation": adding, "fsdp": sum(waits)}, 1)])
+        load = replace(
+            load,
+            forward=load.forward + waits[0],
+            backward_input=load.backward_input + waits[1],
+            backward_weight=load.backward_weight + adding,
+            message=message,
+        )
+        return load, spent
 
     def _fsdp_units(self, stage: SimulatedStage, plan: Plan, *, is_forward: bool) -> list[UnitSeconds]:
         """Return the units that FSDP gathers for a forward, or gathers again and reduces for a backward, in its order.

@@ -24,6 +24,8 @@ from modelsummary.split.schedule import IN_V, StageLoad
 
 __all__ = ["StepSimulator"]
 
+_ROUNDED_DOWN = 1 - 1e-12  # sums of the same seconds in another order differ in their last digits
+
 
 class StepSimulator:
     """Simulates training steps of one model on one cluster. What several plans share is computed once.
@@ -57,10 +59,12 @@ class StepSimulator:
         self._part_seconds: dict[tuple[object, ...], dict[str, PartSeconds]] = {}
         self._stages: dict[tuple[object, ...], list[SimulatedStage]] = {}
         self._ranks: dict[tuple[object, ...], list[tuple[RankLoad, int]]] = {}
+        self._fullest: dict[tuple[object, ...], dict[RankLoad, int]] = {}
         self._rank_loads: dict[tuple[int, ...], RankLoad] = {}
         self._bare: dict[tuple[object, ...], int] = {}
         self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
         self._updates: dict[tuple[object, ...], list[WeightUpdate]] = {}
+        self._least: dict[tuple[object, ...], float] = {}
 
     def simulate(self, plan: Plan) -> StepEstimate:
         """Return the estimate of a step.
@@ -105,6 +109,21 @@ class StepSimulator:
         if group not in self._updates:
             self._updates[group] = self._timer.updates(stages, loads, plan)
         return StepItems(plan, microbatches, loads, self._updates[group])
+
+    def least_seconds(self, plan: Plan) -> float:
+        """Return a bound that the seconds of a step are not below: with no communication but that of its blocks.
+
+        Plans share it that differ in what they shard.
+
+        Raises:
+            InputError: as for ``items``.
+        """
+        microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
+        key = (*plan.stages_key, plan.schedule, microbatches)
+        if key not in self._least:
+            items = StepItems(plan, microbatches, [stage.load for stage in stages], [WeightUpdate()] * plan.pipeline)
+            self._least[key] = items.least_seconds() * _ROUNDED_DOWN
+        return self._least[key]
 
     def _timed(self, plan: Plan, microbatches: int) -> tuple[list[StageLoad], list[SecondsByCause]]:
         """Return the load of each stage, and its seconds by cause."""
@@ -180,12 +199,13 @@ class StepSimulator:
         Raises:
             InputError: as for ``memory``.
         """
-        fullest: dict[int, tuple[RankLoad, int]] = {}
-        for load, activations in self._held(plan):
-            _, most = fullest.get(id(load), (load, 0))
-            fullest[id(load)] = load, max(most, activations)
-        factor = self.time_model.factors.activations
-        return max(self._bare_bytes(load, plan) + int(factor * activations) for load, activations in fullest.values())
+        key = (*plan.stages_key, plan.schedule, plan.microbatches(self.global_batch))
+        if key not in self._fullest:
+            most: dict[RankLoad, int] = {}
+            for load, activations in self._held(plan):
+                most[load] = max(most.get(load, 0), int(self.time_model.factors.activations * activations))
+            self._fullest[key] = most
+        return max(self._bare_bytes(load, plan) + nbytes for load, nbytes in self._fullest[key].items())
 
     def _bare_bytes(self, load: RankLoad, plan: Plan) -> int:
         """Return the bytes of a rank without its activations, which plans share that shard alike."""

@@ -192,7 +192,7 @@ class TimeModel:
             if count > _MOST_EQUAL:
                 fewer = [number - (position == index) for position, number in enumerate(few)]
                 total += (count - _MOST_EQUAL) * (of_few - seconds(fewer))
-        return total
+        return max(total, sum(unit.compute for unit in units))  # also where a few units differ from many
 
     def _speed(self, groups: Mapping[str, RankGroup]) -> Speed:
         """Return how fast kernels are while groups communicate, whose collectives take units of the device."""

@@ -106,6 +106,8 @@ class Weights:
         return self.nbytes + 4 * self.masters - self.narrow
 
     def __add__(self, other: Weights) -> Weights:
+        if _NO_WEIGHTS in (self, other):  # as the experts of most models
+            return other if self == _NO_WEIGHTS else self
         return Weights._with((*self.chunked, *other.chunked), self.buffers + other.buffers)
 
     def times(self, count: int) -> Weights:
@@ -147,6 +149,9 @@ class Weights:
     def state_bytes(self, recipe: Recipe) -> int:
         """Return the bytes of the optimizer's states, without float32 copies of weights."""
         return self.elements * recipe.state_bytes
+
+
+_NO_WEIGHTS = Weights()
 
 
 def _sums(weight: Weight) -> tuple[int, ...]:
