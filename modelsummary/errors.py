@@ -25,6 +25,7 @@ __all__ = [
     "SplitError",
     "StepError",
     "TraceError",
+    "check_integers",
     "close_to",
     "harmless",
     "in_short",
@@ -52,6 +53,18 @@ def is_number(value: Any) -> bool:
     (True, False, False, False)
     """
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -inf < value < inf
+
+
+def check_integers(least: int = 1, /, **values: Any) -> None:
+    """Raise ``InputError`` for a value that is not an integer >= ``least``.
+
+    >>> check_integers(tensor=0)
+    Traceback (most recent call last):
+    modelsummary.errors.InputError: tensor must be an integer >= 1, got 0
+    """
+    for name, value in values.items():
+        if type(value) is not int or value < least:
+            raise InputError(f"{name} must be an integer >= {least}, got {value!r:.80}")
 
 
 def in_short(error: BaseException) -> str:

@@ -14,10 +14,9 @@ from modelsummary.cluster.search import SearchOptions, find_plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.topology import Cluster
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_integers
 from modelsummary.keywords import check_names, warn_renamed
 from modelsummary.layer_info import LayerInfo
-from modelsummary.parallel.plan_arguments import check_ranks
 
 __all__ = ["search", "simulate"]
 
@@ -71,7 +70,7 @@ def _simulator(
         raise InputError(f"recipe must be a Recipe or None, got {recipe!r:.80}")
     model = StepModel(live, root, recipe or Recipe())
     if sequence_length is not None:
-        check_ranks(sequence_length=sequence_length)
+        check_integers(sequence_length=sequence_length)
         if not model.recorded_sequence:
             raise InputError(
                 f"sequence_length={sequence_length} needs a first input of tokens (batch x length [x features]); pass "

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from modelsummary.capture.step_plan import check_loss
 from modelsummary.devices.attention_time import KERNELS
-from modelsummary.errors import InputError, is_number
+from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.keywords import takes_keywords, warn_renamed
-from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_ranks, check_sequence, level_of
+from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_sequence, level_of
 from modelsummary.split.schedule import check_schedule
 
 __all__ = ["Plan", "Recipe", "modern_checkpoint"]
@@ -44,7 +44,7 @@ def modern_plan(keywords: dict[str, Any]) -> dict[str, Any]:
             raise InputError(f"zero=0 shards nothing over shard={shard!r:.80} ranks; pass data={data!r:.80} alone")
         present["sharded"] = zero
         if zero != 0:
-            check_ranks(data=data, context=context, shard=data * context if shard is None else shard)
+            check_integers(data=data, context=context, shard=data * context if shard is None else shard)
             ranks = data if shard is None else shard // context
             if shard is not None and (shard % context or data % ranks):
                 raise InputError(f"shard={shard} must divide data x context = {data * context}; pass a divisor of it")
@@ -114,7 +114,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         names = ("tensor", "data", "shard", "pipeline", "expert", "context", "micro_batch", "virtual_stages")
-        check_ranks(**{name: getattr(self, name) for name in names})
+        check_integers(**{name: getattr(self, name) for name in names})
         check_sequence(self.sequence, self.tensor)
         object.__setattr__(self, "sharded", level_of(self.sharded, self.shard))
         check_schedule(self.schedule)
@@ -221,8 +221,7 @@ class Plan:
         >>> Plan(data=4, micro_batch=2).microbatches(64)
         8
         """
-        if type(global_batch) is not int or global_batch < 1:
-            raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
+        check_integers(global_batch=global_batch)
         count, rest = divmod(global_batch, self.batch_ranks * self.micro_batch)
         if rest or not count:
             raise InputError(

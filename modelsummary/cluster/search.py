@@ -13,7 +13,7 @@ from typing import NamedTuple, TypedDict
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
-from modelsummary.errors import InputError, StepError
+from modelsummary.errors import InputError, StepError, check_integers
 from modelsummary.parallel.plan_arguments import LEVELS, level_of
 from modelsummary.split.schedule import SCHEDULES
 
@@ -278,8 +278,7 @@ def _check(options: SearchOptions) -> None:
             if not isinstance(value, bool):
                 raise InputError(f"applicable must be True or False, got {value!r:.80}")
         elif name == "limit":
-            if type(value) is not int or value < 1:
-                raise InputError(f"limit must be an integer >= 1, got {value!r}")
+            check_integers(limit=value)
         elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
             raise InputError(f"{name} must be a list of values to try, got {value!r}")
         elif name in _VALUES and not all(

@@ -19,7 +19,7 @@ from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds, SecondsByCause, TimeModel
 from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_integers
 from modelsummary.split.schedule import IN_V, StageLoad
 
 __all__ = ["StepSimulator"]
@@ -49,8 +49,7 @@ class StepSimulator:
         sequence_length: int,
         make_plan: MakePlan | None = None,
     ) -> None:
-        if type(global_batch) is not int or global_batch < 1:
-            raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
+        check_integers(global_batch=global_batch)
         self.model, self.time_model = model, TimeModel(cluster, model.recipe.attention)
         cluster.device.peak(model.compute_dtype, "a Recipe with precision")  # raises if it is not known
         self._timer = StageTimer(model, self.time_model)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modelsummary.cluster.calibration import factors_of_steps
 from modelsummary.devices.device_spec import DeviceSpec, device_of, device_values
 from modelsummary.devices.factors import Factors, factors_of
-from modelsummary.errors import InputError, close_to, is_number
+from modelsummary.errors import InputError, check_integers, close_to, is_number
 from modelsummary.text_files import read_toml, saved, toml_text
 
 if TYPE_CHECKING:
@@ -75,10 +75,7 @@ class Cluster:
             put(self, "device", DeviceSpec(self.device))
         if not isinstance(self.device, DeviceSpec):
             raise InputError(f"device must be a DeviceSpec or the name of an accelerator, got {self.device!r:.80}")
-        for name in ("nodes", "devices_per_node"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name} must be an integer >= 1, got {value!r}")
+        check_integers(nodes=self.nodes, devices_per_node=self.devices_per_node)
         defaults = {
             "link_bandwidth": (self.device.interconnect or 0.0) / 2,
             "interfaces_per_node": self.devices_per_node,

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
+from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, check_integers, close_to
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Activations, Operation, Program, Tensor, Traffic
 from modelsummary.files.program_tree import dataflow_of_program, program_tree
@@ -135,8 +135,7 @@ class FileStatistics(ModelStatistics):
         Raises:
             InputError: ``buffer_bytes`` is not an integer >= 0.
         """
-        if type(buffer_bytes) is not int or buffer_bytes < 0:
-            raise InputError(f"buffer_bytes must be an integer >= 0, got {buffer_bytes!r}")
+        check_integers(0, buffer_bytes=buffer_bytes)
         unknown = [
             UnknownTensor(operation.name, tensor.name, operation.op_type)
             for operation in self.operations
@@ -247,9 +246,7 @@ class _Formulas:
         if set(sizes) != names:
             wanted = ", ".join(f"{name}=" for name in sorted(names)) or "no size"
             raise InputError(f"expected {wanted} (the open dimensions of the file), got {dict(sizes)}")
-        for name, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise InputError(f"{name} must be an integer >= 1, got {size!r}")
+        check_integers(**sizes)
         return FiguresAt(self, dict(sizes), layer)
 
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:

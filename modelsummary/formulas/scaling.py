@@ -10,7 +10,7 @@ from typing import Any
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
+from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, check_integers, close_to
 from modelsummary.formulas.dimensions import Dimension, DimensionNames, find_dimensions, resized
 from modelsummary.formulas.expressions import expression_of
 from modelsummary.formulas.figures import CONSTANT, FiguresAt, check_figure
@@ -178,8 +178,7 @@ def _measured(figure: str) -> str:
 
 
 def _check_size(dimension: Dimension, size: Any) -> None:
-    if type(size) is not int or size < 1:
-        raise InputError(f"{dimension.name} must be an integer >= 1, got {size!r}")
+    check_integers(**{dimension.name: size})
     if (size - dimension.size) % dimension.step:
         raise InputError(
             f"{dimension.name}={size}: the model accepts {dimension.size} and sizes a multiple of {dimension.step} away"

@@ -18,7 +18,7 @@ from modelsummary.capture.run import no_collection, running
 from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.step_plan import check_loss
-from modelsummary.errors import InputError
+from modelsummary.errors import check_integers
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import HiddenScores
 from modelsummary.layer_info import LayerInfo, ledger
@@ -107,8 +107,7 @@ def flops_per_token(
 ) -> FlopsPerToken:
     """Count a forward and a backward of a call; see ``Statistics.flops_per_token``."""
     unit, count = _tokens(call, live.batch_dim or 0) if tokens is None else ("token", tokens)
-    if type(count) is not int or count < 1:
-        raise InputError(f"tokens must be an integer >= 1, got {count!r}")
+    check_integers(tokens=count)
     check_loss(loss)
     on_shapes, phase = live.execution == "shape", "forward"
     with (

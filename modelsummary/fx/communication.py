@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from modelsummary._torch import tree_leaves
-from modelsummary.errors import InputError, TraceError
+from modelsummary.errors import InputError, TraceError, check_integers
 from modelsummary.fx.meta_info import MetaInfo
 from modelsummary.fx.shape_prop import checked
 
@@ -73,8 +73,7 @@ class MeshSpec:
     algorithm: str = "ring"
 
     def __post_init__(self) -> None:
-        if type(self.devices) is not int or self.devices < 1:
-            raise InputError(f"devices must be an integer >= 1, got {self.devices!r}")
+        check_integers(devices=self.devices)
         if not self.bandwidth > 0 or not self.latency >= 0:
             raise InputError(
                 f"bandwidth must be > 0 bytes/s and latency >= 0 s, got {self.bandwidth!r} and {self.latency!r}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modelsummary._torch import tree_leaves
 from modelsummary.devices.device_spec import DeviceSpec, Precision
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_integers
 from modelsummary.formulas.tokens import FlopsPerToken
 from modelsummary.units import grouped, percent, scaled
 
@@ -82,9 +82,7 @@ class MFUMeter:
             raise InputError(
                 f"flops_per_token must be a number > 0 or stats.flops_per_token(), got {flops_per_token!r}"
             )
-        for name, count in (("n_devices", n_devices), ("every", every)):
-            if type(count) is not int or count < 1:
-                raise InputError(f"{name} must be an integer >= 1, got {count!r}")
+        check_integers(n_devices=n_devices, every=every)
         spec = _spec(device)
         if dtype is None and len(spec.peak_flops) > 1:
             raise InputError(f"pass dtype=, one of {', '.join(map(str, spec.peak_flops))}: the peak depends on it")

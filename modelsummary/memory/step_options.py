@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modelsummary.capture.devices import available_device, named_device
 from modelsummary.capture.step_plan import MakeOptimizer, StepPlan, check_loss
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError, check_integers, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
 
@@ -131,8 +131,8 @@ def _check(options: Mapping[str, Any]) -> None:
         raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {cast_to}")
     check_loss(options.get("loss"))
     block = options.get("block_bytes")
-    if block is not None and (type(block) is not int or block < 1):
-        raise InputError(f"block_bytes must be an integer >= 1, got {block!r}")
+    if block is not None:
+        check_integers(block_bytes=block)
 
 
 def _accepted(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any]) -> dict[str, Any]:

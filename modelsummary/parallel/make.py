@@ -13,7 +13,7 @@ from torch import nn
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
-from modelsummary.errors import InputError, ModelSummaryError, StepError, close_to
+from modelsummary.errors import InputError, ModelSummaryError, StepError, check_integers, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
@@ -28,7 +28,7 @@ from modelsummary.parallel.local_check import alike, check_locally, stream_failu
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
-from modelsummary.parallel.plan_arguments import check_checkpoint, check_ranks, check_sequence, level_of
+from modelsummary.parallel.plan_arguments import check_checkpoint, check_sequence, level_of
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_stream
@@ -67,7 +67,7 @@ def make_plan(
         split: function from a number of stages and the FQNs of modules that are not cut to the model's stages; needed
             for ``pipeline > 1``.
     """
-    check_ranks(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
+    check_integers(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
     if context > 1:
         raise InputError(
             f"context={context}: a plan does not divide attention along the sequence; run the step in "

@@ -6,22 +6,10 @@ from typing import Any
 
 from modelsummary.errors import InputError
 
-__all__ = ["LEVELS", "check_checkpoint", "check_ranks", "check_sequence", "level_of"]
+__all__ = ["LEVELS", "check_checkpoint", "check_sequence", "level_of"]
 
 LEVELS = ("optimizer", "gradients", "parameters")
 """What ranks shard, each with those before it: stages 1, 2 and 3 of ZeRO."""
-
-
-def check_ranks(**sizes: Any) -> None:
-    """Raise ``InputError`` for a number of ranks, or of other things, that is not an integer >= 1.
-
-    >>> check_ranks(tensor=0)
-    Traceback (most recent call last):
-    modelsummary.errors.InputError: tensor must be an integer >= 1, got 0
-    """
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise InputError(f"{name} must be an integer >= 1, got {size!r:.80}")
 
 
 def check_sequence(sequence: Any, tensor: int) -> None:

@@ -16,7 +16,7 @@ from modelsummary.capture.observe import check_initialized
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.devices.target import Target, target_of
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_integers
 from modelsummary.latency.calibrate import calibrate_calls
 from modelsummary.latency.predict import TABLE_ERROR
 from modelsummary.layer_info import LayerInfo
@@ -63,10 +63,8 @@ class ServingOptions:
     calibrate: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("context", 2), ("batch", 1), ("tensor", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise InputError(f"{name} must be an integer >= {least}, got {value!r}")
+        check_integers(2, context=self.context)
+        check_integers(batch=self.batch, tensor=self.tensor)
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise InputError(f"dtype must be a floating point torch.dtype, got {self.dtype!r}")
         if self.mode is not None and self.mode not in MODES:

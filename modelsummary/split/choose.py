@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from modelsummary.errors import InputError, SplitError
+from modelsummary.errors import InputError, SplitError, check_integers
 from modelsummary.operators.tensor_bytes import nbytes_of
 from modelsummary.split.call_costs import CallCosts, held_by_calls
 from modelsummary.split.legal_cuts import CallSequence, Cut
@@ -34,8 +34,7 @@ class Wishes:
     whole: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if type(self.n_stages) is not int or self.n_stages < 1:
-            raise InputError(f"n_stages must be an integer >= 1, got {self.n_stages!r}")
+        check_integers(n_stages=self.n_stages)
         self._check_bytes()
         if isinstance(self.boundaries, str):
             raise InputError(f"boundaries must be a list of layer names, got one name; pass [{self.boundaries!r}]")

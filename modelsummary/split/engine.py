@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelsummary import _torch
 from modelsummary.capture.templates import BatchSize, holds_objects, leaves_of, map_template, with_leaves
-from modelsummary.errors import InputError, SplitError
+from modelsummary.errors import InputError, SplitError, check_integers
 from modelsummary.split.materialize import Checkpoint, Init, materialize
 from modelsummary.split.stage import Slot
 from modelsummary.split.stage_facts import Crossing
@@ -104,8 +104,7 @@ def _checked_size(stages: Stages, microbatch_size: int | None) -> int | None:
     """Return the batch size of a micro-batch; None for the recorded one."""
     if microbatch_size is None or microbatch_size == stages.batch_size:
         return None
-    if type(microbatch_size) is not int or microbatch_size < 1:
-        raise InputError(f"microbatch_size must be an integer >= 1, got {microbatch_size!r}")
+    check_integers(microbatch_size=microbatch_size)
     if stages.batch_size is None:
         raise SplitError(
             f"microbatch_size={microbatch_size}, but these stages take inputs of the recorded sizes only; leave it "
@@ -146,8 +145,7 @@ class Pipeline:
 
         if name not in ENGINE_SCHEDULES:
             raise InputError(f"schedule must be one of {', '.join(map(repr, ENGINE_SCHEDULES))}, got {name!r}")
-        if type(n_microbatches) is not int or n_microbatches < 1:
-            raise InputError(f"n_microbatches must be an integer >= 1, got {n_microbatches!r}")
+        check_integers(n_microbatches=n_microbatches)
         if not dist.is_initialized():
             raise SplitError("no process group: call torch.distributed.init_process_group, or run under torchrun")
         if _version() < _OLDEST:

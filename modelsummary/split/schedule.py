@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_integers
 from modelsummary.split.event_engine import ItemGraph, Resource
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, duration, percent
@@ -199,8 +199,7 @@ def check_schedule(schedule: Any) -> None:
 def checked_per_device(n_stages: int, n_microbatches: int, schedule: str, stages_per_device: int | None) -> int:
     """Return the number of stages per device. Raise ``InputError`` if an argument is out of range."""
     check_schedule(schedule)
-    if type(n_microbatches) is not int or n_microbatches < 1:
-        raise InputError(f"n_microbatches must be an integer >= 1, got {n_microbatches!r}")
+    check_integers(n_microbatches=n_microbatches)
     per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else (2 if schedule in IN_V else 1)
     if stages_per_device is not None and stages_per_device != per_device:
         raise InputError(f"stages_per_device must be 1 for {schedule!r}, got {stages_per_device}; leave it out")

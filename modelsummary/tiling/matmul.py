@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_integers
 
 __all__ = ["TiledLinear", "tile_linear"]
 
@@ -64,8 +64,7 @@ class TiledLinear(nn.Module):
         return tiled.train(linear.training)
 
     def _take(self, linear: nn.Linear, tile: int) -> None:
-        if type(tile) is not int or tile < 1:
-            raise InputError(f"tile must be an integer >= 1, got {tile!r}")
+        check_integers(tile=tile)
         self.in_features, self.out_features, self.tile = linear.in_features, linear.out_features, tile
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)

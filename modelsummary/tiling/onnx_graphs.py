@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from modelsummary.errors import InputError
+from modelsummary.errors import check_integers
 from modelsummary.files.onnx.reading import import_onnx
 
-__all__ = ["IR_VERSION", "OPSET", "Tiles", "check_sizes", "linear_graph", "parts_of", "tiled_matmul_graph"]
+__all__ = ["IR_VERSION", "OPSET", "Tiles", "linear_graph", "parts_of", "tiled_matmul_graph"]
 
 OPSET, IR_VERSION = 20, 10  # supported by every onnxruntime since 1.17
 
@@ -23,7 +23,7 @@ def linear_graph(m: int, k: int, n: int) -> Any:
     >>> [node.op_type for node in linear_graph(64, 128, 32).graph.node]
     ['MatMul']
     """
-    check_sizes(m=m, k=k, n=n)
+    check_integers(m=m, k=k, n=n)
     node = import_onnx().helper.make_node("MatMul", ["A", "B"], ["Y"], name="matmul")
     return _model([node], m, k, n)
 
@@ -46,7 +46,7 @@ def tiled_matmul_graph(m: int, k: int, n: int, tile: int) -> Any:
     >>> [node.op_type for node in nodes]
     ['Split', 'Split', 'MatMul', 'MatMul', 'Sum']
     """
-    check_sizes(m=m, k=k, n=n, tile=tile)
+    check_integers(m=m, k=k, n=n, tile=tile)
     tiles = Tiles()
     rows, inner, columns = (parts_of(size, tile) for size in (m, k, n))
     left = [tiles.split(band, inner, 1) for band in tiles.split("A", rows, 0)]
@@ -108,13 +108,6 @@ class Tiles:
         """Rename the result of a node; no node may read it yet."""
         for node in self.nodes:
             node.output[:] = [name if result == output else result for result in node.output]
-
-
-def check_sizes(**sizes: Any) -> None:
-    """Raise ``InputError`` unless all sizes are integers >= 1."""
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise InputError(f"{name} must be an integer >= 1, got {size!r}")
 
 
 def parts_of(size: int, tile: int) -> list[int]:

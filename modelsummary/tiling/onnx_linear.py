@@ -9,13 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from modelsummary.errors import InputError, ModelFileError
+from modelsummary.errors import InputError, ModelFileError, check_integers
 from modelsummary.files.budget import Budget
 from modelsummary.files.file_errors import reading
 from modelsummary.files.onnx.attributes import value_of
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.reading import import_onnx, read_model
-from modelsummary.tiling.onnx_graphs import Tiles, check_sizes, parts_of
+from modelsummary.tiling.onnx_graphs import Tiles, parts_of
 
 __all__ = ["ModelLike", "not_tiled", "proto_of", "tile_linear"]
 
@@ -57,7 +57,7 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
     >>> sum(node.op_type == "MatMul" for node in tiled.graph.node)
     4
     """
-    check_sizes(tile=tile)
+    check_integers(tile=tile)
     result = deepcopy(proto_of(model))
     graph = result.graph
     opset = next((opset_id.version for opset_id in result.opset_import if opset_id.domain in ("", "ai.onnx")), 0)

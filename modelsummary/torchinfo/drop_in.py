@@ -19,7 +19,7 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.input_data import call_arguments
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModelParts, unwrap
-from modelsummary.errors import InputError, harmless
+from modelsummary.errors import InputError, check_integers, harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.statistics import Statistics
 from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Verbosity
@@ -242,10 +242,8 @@ def _columns(names: Iterable[str] | None, with_input: bool) -> tuple[ColumnSetti
 def _check(verbose: int, col_width: int, depth: int, device: torch.device | str | None) -> None:
     if verbose not in tuple(Verbosity):
         raise InputError(f"verbose must be 0 (nothing), 1 (the table) or 2 (with every parameter), got {verbose!r}")
-    if type(col_width) is not int or col_width <= 0:
-        raise InputError(f"col_width must be an integer >= 1, got {col_width!r}")
-    if type(depth) is not int or depth < 0:
-        raise InputError(f"depth must be an integer >= 0, got {depth!r}")
+    check_integers(col_width=col_width)
+    check_integers(0, depth=depth)
     if device is not None:
         named_device(device)
 

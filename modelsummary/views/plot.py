@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.devices.sustained import clock_of
-from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.errors import InputError, MissingExtraError, check_integers
 from modelsummary.layer_info import LayerInfo, rows_around
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
 from modelsummary.views.columns import COLUMNS
@@ -88,8 +88,7 @@ class Pictures:
             MissingExtraError: matplotlib is not installed.
         """
         check_depth(depth)
-        if type(top) is not int or top < 1:
-            raise InputError(f"top must be an integer >= 1, got {top!r}")
+        check_integers(top=top)
         root = self._root if isinstance(by, str) and by not in ADDITIVE else self._tree(fold)
         amounts = _shown_or_column(root, by, depth)
         unit, values = amounts.unit, amounts.self_amount

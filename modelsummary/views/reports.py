@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from modelsummary.errors import InputError, harmless
+from modelsummary.errors import check_integers, harmless
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
 from modelsummary.units import duration, percent, scaled
 from modelsummary.views.labels import check_depth, settings
@@ -106,8 +106,7 @@ def profile_report(
     Raises:
         InputError: ``top_modules`` or ``module_depth`` is unusable.
     """
-    if type(top_modules) is not int or top_modules < 1:
-        raise InputError(f"top_modules must be an integer >= 1, got {top_modules!r}")
+    check_integers(top_modules=top_modules)
     check_depth(module_depth, name="module_depth")
     lines = [f"Profile of {root.class_name}{f' on {device}' if device else ''}", "", *_header(root), ""]
     lines += [f"Top {top_modules} classes of modules in terms of params, MACs or forward latency, by depth:"]
