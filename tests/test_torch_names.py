@@ -160,7 +160,17 @@ def test_names(name):
         assert getattr(_torch, name) is not None
 
 
-@pytest.mark.parametrize("line", [_torch.RUNNING_BACKWARD, _torch.ALL_TO_ALL, _torch.STRIDED_SHARD, _torch.TREES])
+@pytest.mark.parametrize(
+    "line",
+    [
+        _torch.RUNNING_BACKWARD,
+        _torch.ALL_TO_ALL,
+        _torch.STRIDED_SHARD,
+        _torch.TREES,
+        _torch.CONTEXT_PARALLEL,
+        _torch.RING_OPTIONS,
+    ],
+)
 def test_imports_of_written_code(line):
     exec(line, {})
 

@@ -16,6 +16,7 @@ from modelsummary._torch import (
     kernel_choice,
     object_attributes,
     pipelining,
+    ring_attention,
     swapping,
     tensor_classes,
 )
@@ -27,6 +28,7 @@ from modelsummary._torch.graphs import *
 from modelsummary._torch.kernel_choice import *
 from modelsummary._torch.object_attributes import *
 from modelsummary._torch.pipelining import *
+from modelsummary._torch.ring_attention import *
 from modelsummary._torch.swapping import *
 from modelsummary._torch.tensor_classes import *
 
@@ -39,5 +41,6 @@ __all__ += graphs.__all__
 __all__ += kernel_choice.__all__
 __all__ += object_attributes.__all__
 __all__ += pipelining.__all__
+__all__ += ring_attention.__all__
 __all__ += swapping.__all__
 __all__ += tensor_classes.__all__

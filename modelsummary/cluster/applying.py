@@ -128,14 +128,17 @@ class Applier:
         Where no parameters are sharded, the copies in which they compute stay for a step, as on other ranks the weights
         do. One rank alone frees copies of frozen weights: these have the dtype of the copies already.
         """
-        sizes = {name: getattr(plan, name) for name in ("data", "shard") if getattr(plan, name) > 1}
+        names = ("data", "shard", "context")
+        sizes = {name: getattr(plan, name) for name in names if getattr(plan, name) > 1}
         arguments: dict[str, Any] = {"tensor": plan.tensor, "pipeline": plan.pipeline, **sizes}
         if plan.sequence:
             arguments["sequence"] = True
         if self._precision is not None:
             arguments["precision"] = self._precision
         is_cast = self._precision is not None and all(parameter.requires_grad for parameter in self._model.parameters())
-        if not plan.is_fsdp and (plan.shard > 1 or is_cast):
+        if plan.context > 1 and plan.sharded:  # the ranks of context shard, too
+            arguments["sharded"] = plan.sharded
+        elif not plan.is_fsdp and (plan.shard > 1 or (is_cast and plan.context == 1)):
             arguments["sharded"] = "optimizer" if plan.sharded == "optimizer" else "gradients"
         if plan.checkpoint:
             arguments["checkpoint"] = plan.checkpoint
@@ -183,12 +186,11 @@ class Applier:
                 "experts: its own expert= divides the experts of ranks that have the same tokens; search with "
                 "expert=[1] for a plan to apply"
             )
-        for name in ("context", "virtual_stages"):
-            if getattr(plan, name) > 1:
-                raise InputError(
-                    f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to "
-                    "apply"
-                )
+        if plan.virtual_stages > 1:
+            raise InputError(
+                f"parallel_plan does not apply virtual_stages={plan.virtual_stages}; search with virtual_stages=[1] "
+                "for a plan to apply"
+            )
         if isinstance(plan.blocks, tuple):
             raise InputError(
                 f"parallel_plan does not apply blocks={plan.blocks}: it balances the stages by their cost; pass "

@@ -186,7 +186,7 @@ class StepEstimate(Printed):
         that the recipe's master weights do not have is FSDP's mixed precision, over one rank where nothing is sharded.
 
         Raises:
-            InputError: the plan has several stages per rank, context or expert parallelism, or sequence parallelism
+            InputError: the plan has several stages per rank, expert parallelism, or sequence or context parallelism
                 with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, or gradients
                 of another dtype than its stored weights; or the estimate was loaded without its model.
         """

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
-from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized, observe
 from modelsummary.capture.step_error import NeedsValuesError, as_step_error
@@ -33,6 +32,7 @@ from modelsummary.errors import DataDependentError, InputError, ModelSummaryErro
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.operators.kernels import StepOperator
+from modelsummary.parallel.context import length_of
 from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
@@ -82,7 +82,7 @@ class StepModel:
         if size == 0:
             raise InputError("the recorded input has a batch of 0, which no step has; record a batch of 1 or more")
         self.recorded_batch = size or 1
-        self.recorded_sequence = _sequence_of(self._call)
+        self.recorded_sequence = length_of(self._call)
         self._plans: dict[tuple[int, int], ParallelPlan] = {}
         self._experts: dict[int, DividedExperts] = {}
         self._parts: dict[tuple[object, ...], dict[str, Part]] = {}
@@ -352,10 +352,3 @@ def _does_not_share(plan: Plan, error: ModelSummaryError) -> str:
     remedy = "sequence=False" if plan.sequence else "1"
     reason = f"{type(error.__cause__).__name__}: {error.__cause__}" if isinstance(error, StepError) else str(error)
     return f"{', '.join(arguments)}: the step does not run with the share of one rank ({reason:.160}); pass {remedy}"
-
-
-def _sequence_of(call: CallArguments) -> int:
-    first = next(iter(call.tensors()), None)
-    if first is None or first.dim() != (3 if first.dtype.is_floating_point else 2):
-        return 0
-    return int(first.shape[1])

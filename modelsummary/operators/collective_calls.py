@@ -88,12 +88,16 @@ def collective_of(call: OperatorCall, phase: str = "forward") -> CollectiveCall 
     return CollectiveCall(operation, str(group), whole.dtype, whole.nbytes, (*call.tensors[0].shape, 1)[0])
 
 
-def collectives_of(operators: Iterable[StepOperator], groups: Mapping[str, str]) -> tuple[Collective, ...]:
+def collectives_of(
+    operators: Iterable[StepOperator], groups: Mapping[str, str], unit_groups: Mapping[str, str] | None = None
+) -> tuple[Collective, ...]:
     """Return the collectives of a step: equal ones in the calls of one module as one.
 
     Args:
         operators: the operators of the step. Those of a forward that belong to no module compute the loss.
         groups: name of a process group -> dimension of the mesh.
+        unit_groups: the same for what FSDP communicates, by operators of ``c10d``; its group may have the ranks of
+            another dimension. Default: ``groups``.
     """
     counts: Counter[tuple[str, str, str, str, str]] = Counter()
     nbytes: Counter[tuple[str, str, str, str, str]] = Counter()
@@ -102,7 +106,9 @@ def collectives_of(operators: Iterable[StepOperator], groups: Mapping[str, str])
         if call is not None:
             phase = "loss" if operator.phase == "forward" and operator.row is None else operator.phase
             fqn = "" if operator.row is None else operator.row[0]
-            key = call.operation, phase, fqn, groups[call.group], str(call.dtype).removeprefix("torch.")
+            is_of_unit = unit_groups is not None and operator.run.call.name.startswith("c10d.")
+            names = unit_groups if is_of_unit else groups
+            key = call.operation, phase, fqn, names[call.group], str(call.dtype).removeprefix("torch.")
             counts[key] += 1
             nbytes[key] += call.nbytes
     return tuple(

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.capture.containers import tensors_of
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.observe import observe
 from modelsummary.capture.state.unchanged import unchanged
@@ -23,6 +25,8 @@ from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.operators.collective_calls import Collective, collectives_of
 from modelsummary.operators.tensor_bytes import is_distributed
 from modelsummary.parallel.applying import part_of, shard_module
+from modelsummary.parallel.code import share_tokens
+from modelsummary.parallel.context import chunk_of, length_of
 from modelsummary.parallel.equal_blocks import pass_through, repeats
 from modelsummary.parallel.fake_world import fake_world
 from modelsummary.parallel.rank_model import copied, on_meta
@@ -32,7 +36,15 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["check_runs", "communication_of", "rank_of", "sharded_copy", "sharded_model"]
+__all__ = [
+    "call_of_rank",
+    "check_runs",
+    "communication_of",
+    "device_of_rank",
+    "rank_of",
+    "sharded_copy",
+    "sharded_model",
+]
 
 
 def check_runs(plan: ParallelPlan, figure: str) -> None:
@@ -89,12 +101,46 @@ def _loss_parallel() -> Any:
     return loss_parallel()
 
 
-def sharded_copy(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Return a copy on meta of the model, or of a stage of it, to which the plan was applied."""
+@contextmanager
+def sharded_copy(
+    plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None, same: Mapping[str, str] | None = None
+) -> Iterator[tuple[nn.Module, tuple[dict[str, str], dict[str, str]]]]:
+    """Return a context with a copy on meta of the model, or of a stage of it, to which the plan was applied.
+
+    Args:
+        plan: the plan.
+        module: the model or the stage.
+        dtype: of the copy; None: as the module has it.
+        same: FQN of a block that returns what it takes -> FQN of the equal one that runs.
+
+    Yields:
+        The copy, and the name of each process group -> the dimension of the mesh whose ranks it has: for what layers
+        communicate, and for FSDP.
+    """
+    mesh, same = _mesh(plan), same or {}
     with _applying(plan):
         twin = copied(module, partial(on_meta, dtype=dtype))
-        shard_module(plan, twin, _mesh(plan))
-    return twin
+        pass_through(twin, same)
+        shard_module(part_of(plan, twin, list(same)) if same else plan, twin, mesh)
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    groups = {str(mesh.get_group(name).group_name): name for name in names} if mesh is not None else {}
+    unit_groups = dict(groups)
+    if plan.with_context:
+        unit_groups[_torch.flattened_group(mesh, (plan.with_context, "context"))] = plan.with_context
+    tokens = [] if plan._live is None else [torch.empty(length_of(plan._live.call), device="meta")]
+    with share_tokens(plan, twin, mesh, tokens):
+        yield twin, (groups, unit_groups)
+
+
+def call_of_rank(plan: ParallelPlan) -> CallArguments:
+    """Return the recorded call with the tokens of one rank."""
+    call: CallArguments = plan._live.call
+    return call if plan.context == 1 else chunk_of(call, plan.context)
+
+
+def device_of_rank(plan: ParallelPlan) -> torch.device | None:
+    """Return the device whose kernels a rank runs; None: the model's. Torch has rings of CUDA's kernels alone."""
+    return torch.device("cuda") if plan.context > 1 else None
 
 
 @contextmanager
@@ -120,8 +166,11 @@ def _mesh(plan: ParallelPlan) -> DeviceMesh | None:
 @contextmanager
 def sharded_model(plan: ParallelPlan, rank: int) -> Iterator[nn.Module]:
     """Return a context with the model that one rank of a plan runs, on meta, in a fake process group."""
-    with rank_of(plan, rank, plan.world_size, "the model of a rank"):
-        yield sharded_copy(plan, plan._live.model, None)
+    with (
+        rank_of(plan, rank, plan.world_size, "the model of a rank"),
+        sharded_copy(plan, plan._live.model, None) as (twin, _),
+    ):
+        yield twin
 
 
 # ---------------------------------------------------------------------------------------------- collectives
@@ -153,18 +202,15 @@ def _communication(plan: ParallelPlan, same: Mapping[str, str]) -> tuple[Collect
     step = StepPlan(
         train=any(parameter.requires_grad for parameter in live.model.parameters()),
         loss=_loss if plan.loss_parallel else None,
+        device=device_of_rank(plan),
     )
     whole = replace(plan, pipeline=1)
-    with rank_of(whole, 0, whole.world_size, "communication of a rank"):
-        mesh = _mesh(whole)
-        with _applying(plan):
-            twin = copied(live.model, on_meta)
-            pass_through(twin, same)
-            shard_module(part_of(whole, twin, list(same)) if same else whole, twin, mesh)
-        trace = observe(twin, live.call, step, storages=False, routes_evenly=True)
-        names = () if mesh is None else mesh.mesh_dim_names or ()
-        groups = {str(mesh.get_group(name).group_name): name for name in names} if mesh is not None else {}
-    return collectives_of(trace.operators, groups)
+    with (
+        rank_of(whole, 0, whole.world_size, "communication of a rank"),
+        sharded_copy(whole, live.model, None, same) as (twin, groups),
+    ):
+        trace = observe(twin, call_of_rank(whole), step, storages=False, routes_evenly=True)
+    return collectives_of(trace.operators, *groups)
 
 
 def _repeated_blocks(plan: ParallelPlan) -> dict[str, str]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from modelsummary import _torch
 from modelsummary.capture.checkpoints import is_checkpointed
 from modelsummary.capture.containers import map_tensors
 from modelsummary.errors import InputError
@@ -47,6 +48,11 @@ def apply_plan(
 ) -> Any:
     """Shard a model as ``ParallelPlan.apply`` says."""
     _check_mesh(plan, mesh)
+    if plan.context > 1 and not _torch.has_ring(mesh.device_type):
+        raise InputError(
+            f"context={plan.context}: torch's ring attention (context_parallel) has no ring of the attention kernel "
+            f"that torch runs on {mesh.device_type!r}; it has rings of CUDA's kernels: pass a mesh of 'cuda'"
+        )
     _check_model(plan, model)
     check_unsharded(model)
     values = _values(model, checkpoint, init)
@@ -193,7 +199,9 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
     named = [layer.fqn for layer in plan.layers] + [attribute.fqn for attribute in plan.attributes]
     named += [*plan.checkpoint, *plan.conditional, *chain(*plan.units)]
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    missing = [fqn for fqn in named if fqn not in modules]
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    missing = [name for name, _ in plan.tables if name not in buffers]
+    missing += [fqn for fqn in named if fqn not in modules]
     missing += [name for name in (*plan.frozen, *chain(*plan.ties)) if name not in parameters]
     if missing:
         raise InputError(f"the plan of a {plan.model_class} names {missing[0]!r}, which this model does not have")

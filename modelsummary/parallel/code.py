@@ -6,7 +6,8 @@ import ast
 import inspect
 import linecache
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,12 @@ from modelsummary import _torch
 from modelsummary.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 
-__all__ = ["casts", "parallelize", "to_code"]
+__all__ = ["casts", "parallelize", "share_tokens", "to_code"]
 
 
 # Styles of this package, and the functions that they share; each comes after the ones that its source names.
@@ -48,7 +49,7 @@ _OF_TENSOR = frozenset({"DTensor", "Partial", "Replicate", "Shard", "distribute_
 
 
 def to_code(plan: ParallelPlan) -> str:
-    """Return a module with ``make_mesh(device_type)`` and ``parallelize(model, mesh)``.
+    """Return a module with ``make_mesh(device_type)`` and ``parallelize(model, mesh)``, and ``share_tokens`` if needed.
 
     Raises:
         InputError: the plan has stages, which torch alone cannot build.
@@ -66,6 +67,21 @@ def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -
         model: the model, or a stage of it.
         mesh: of the plan; None if no dimension of it is sharded.
     """
+    _functions(plan)["parallelize"](model, mesh)
+
+
+def share_tokens(
+    plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None, tensors: Sequence[Tensor]
+) -> AbstractContextManager[Sequence[Tensor]]:
+    """Return the context of ``ParallelPlan.context_parallel``, which the code of a plan makes."""
+    if plan.context == 1:
+        return nullcontext(tensors)
+    context: AbstractContextManager[Sequence[Tensor]] = _functions(plan)["share_tokens"](model, mesh, *tensors)
+    return context
+
+
+def _functions(plan: ParallelPlan) -> dict[str, Any]:
+    """Run the code of a plan, and return its functions by name."""
     from torch.distributed.fsdp import FSDPModule
 
     from modelsummary.parallel import styles
@@ -76,7 +92,7 @@ def parallelize(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh | None) -
     source, name = _module(plan, {}), f"<plan of {plan.model_class}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # tracebacks show its lines
     exec(compile(source, name, "exec"), namespace)
-    namespace["parallelize"](model, mesh)
+    return namespace
 
 
 def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
@@ -106,6 +122,7 @@ def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
         *(f"    {line}" if line else "" for line in _body(plan)),
         "    return model",
         "",
+        *(_sharing(plan) if plan.context > 1 else ()),
     ]
     return "\n".join(lines)
 
@@ -120,7 +137,11 @@ def _imports(plan: ParallelPlan, sources: Mapping[str, str], *, with_torch: bool
         if "from functools import partial" not in lines:
             yield "from functools import partial"
         yield "from torch.utils.checkpoint import checkpoint"
-    yield "from torch.distributed.device_mesh import init_device_mesh"
+    if plan.context > 1:
+        yield from ["from contextlib import contextmanager", _torch.CONTEXT_PARALLEL]
+        yield from [] if plan.is_causal else [_torch.RING_OPTIONS]
+    joins = plan.context > 1 and "data" in plan.mesh_shape
+    yield f"from torch.distributed.device_mesh import {'DeviceMesh, ' if joins else ''}init_device_mesh"
     if "shard" in plan.mesh_shape:
         names = ["fully_shard"]
         names += ["MixedPrecisionPolicy"] if plan.precision else []
@@ -196,7 +217,7 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
         yield f"parallelize_module(model, mesh[{name!r}], ReplicateParallel())"
     if plan.averaged:
         every = tuple(name for name in plan.mesh_shape if name != "pipeline")
-        n_dims = 2 if plan.data > 1 else 1
+        n_dims = len({"data", "shard", "context"}.intersection(plan.mesh_shape))
         yield f"parallelize_module(model, mesh[{every!r}], AverageParallel(n_dims={n_dims}))"
     for fqn in plan.checkpoint:
         yield f"module = model.get_submodule({fqn!r})"
@@ -218,7 +239,12 @@ def _parallelized(plan: ParallelPlan, mesh: str) -> Iterator[str]:
 
 
 def _fsdp(plan: ParallelPlan) -> Iterator[str]:
-    mesh = "mesh['data', 'shard']" if plan.data > 1 else "mesh['shard']"
+    names = [name for name in ("data", "shard") if name in plan.mesh_shape]
+    mesh = f"mesh[{', '.join(map(repr, names))}]"
+    if plan.context > 1:
+        meshes = [_fsdp_mesh(plan, name) for name in names]
+        yield f"units_mesh = {_torch.JOINED.format(meshes=', '.join(meshes)) if len(meshes) > 1 else meshes[0]}"
+        mesh = "units_mesh"
     policies = ""
     if plan.precision:
         policies += f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{plan.precision}, reduce_dtype=torch.float32)"
@@ -241,6 +267,43 @@ def _fsdp(plan: ParallelPlan) -> Iterator[str]:
     yield f"for (unit, *_), (following, *_) in zip(units, units[1:{n_called if n_called < len(plan.units) else ''}]):"
     yield "    unit.set_modules_to_forward_prefetch([following])"
     yield "    following.set_modules_to_backward_prefetch([unit])"
+
+
+def _fsdp_mesh(plan: ParallelPlan, name: str) -> str:
+    """Return the expression of a dimension of FSDP's mesh, one of which has the ranks of ``context``, too."""
+    if name != plan.with_context:
+        return f"mesh[{name!r}]"
+    return _torch.FLATTENED.format(names=(name, "context"), name=f"{name}_context")
+
+
+def _sharing(plan: ParallelPlan) -> Iterator[str]:
+    """Yield the function that gives a rank its tokens."""
+    yield from ["", "@contextmanager", "def share_tokens(model, mesh, *tensors):"]
+    body = [
+        f"tables = [model.get_buffer(name) for name in {tuple(name for name, _ in plan.tables)!r}]",
+        "chunks = [tensor.detach().clone() for tensor in tensors]",
+        f"dims = [*(min(1, chunk.dim() - 1) for chunk in chunks), *{tuple(dim for _, dim in plan.tables)!r}]",
+        "lengths = [tensor.shape[dim] for tensor, dim in zip([*chunks, *tables], dims)]",
+        f"if len(set(lengths)) != 1 or lengths[0] % {plan.context}:",
+        f'    raise ValueError(f"expected tensors with the same number of tokens, a multiple of {plan.context}, got '
+        '{lengths}")',
+        "inside = context_parallel(",
+        '    mesh["context"], buffers=[*chunks, *tables], buffer_seq_dims=dims, no_restore_buffers=set(chunks)',
+        ")",
+    ]
+    if plan.is_causal:
+        body += ["with inside:", "    yield chunks"]
+    else:  # torch refuses to balance other attention
+        body += [
+            "balances, ring_options.enable_load_balance = ring_options.enable_load_balance, False",
+            "try:",
+            "    with inside:",
+            "        yield chunks",
+            "finally:",
+            "    ring_options.enable_load_balance = balances",
+        ]
+    yield from (f"    {line}" for line in body)
+    yield ""
 
 
 def _call(layer: LayerPlan) -> str:

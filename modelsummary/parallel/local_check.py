@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations, islice, product
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 
 from modelsummary import _torch
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.parallel.attention_heads import INPUTS
@@ -27,7 +29,7 @@ from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.placements import Shard, in_pieces, local_position, local_shape
 from modelsummary.parallel.prepared_inputs import prepared_inputs
-from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, model_of_rank
+from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, copied, model_of_rank, on_meta
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream
@@ -35,7 +37,7 @@ from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
-__all__ = ["alike", "check_locally", "stream_failure"]
+__all__ = ["alike", "check_locally", "chunk_failure", "stream_failure"]
 
 _MOST_OPTIONS = 32
 
@@ -234,6 +236,49 @@ def stream_failure(
         for position, event in enumerate(calls.events)
     ]
     return _difference(calls.events, other, expected, n_ranks)
+
+
+def chunk_failure(
+    live: LiveModel,
+    calls: Calls,
+    call: CallArguments,
+    tables: Mapping[str, int],
+    placements: Mapping[Value, Shard | None],
+    n_ranks: int,
+) -> str:
+    """Return why the model does not do the same with a chunk of its input; empty if it does.
+
+    What nothing takes that reaches a result, such as numbers of positions that are passed as well, may differ.
+
+    Args:
+        call: with the chunk.
+        tables: buffers that are cut along a dimension, too.
+    """
+    twin = copied(calls.model, on_meta)
+    for name, dim in tables.items():
+        table = twin.get_buffer(name)
+        owner, _, buffer = name.rpartition(".")
+        twin.get_submodule(owner)._buffers[buffer] = table.narrow(dim, 0, table.shape[dim] // n_ranks).clone()
+    try:
+        local = Calls(twin, _record(twin, replace(live, call=call)), calls.linears).events
+    except Exception as error:  # a shape does not fit
+        where, said = _cause(error, twin)
+        return f"the forward of {where} fails ({said}); one that takes the number of tokens from its input works"
+    whole = calls.events
+    if len(whole) == len(local):
+        alive = _reaching(calls)
+        whole, local = ([event for event, kept in zip(events, alive, strict=True) if kept] for events in (whole, local))
+    return _difference(whole, local, [placements] * len(local), n_ranks)[0]
+
+
+def _reaching(calls: Calls) -> list[bool]:
+    """Return for each call whether a result of the model, or a decision, depends on it."""
+    needed, alive = set(calls.returned), []
+    for event in reversed(calls.events):
+        reaches = event.is_decision or any(event.writes) or not needed.isdisjoint(values_in(event.result))
+        needed.update(values_in((event.args, event.kwargs)) if reaches else ())
+        alive.append(reaches)
+    return alive[::-1]
 
 
 def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_ranks: int) -> None:

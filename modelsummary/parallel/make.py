@@ -18,6 +18,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import attention_shards, nested_encoders
+from modelsummary.parallel.context import RingPlan, ring_plan
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
@@ -68,21 +69,12 @@ def make_plan(
             for ``pipeline > 1``.
     """
     check_integers(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
-    if context > 1:
-        raise InputError(
-            f"context={context}: a plan does not divide attention along the sequence; run the step in "
-            "torch.distributed.tensor.experimental.context_parallel, cost it with simulate(Plan(context=...)), or pass "
-            "context=1"
-        )
     _check_precision(precision, live.model)
     check_sequence(sequence, tensor)
     level = level_of(sharded, shard)
-    if sequence and pipeline > 1:
-        raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
-    if loss_parallel and tensor == 1:
-        raise InputError(
-            "loss_parallel=True shards the logits over the ranks of tensor parallelism; pass tensor > 1, too"
-        )
+    _check_together(tensor, pipeline, context, sequence=sequence, loss_parallel=loss_parallel)
+    context_shards = context > 1 and level is not None
+    shards = shard * context if context_shards else shard
     model = live.model
     check_unsharded(model)
     check_checkpoint(checkpoint)
@@ -95,13 +87,14 @@ def make_plan(
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
-    calls = _calls(live) if tensor > 1 or expert > 1 else None
+    calls = _calls(live) if tensor > 1 or expert > 1 or context > 1 else None
+    ring = RingPlan() if calls is None or context == 1 else _ring(live, calls, context)
     if calls is not None and expert > 1:
         layers, reasons = expert_plans(live, calls, expert)
     if calls is not None and tensor > 1:
-        derivation = _derived(calls, shard, expert, boundaries)
+        derivation = _derived(calls, shards, expert, boundaries)
         _keep_inside_experts_whole(derivation, layers)
-        changed = _checked(live, derivation, tensor, shard=shard, sequence=sequence, loss_parallel=loss_parallel)
+        changed = _checked(live, derivation, tensor, shard=shards, sequence=sequence, loss_parallel=loss_parallel)
         sharded_layers = layer_plans(derivation, [row.fqn for row in blocks_of(root)])
         reasons, attributes = derivation.reasons | reasons, changed
         layers = in_call_order(calls, [*layers, *sharded_layers, *uncalled_plans(calls, sharded_layers)])
@@ -117,12 +110,13 @@ def make_plan(
     units = FsdpUnits([], [], {})
     unit_calls: list[int] = []
     gathered: list[tuple[int, int]] = []
-    has_units = shard > 1 or data > 1 or precision is not None  # the mixed precision is FSDP's, if only over one rank
+    # the mixed precision is FSDP's, if only over one rank
+    has_units = max(shard, data, context) > 1 or precision is not None
     if has_units:
         calls = _calls(live) if calls is None else calls
         units = fsdp_units(model, root, calls)
         unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
-        gathered = unit_bytes(model, units.fqns, shapes, shard, precision, used_parameters(calls))
+        gathered = unit_bytes(model, units.fqns, shapes, shards, precision, used_parameters(calls))
     plan = ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
@@ -130,6 +124,10 @@ def make_plan(
         shard=shard,
         pipeline=pipeline,
         expert=expert,
+        context=context,
+        tables=ring.tables,
+        is_causal=ring.is_causal,
+        context_shards=context_shards,
         layers=tuple(layers),
         attributes=tuple(attributes),
         ties=tuple(map(tuple, ties_of(model))),
@@ -154,13 +152,57 @@ def make_plan(
         boundaries=boundaries,
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {layer.fqn for layer in layers}},
         params=sum(parameter.numel() for parameter in model.parameters()),
-        params_per_rank=_params_per_rank(model, shapes, shard, stages),
+        params_per_rank=_params_per_rank(model, shapes, shards, stages),
         _live=live,
         _stages=stages,
         _split=cut,
         _blocks=_kinds(live, root, calls),
     )
+    if context > 1:
+        _check_rings(plan, ring)
     return _running(plan)
+
+
+def _check_together(tensor: int, pipeline: int, context: int, *, sequence: bool, loss_parallel: bool) -> None:
+    """Raise ``InputError`` for kinds of parallelism that do not go together."""
+    if context > 1 and pipeline > 1:
+        raise InputError(
+            f"context={context} with pipeline={pipeline}: stages are recorded with whole sequences, and torch's stages "
+            "take tensors of the recorded shapes alone; use pipeline=1, or context=1"
+        )
+    if sequence and pipeline > 1:
+        raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
+    if loss_parallel and tensor == 1:
+        raise InputError(
+            "loss_parallel=True shards the logits over the ranks of tensor parallelism; pass tensor > 1, too"
+        )
+
+
+def _ring(live: LiveModel, calls: Calls, context: int) -> RingPlan:
+    """Return what context parallelism cuts. Raises ``InputError`` for a model that does not run on chunks."""
+    _check_reads_nothing(live, calls, f"context={context}")
+    return ring_plan(live, calls, context)
+
+
+def _check_rings(plan: ParallelPlan, ring: RingPlan) -> None:
+    """Refuse a plan whose step does not run as rings, or in which an attention stays with the tokens of its rank."""
+    where = f"context={plan.context}: {plan.model_class}"
+    try:
+        communication = plan.communication
+    except ModelSummaryError as error:
+        cause = error.__cause__ or error
+        raise InputError(
+            f"{where} does not run with torch's ring attention, which is of CUDA's fused kernels alone: in half "
+            "precision (precision=torch.bfloat16), or in float32 with multiples of 64 tokens on each rank and as many "
+            f"heads of keys as of queries; torch says {type(cause).__name__}: {' '.join(str(cause).split()):.200}"
+        ) from error
+    rings = {(collective.fqn, collective.operation) for collective in communication if collective.group == "context"}
+    alone = next((fqn for fqn in ring.attentions if (fqn, "all_gather") not in rings), None)
+    if alone is not None:
+        raise InputError(
+            f"{where}: {alone or 'the model'} calls scaled_dot_product_attention by a name of its own, which torch's "
+            "ring attention does not replace; call it as torch.nn.functional.scaled_dot_product_attention"
+        )
 
 
 def _scalars(model: nn.Module) -> tuple[str, ...]:
@@ -473,13 +515,7 @@ def _sizes_of_layers(derivation: Derivation, n_ranks: int) -> list[LocalAttribut
 
 def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:
     """Shard activations between the regions along the sequence. Raises ``InputError`` if that is not possible."""
-    if live.execution == "real":
-        reads = next((event for event in derivation.calls.events if _reads_values(event)), None)
-        where = f" ({reads.name}() in {reads.fqn or 'the model'})" if reads is not None else ""
-        raise InputError(
-            f"sequence=True: the forward of {type(live.model).__name__} reads values{where}, so no copy can be run on "
-            "chunks of the sequence; use sequence=False, or a forward that runs on shapes"
-        )
+    _check_reads_nothing(live, derivation.calls, "sequence=True")
     obstacle = ""
     ways: list[tuple[bool, bool, frozenset[int]]] = [
         (embeddings, inputs, frozenset()) for embeddings, inputs in ((True, False), (False, True), (False, False))
@@ -506,6 +542,18 @@ def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[Lo
         if position >= 0 and position not in whole:  # this call may take a whole tensor
             ways.append((with_embeddings, cuts_inputs, whole | {position}))
     raise InputError(f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: {obstacle}")
+
+
+def _check_reads_nothing(live: LiveModel, calls: Calls, argument: str) -> None:
+    """Raise ``InputError`` for a forward that reads values, which a copy on shapes lacks."""
+    if live.execution == "real":
+        reads = next((event for event in calls.events if _reads_values(event)), None)
+        where = f" ({reads.name}() in {reads.fqn or 'the model'})" if reads is not None else ""
+        off = "sequence=False" if argument.startswith("sequence") else "context=1"
+        raise InputError(
+            f"{argument}: the forward of {type(live.model).__name__} reads values{where}, so no copy can be run on "
+            f"chunks of the sequence; use {off}, or a forward that runs on shapes"
+        )
 
 
 def _reads_values(event: Event) -> bool:

@@ -15,7 +15,7 @@ from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.predict import simulate_step, stage_actions
 from modelsummary.memory.rank_step import memory_of_schedule
 from modelsummary.memory.step_options import StepOptions, step_plan
-from modelsummary.parallel.applied_rank import check_runs, rank_of, sharded_copy
+from modelsummary.parallel.applied_rank import call_of_rank, check_runs, device_of_rank, rank_of, sharded_copy
 
 if TYPE_CHECKING:
     from modelsummary.parallel.plan import ParallelPlan
@@ -69,21 +69,23 @@ def memory_of_rank(
     pipeline_rank, rank_in_stage = divmod(rank, ranks_per_stage)
     step = step_plan("train", options)
     if plan.pipeline == 1:
-        live = plan._live
+        live, call = plan._live, call_of_rank(plan)
+        step = replace(step, device=device_of_rank(plan) or step.device)
         with rank_of(plan, rank_in_stage, ranks_per_stage, "memory of a rank"):
             try:
-                return simulate_step(sharded_copy(plan, live.model, step.dtype), live.call, step)[0]
+                with sharded_copy(plan, live.model, step.dtype) as (twin, _):
+                    return simulate_step(twin, call, step)[0]
             except StepError:  # a step that needs choices begins again, which FSDP refuses in the same copy
-                twin = sharded_copy(plan, live.model, step.dtype)
-                return simulate_step(twin, live.call, step, routes_evenly=True)[0]
+                with sharded_copy(plan, live.model, step.dtype) as (twin, _):
+                    return simulate_step(twin, call, step, routes_evenly=True)[0]
     order, stages = _stages_of_rank(
         plan, pipeline_rank, microbatches or plan.pipeline, schedule, return_outputs=return_outputs
     )
     with rank_of(plan, rank_in_stage, ranks_per_stage, "memory of a rank"):
-        actions = [
-            stage_actions(sharded_copy(plan, stage.module, step.dtype), stage.call, replace(step, stage=stage.share))
-            for stage in stages
-        ]
+        actions = []
+        for stage in stages:
+            with sharded_copy(plan, stage.module, step.dtype) as (twin, _):
+                actions.append(stage_actions(twin, stage.call, replace(step, stage=stage.share)))
     return memory_of_schedule(actions, order, returns=return_outputs and stages[-1].share.is_last)
 
 

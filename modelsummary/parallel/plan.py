@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,9 @@ from modelsummary.parallel.rank_model import LocalAttribute
 from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Unpack
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["MESH_NAMES", "LayerPlan", "ParallelPlan"]
 
 # Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
-MESH_NAMES = ("pipeline", "data", "shard", "expert", "tensor")
+MESH_NAMES = ("pipeline", "data", "shard", "context", "expert", "tensor")
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,9 @@ class ParallelPlan(Printed):
 
     Attributes:
         model_class: of the model.
-        tensor, data, shard, pipeline, expert: number of ranks along each dimension of the mesh. Ranks of ``expert``
-            have the same tokens; ranks of ``cluster.Plan.expert`` have others, and send them to each other's experts.
+        tensor, data, shard, pipeline, expert, context: number of ranks along each dimension of the mesh. Ranks of
+            ``expert`` have the same tokens; ranks of ``cluster.Plan.expert`` have others, and send them to each other's
+            experts. Ranks of ``context`` have the same batch, and each a part of its tokens.
         layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.
@@ -92,6 +97,12 @@ class ParallelPlan(Printed):
             sharded; empty where all have it, and for a plan that was made without a recipe.
         offload: parameters, gradients and optimizer state live on the CPU.
         checkpoint: FQNs of modules that run under activation checkpointing.
+        tables: buffers with a row for each token, of which a rank of ``context`` has its own, and the dimension of the
+            tokens.
+        is_causal: every attention is causal, so that ranks of ``context`` have a piece from the beginning and one from
+            the end of the sequence, which balances their work.
+        context_shards: the ranks of ``context`` and ``shard`` together shard the parameters; else ranks of ``context``
+            hold the same ones.
         loss_parallel: logits stay sharded by the vocabulary; loss and backward run under ``loss_parallel`` of torch.
         boundaries: FQNs of the modules with which the second and each later stage begin.
         replicated: FQN of a ``Linear``, an attention, or of experts, that are whole on each rank -> why.
@@ -126,6 +137,10 @@ class ParallelPlan(Printed):
     conditional: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     parameter_dtypes: dict[str, str] = field(default_factory=dict)
+    context: int = 1
+    tables: tuple[tuple[str, int], ...] = ()
+    is_causal: bool = False
+    context_shards: bool = False
     stored_communication: tuple[Collective, ...] | None = field(default=None, repr=False, compare=False)
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
@@ -147,15 +162,22 @@ class ParallelPlan(Printed):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.tensor * self.data * self.shard * self.pipeline * self.expert
+        return math.prod(getattr(self, name) for name in MESH_NAMES)
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """Name and size of each dimension of the mesh; ``data`` and ``precision`` come with a ``shard`` of one rank."""
+        """Name and size of each dimension of the mesh; what else FSDP does comes with a ``shard`` of one rank."""
         sizes = {name: getattr(self, name) for name in MESH_NAMES}
-        needs_fsdp = self.data > 1 or self.precision is not None
-        kept = {name: size for name, size in sizes.items() if size > 1 or (name == "shard" and needs_fsdp)}
+        needs_fsdp = self.data > 1 or self.context > 1 or self.precision is not None
+        always = {"shard"} if needs_fsdp else set()
+        always |= {"data"} if self.context > 1 and not self.context_shards else set()
+        kept = {name: size for name, size in sizes.items() if size > 1 or name in always}
         return kept or {"shard": 1}
+
+    @property
+    def with_context(self) -> str:
+        """The dimension of the mesh with which the ranks of ``context`` are one to FSDP; empty if there is none."""
+        return ("shard" if self.context_shards else "data") if self.context > 1 else ""
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """Return the mesh of the plan, over all ranks of the default process group.
@@ -200,6 +222,35 @@ class ParallelPlan(Printed):
         from modelsummary.parallel.applying import apply_plan
 
         return apply_plan(self, model, mesh, checkpoint=checkpoint, init=init)
+
+    def context_parallel(
+        self, model: nn.Module, mesh: DeviceMesh, *tensors: torch.Tensor
+    ) -> AbstractContextManager[Sequence[torch.Tensor]]:
+        """Return a context for forward, loss and backward with this rank's tokens of tensors; every rank enters it.
+
+        In it, attention is the ring of ``torch.distributed.tensor.experimental.context_parallel``, over the tokens of
+        all ranks of ``context``, and tables of the model have the rows of this rank's tokens. Without context
+        parallelism the tensors stay as they are, so a loop need not ask.
+
+        Args:
+            model: to which the plan was applied.
+            mesh: to which it was applied.
+            tensors: inputs and labels, with the tokens of the whole sequence along the second dimension, or the only
+                one. The context gives copies of them, in their order.
+
+        Raises:
+            ValueError: on entry, the tensors have different numbers of tokens, or the ranks do not divide them.
+
+        >>> from modelsummary import Statistics
+        >>> model = nn.Linear(8, 8)
+        >>> plan = Statistics(model, (2, 4, 8)).parallel_plan()
+        >>> with plan.context_parallel(model, None, torch.ones(2, 4, 8)) as (x,):
+        ...     model(x).shape
+        torch.Size([2, 4, 8])
+        """
+        from modelsummary.parallel.code import share_tokens
+
+        return share_tokens(self, model, mesh, tensors)
 
     def clip_grad_norm_(
         self, model: nn.Module, mesh: DeviceMesh, max_norm: float, norm_type: float = 2.0
@@ -279,7 +330,7 @@ class ParallelPlan(Printed):
         The phase is ``"forward"``, ``"backward"``, or with ``loss_parallel`` also ``"loss"``: the cross-entropy of all
         logits that the model returns. Collectives of FSDP are ``unit_collectives``.
         """
-        return self.collectives_over("tensor", "expert")
+        return self.collectives_over("tensor", "expert", "context")
 
     def collectives_over(self, *names: str) -> dict[tuple[str, str], tuple[int, int]]:
         """Return the sums of ``communication`` over ranks along these dimensions of the mesh."""
@@ -308,7 +359,10 @@ class ParallelPlan(Printed):
         return self.collectives_over("data", "shard")
 
     def to_code(self) -> str:
-        """Return Python code that applies the plan with torch alone: a function ``parallelize(model, mesh)``."""
+        """Return Python code that applies the plan with torch alone: a function ``parallelize(model, mesh)``.
+
+        With context parallelism it has ``share_tokens(model, mesh, *tensors)``, too, which is ``context_parallel``.
+        """
         from modelsummary.parallel.code import to_code
 
         return to_code(self)

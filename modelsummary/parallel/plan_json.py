@@ -18,7 +18,9 @@ from modelsummary.operators.collective_calls import OPERATIONS
 
 __all__ = ["plan_from_json"]
 
-_LATER = frozenset({"parameter_dtypes", "stored_communication"})  # fields that plans of earlier versions lack
+_LATER = frozenset(
+    {"parameter_dtypes", "stored_communication", "context", "tables", "is_causal", "context_shards"}
+)  # fields that plans of earlier versions lack
 _EARLIER = frozenset({"collectives"})  # fields that only these have: what layers communicate, without FSDP
 _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
@@ -138,7 +140,7 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
             raise InputError(f"{name} of a plan must be the name of a floating point dtype, got {dtype!r:.80}")
     if not all(len(names) > 1 for names in plan.ties) or not all(plan.units):
         raise InputError("ties of a plan must be lists of two names or more, and units lists of one or more")
-    has_units = plan.shard > 1 or plan.data > 1 or plan.precision is not None
+    has_units = max(plan.shard, plan.data, plan.context) > 1 or plan.precision is not None
     if has_units and (len(plan.unit_calls) != len(plan.units) or len(plan.unit_bytes) != len(plan.units) + 1):
         raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")
     if plan.last_unit and plan.last_unit not in plan.units:

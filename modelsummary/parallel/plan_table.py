@@ -19,7 +19,12 @@ __all__ = ["report"]
 
 _HEADERS = ["Module", "Style", "Sharded", "Params per rank", "Forward", "Backward"]
 _ALIGN = "lllrll"
-_PARALLELISM = {"Tensor parallel": ("tensor",), "Expert parallel": ("expert",), "FSDP": ("data", "shard")}
+_PARALLELISM = {
+    "Tensor parallel": ("tensor",),
+    "Expert parallel": ("expert",),
+    "Context parallel": ("context",),
+    "FSDP": ("data", "shard"),
+}
 _PHASES = ("forward", "loss", "backward")
 _Item = TypeVar("_Item")
 
@@ -54,6 +59,13 @@ def report(plan: ParallelPlan) -> Report:
     if plan.loss_parallel:
         lines.append(
             "Logits stay sharded: run loss and backward under torch.distributed.tensor.parallel.loss_parallel()"
+        )
+    if plan.context > 1:
+        order = "one piece from the beginning and one from the end" if plan.is_causal else "one piece"
+        tables = f", and its rows of {', '.join(_folded(name for name, _ in plan.tables))}" if plan.tables else ""
+        lines.append(
+            f"Each rank has {order} of the sequence{tables}: run forward, loss and backward under "
+            "plan.context_parallel(model, mesh, inputs, labels)"
         )
     if plan.checkpoint:
         lines.append(f"Activation checkpointing: {', '.join(_folded(plan.checkpoint))}")

@@ -936,7 +936,8 @@ class Statistics(ModelStatistics):
                 units are freed after their forward, and gathered again in the backward. With the others they stay
                 gathered until their backward; torch shards the gradients with the states.
             offload: keep parameters, gradients and optimizer state on the CPU.
-            context: 1; attention over a divided sequence is not applied, only costed by ``simulate``.
+            context: ranks that have the same batch, and each a part of its tokens; attention is torch's ring over
+                them, inside of ``plan.context_parallel``.
 
         >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
         >>> plan = Statistics(mlp, (1, 8)).parallel_plan(tensor=2)

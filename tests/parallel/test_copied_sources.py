@@ -190,9 +190,7 @@ def test_bags_of_rows_and_contexts_are_named():
 
     statistics = Statistics(Bags(), torch.zeros(2, 3, dtype=torch.long))
     assert "torch has no style for bag (EmbeddingBag)" in statistics.parallel_plan(tensor=2).replicated["bag"]
-    with pytest.raises(
-        InputError, match="context=2: a plan does not divide attention along the sequence; run the step"
-    ):
+    with pytest.raises(InputError, match="context=2 does not divide the 3 tokens of the recorded input"):
         statistics.parallel_plan(context=2)
 
 

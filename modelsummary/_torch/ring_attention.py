@@ -1,0 +1,42 @@
+"""Context parallelism: torch's ring attention. Names hold in torch 2.14, whose public part of it is a prototype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["CONTEXT_PARALLEL", "FLATTENED", "JOINED", "RING_OPTIONS", "flattened_group", "has_ring"]
+
+
+# Lines of code that is written.
+CONTEXT_PARALLEL = "from torch.distributed.tensor.experimental import context_parallel"
+RING_OPTIONS = "from torch.distributed.tensor.experimental._attention import _cp_options as ring_options"
+# One dimension of a mesh for several, with their name.
+FLATTENED = "mesh[{names!r}]._flatten({name!r})"
+# One mesh of several dimensions that were taken apart.
+JOINED = "DeviceMesh._concatenate([{meshes}])"
+
+_ATTENTION = {
+    "cpu": "_scaled_dot_product_flash_attention_for_cpu",
+    "cuda": "_scaled_dot_product_flash_attention",
+}
+
+
+def flattened_group(mesh: Any, names: tuple[str, str]) -> str:
+    """Return the name of the process group of several dimensions of a mesh that were made one."""
+    name: str = mesh[names]._flatten("_".join(names)).get_group().group_name
+    return name
+
+
+def has_ring(device_type: str) -> bool:
+    """Return True if torch runs the attention that it chooses on a kind of device as a ring.
+
+    >>> has_ring("cuda"), has_ring("cpu")
+    (True, False)
+    """
+    from torch.distributed.tensor.experimental._context_parallel import _attention as rings
+
+    name = _ATTENTION.get(device_type, "_scaled_dot_product_fused_attention_overrideable")
+    operators: Any = rings.custom_ops
+    return getattr(torch.ops.aten, name).default in operators

@@ -1,0 +1,285 @@
+"""Context parallelism: each rank has a chunk of the tokens, and torch's ring attention sees all chunks.
+
+``torch.distributed.tensor.experimental.context_parallel`` replaces ``F.scaled_dot_product_attention``. Everything else
+must do with the tokens of a chunk what it does with all of them: the record is followed from inputs that are cut along
+the sequence, and is compared with a forward of one chunk. Tables with a row for each token, such as rotary
+positions, are cut, too, if they are buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+
+from modelsummary.capture.inputs import CallArguments, InputTensor
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.templates import Attribute
+from modelsummary.errors import InputError
+from modelsummary.parallel.linear_layers import is_embedding
+from modelsummary.parallel.local_check import chunk_failure
+from modelsummary.parallel.placements import Blocked, Placement, Shard, WrongPlacement
+from modelsummary.parallel.propagation import Propagation, first_complete
+from modelsummary.parallel.record_calls import Calls
+from modelsummary.record.events import Event, Value, attributes_in, values_in
+
+__all__ = ["RingPlan", "chunk_of", "length_of", "ring_plan"]
+
+_TOKENS = Shard(2)  # of queries, keys and values: [batch, heads, tokens, features]
+_MOST_ATTEMPTS = 20
+
+
+class RingPlan(NamedTuple):
+    """What context parallelism cuts, apart from the inputs.
+
+    Attributes:
+        tables: buffers with a row for each token, and the dimension of the tokens.
+        is_causal: all attentions are. Torch then gives each rank one piece from the beginning of the sequence and one
+            from the end, which balances the work.
+        attentions: FQNs of the modules that call ``scaled_dot_product_attention``.
+    """
+
+    tables: tuple[tuple[str, int], ...] = ()
+    is_causal: bool = True
+    attentions: tuple[str, ...] = ()
+
+
+def length_of(call: CallArguments) -> int:
+    """Return the tokens of a call's first input; 0 if it holds neither token numbers nor features of tokens."""
+    tensors: list[InputTensor] = []
+
+    def note(tensor: InputTensor) -> tuple[int, ...]:
+        tensors.append(tensor)
+        return tensor.shape
+
+    call.with_shapes(note)
+    is_sequence = bool(tensors) and len(tensors[0].shape) == (3 if tensors[0].is_floating else 2)
+    return tensors[0].shape[1] if is_sequence else 0
+
+
+def chunk_of(call: CallArguments, n_ranks: int) -> CallArguments:
+    """Return a call with the tokens of one rank."""
+    length = length_of(call)
+
+    def shape_of(tensor: InputTensor) -> tuple[int, ...]:
+        shape = tensor.shape
+        dim = _token_dim(shape, length)
+        return shape if dim is None else (*shape[:dim], shape[dim] // n_ranks, *shape[dim + 1 :])
+
+    return call.with_shapes(shape_of)
+
+
+def _token_dim(shape: tuple[int, ...], length: int) -> int | None:
+    """Return the dimension of the tokens in an input: the second, or the only one; None if it has no tokens.
+
+    >>> _token_dim((2, 8, 64), 8), _token_dim((8,), 8), _token_dim((2, 64), 8)
+    (1, 0, None)
+    """
+    dim = min(1, len(shape) - 1)
+    return dim if dim >= 0 and shape[dim] == length else None
+
+
+def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
+    """Return what has to be cut so that the model runs on chunks of the sequence.
+
+    Raises:
+        InputError: it does not run on them, or the ranks do not divide the sequence.
+    """
+    name = f"context={n_ranks}: {type(live.model).__name__}"
+    if torch.__version__ < "2.14":
+        raise InputError(f"{name} needs torch >= 2.14, got {torch.__version__}: torch's ring attention is a prototype")
+    length = length_of(live.call)
+    if not length:
+        raise InputError(
+            f"{name} has no sequence to cut: its first input is neither token numbers [batch, length] nor features "
+            "[batch, length, width]; record it with one of them first, or pass context=1"
+        )
+    if length % n_ranks:
+        raise InputError(
+            f"context={n_ranks} does not divide the {length} tokens of the recorded input; torch's ring attention "
+            f"takes equal chunks, so record a multiple of {n_ranks}, or pass a divisor of {length}"
+        )
+    inputs = values_in((calls.record.root.args, calls.record.root.kwargs))
+    dims = {value: _token_dim(value.shape, length) for value in inputs}
+    chunks = first_complete(
+        _Tokens(calls, {value: Shard(dim) for value, dim in dims.items() if dim is not None}, length), _MOST_ATTEMPTS
+    )
+    if chunks.refused is not None:
+        raise InputError(f"{name} does not run on chunks of the sequence: {chunks.refused}")
+    if not chunks.attentions:
+        raise InputError(
+            f"{name} calls no scaled_dot_product_attention, which torch's ring attention replaces; pass "
+            f"data={n_ranks}, or context=1"
+        )
+    placements = {
+        value: placement
+        for value, placement in chunks.placements.items()
+        if isinstance(value, Value) and isinstance(placement, Shard)
+    }
+    why = chunk_failure(live, calls, chunk_of(live.call, n_ranks), chunks.tables, placements, n_ranks)
+    if why:
+        raise InputError(f"{name} does not do the same with a chunk of the sequence: {why}")
+    return RingPlan(tuple(sorted(chunks.tables.items())), all(chunks.attentions.values()), tuple(chunks.attentions))
+
+
+class _Averaged(frozenset[Any]):
+    """All tensors: the gradients of what is whole are averaged over the ranks, as for parameters."""
+
+    def __contains__(self, leaf: object) -> bool:
+        return True
+
+
+class _Tokens(Propagation):
+    """Chunks of the sequence, from the inputs to the results of the model.
+
+    Args:
+        length: tokens of the sequence.
+
+    Attributes:
+        attentions: FQN of the module that calls an attention -> whether it is causal.
+    """
+
+    dimension: ClassVar[str] = "the sequence"
+    tensor: ClassVar[str] = "chunk of the sequence"
+
+    def __init__(self, calls: Calls, placements: Mapping[Any, Placement], length: int) -> None:
+        super().__init__(calls, placements)
+        self._starts, self._length = dict(placements), length
+        self.attentions: dict[str, bool] = {}
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """FQN of each buffer that is cut -> the dimension of the tokens."""
+        return {
+            leaf.fqn: placement.dim
+            for leaf, placement in self._starts.items()
+            if isinstance(leaf, Attribute) and isinstance(placement, Shard)
+        }
+
+    def run(self) -> None:
+        """Follow the record. Raises ``Blocked``."""
+        self.follow(0, len(self.calls.events))
+        self.check_results(())
+
+    def takes_norm(self, event: Event, placement: Shard) -> bool:  # noqa: ARG002
+        """Return True: a norm of the features of each token."""
+        return True
+
+    def apply_rule(self, event: Event, reduced: Any = ()) -> None:  # noqa: ARG002
+        """Give the results of a call the placements that its rule says. Raises ``Blocked``."""
+        super().apply_rule(event, _Averaged())
+
+    def begins_or_ends(self, event: Event) -> bool:
+        """Pass layers and attentions, and end at the loss."""
+        chunks = self.sharded(event)
+        if not chunks:
+            return True
+        module = self.calls.modules[event.fqn] if event.is_module else None
+        if isinstance(module, nn.MultiheadAttention):
+            raise Blocked(
+                f"{event.fqn or 'the model'} is an nn.MultiheadAttention, whose fast path calls no "
+                "scaled_dot_product_attention, which torch's ring attention replaces; a module that calls it works"
+            )
+        if self.calls.is_linear(event) or is_embedding(module):
+            self._layer_of_tokens(event, chunks)
+        elif event.is_module or event.is_decision:
+            return self.call_of(event).name == "cross_entropy" and self._loss(event)
+        elif event.name == "scaled_dot_product_attention":
+            self._attention(event)
+        else:
+            return event.name == "cross_entropy" and self._loss(event)
+        return True
+
+    def _layer_of_tokens(self, event: Event, chunks: Mapping[Any, Placement]) -> None:
+        """Pass a linear layer or an embedding, which takes each token by itself."""
+        self.calls.check_hooks(event)
+        ((value, placement),) = chunks.items()
+        assert isinstance(placement, Shard)
+        if self.calls.is_linear(event) and placement.dim == len(value.shape) - 1:
+            raise Blocked(f"{event.fqn} works along the sequence; a layer of the features works")
+        for result in values_in(event.result):
+            self.place(result, placement)
+
+    def _attention(self, event: Event) -> None:
+        call = self.call_of(event)
+        if call.argument(3, "attn_mask") is not None:
+            raise Blocked(
+                f"{call.at} takes a mask, which torch's ring attention refuses; is_causal=True, or no mask, works"
+            )
+        parts = [call.operand(position, name) for position, name in enumerate(("query", "key", "value"))]
+        shape = next((part.shape for part in parts if len(part.shape) != 4), None)
+        if shape is not None:
+            raise Blocked(f"{call.at} takes {list(shape)}; [batch, heads, tokens, features] works")
+        if any(part.shard != _TOKENS for part in parts):
+            raise Blocked(
+                f"{call.at} takes chunks of the sequence beside whole queries, keys or values; attention of one "
+                "sequence to itself works"
+            )
+        is_causal = bool(call.argument(5, "is_causal", False))
+        self.attentions[event.fqn] = is_causal and self.attentions.get(event.fqn, True)
+        for result in values_in(event.result):
+            self.place(result, _TOKENS)
+
+    def _loss(self, event: Event) -> bool:
+        """Pass a cross-entropy of the logits of tokens: the mean over a rank's tokens, which the ranks average."""
+        call = self.call_of(event)
+        logits, labels = call.operand(0, "input"), call.operand(1, "target")
+        module = self.calls.modules[event.fqn] if event.is_module else None
+        reduction = call.argument(6, "reduction", "mean") if module is None else getattr(module, "reduction", "")
+        weight = call.argument(2, "weight") if module is None else getattr(module, "weight", None)
+        dim = None if logits.shard is None else logits.shard.dim
+        if dim is None or labels.shard is None or len(labels.shape) == len(logits.shape):
+            raise Blocked(
+                f"{call.at} takes chunks of the sequence beside whole logits or labels; numbers of classes work"
+            )
+        if logits.shard != labels.shard._replace(dim=labels.shard.dim + (labels.shard.dim > 0)):
+            raise Blocked(f"{call.at} takes logits and labels of other tokens; the same chunks work")
+        if reduction != "mean" or weight is not None:
+            raise Blocked(
+                f"{call.at} takes no plain mean over the tokens, and the ranks average their gradients; "
+                "reduction='mean' without weights works"
+            )
+        return True
+
+    # ----------------------------------------------------------------------------------------- tables
+
+    def others(self, refused: Blocked) -> Iterator[_Tokens]:
+        """Yield the propagation in which the table that met a chunk is cut, too."""
+        if not isinstance(refused, WrongPlacement) or not refused.of_whole:
+            return
+        assert self.event is not None
+        table = self._table_behind(refused.value)
+        if table is not None:
+            yield _Tokens(self.calls, {**self._starts, table[0]: table[1]}, self._length)
+            return
+        shape = list(self.calls.shape_of(refused.value) or ())
+        self.refused = Blocked(
+            f"{self.event.name} in {self.event.fqn or 'the model'} takes a chunk of the sequence and a whole tensor of "
+            f"the shape {shape}, such as positions that the forward counts, which would begin at 0 on each rank; "
+            f"positions as an input, or a buffer of {self._length} rows, work"
+        )
+
+    def _table_behind(self, leaf: Any) -> tuple[Attribute, Shard] | None:
+        """Return the buffer with a row for each token that functions make a tensor of, and its placement."""
+        pending, seen = [leaf], set[Any]()
+        while pending:
+            source = pending.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            if isinstance(source, Attribute):
+                shape = getattr(self._buffer(source), "shape", ())
+                dims = [dim for dim, size in enumerate(shape) if size == self._length]
+                if len(dims) == 1 and source not in self._starts:
+                    return source, Shard(dims[0])
+            maker = self.calls.maker.get(source) if isinstance(source, Value) else None
+            if maker is not None and not maker.is_module:
+                pending += [*attributes_in((maker.args, maker.kwargs)), *values_in((maker.args, maker.kwargs))]
+        return None
+
+    def _buffer(self, attribute: Attribute) -> Any:
+        owner, _, name = attribute.fqn.rpartition(".")
+        module = self.calls.modules.get(owner)
+        return None if module is None else module._buffers.get(name)

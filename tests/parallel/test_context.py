@@ -1,0 +1,312 @@
+"""Context parallelism: ranks with a chunk of the sequence do what one process does with all of it."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from modelsummary import InputError, Statistics
+from modelsummary.parallel import ParallelPlan
+from tests.parallel import collectives, processes
+from tests.parallel.cpu_rings import add_cpu_rings
+from tests.parallel.models import Mlp
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.14", reason="ring attention of older versions has other names")
+WIDTH, LENGTH, WORDS = 32, 16, 48
+
+
+class Attention(nn.Module):
+    """Self-attention whose call of the function is given."""
+
+    def __init__(self, groups=4, attend=None):
+        super().__init__()
+        self.q, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.k, self.v = nn.Linear(WIDTH, 8 * groups), nn.Linear(WIDTH, 8 * groups)
+        self.grouped = groups < 4
+        self.attend = attend or (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+    def forward(self, x):
+        q, k, v = (each(x).unflatten(-1, (-1, 8)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        if self.grouped:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            y = self.attend(q, k, v)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Decoder(nn.Module):
+    """A decoder with learned positions that are passed, a table of positions, or both."""
+
+    def __init__(self, attention=Attention, rows=0):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.attentions = nn.ModuleList(attention() for _ in range(2))
+        self.mlps = nn.ModuleList(Mlp(WIDTH) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        if rows:
+            self.register_buffer("table", torch.linspace(-1, 1, rows * WIDTH).view(rows, WIDTH))
+        self.rows = rows
+
+    def embedded(self, ids, positions=None):
+        x = self.embed(ids)
+        if positions is not None:
+            x = x + self.places(positions)
+        return x + self.table[: ids.shape[1]] if self.rows else x
+
+    def forward(self, ids, positions=None, labels=None):
+        x = self.embedded(ids, positions)
+        for attention, mlp in zip(self.attentions, self.mlps, strict=True):
+            x = x + attention(self.norm(x))
+            x = x + mlp(x)
+        logits = self.head(self.norm(x))
+        return logits if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def _grouped():
+    return Attention(groups=2)
+
+
+def _full():
+    return Attention(attend=lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=False))
+
+
+MODELS = {
+    "causal": lambda: Decoder(_grouped, rows=LENGTH),
+    "full": lambda: Decoder(_full),
+}
+
+
+def _inputs():
+    generator = torch.Generator().manual_seed(0)
+    ids, labels = torch.randint(WORDS, (2, 2, LENGTH), generator=generator)
+    return ids, torch.arange(LENGTH), labels
+
+
+def _plan(model, *inputs, **sizes):
+    """A plan of the model in half precision, whose attention has a kernel with a ring on CUDA."""
+    return Statistics(copy.deepcopy(model).bfloat16(), inputs).parallel_plan(**sizes)
+
+
+def _compared(_rank, n, cases):
+    """Differences of loss and gradients from one process, and the collectives that ran beside those of the plan."""
+    add_cpu_rings()
+    found = {}
+    for name, sizes, inside in cases:
+        torch.manual_seed(0)
+        model, (ids, positions, labels) = MODELS[name]().double(), _inputs()
+        plan = _plan(model, ids, positions, *([labels] if inside else []), **sizes)
+        whole, model = processes.copies(model)
+        mesh = plan.device_mesh("cpu")
+        plan.apply(model, mesh)
+
+        def loss_of(logits, labels=None):
+            return logits if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+        expected = whole(ids, positions, labels)
+        expected.backward()
+        with plan.context_parallel(model, mesh, ids, positions, labels) as (some, places, targets):
+            arguments = (some, places, targets) if inside else (some, places)
+            loss_of_rank = partial(loss_of, labels=None if inside else targets)
+            ran = collectives.of_step(model, arguments, loss_of_rank)
+            loss = loss_of_rank(model(*arguments))
+            loss.backward()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        pairs = list(zip(whole.parameters(), model.parameters(), strict=True))
+        grads = [processes.difference(one.grad, processes.whole(other.grad)) for one, other in pairs]
+        found[(name, *sizes)] = {
+            "loss": float((total / n - expected).abs()),
+            "grad": max(grads),
+            "restored": name == "full" or model.table.shape == (LENGTH, WIDTH),
+            "ran": {key: count for key, (count, _) in ran.items()},
+            "planned": {key: count for key, (count, _) in collectives.of_plan(plan).items()},
+        }
+    return found
+
+
+def _check(ranks):
+    for found in ranks:
+        for case, result in found.items():
+            assert result["loss"] <= 1e-12, case
+            assert result["grad"] <= 1e-12, case
+            assert result["restored"], case
+            assert result["ran"] == result["planned"], case
+
+
+def test_two_ranks_equal_one_process():
+    cases = [("causal", {"context": 2}, True), ("full", {"context": 2, "sharded": "parameters"}, False)]
+    _check(processes.run(_compared, 2, cases))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"context": 4},
+        {"context": 2, "shard": 2},
+        {"context": 2, "data": 2},
+        {"context": 2, "tensor": 2},
+        {"context": 2, "tensor": 2, "sequence": True},
+    ],
+    ids=str,
+)
+def test_four_ranks_equal_one_process(sizes):
+    _check(processes.run(_compared, 4, [(name, sizes, True) for name in MODELS]))
+
+
+def test_the_memory_of_a_rank_falls_with_its_tokens():
+    model, (ids, positions, labels) = Decoder(_full).bfloat16(), _inputs()
+    plan = _plan(model, ids, positions, labels, context=2)
+    whole = Statistics(model, (ids, positions, labels)).memory(device="cuda")
+    half = Statistics(model, (ids[:, ::2], positions[::2], labels[:, ::2])).memory(device="cuda")
+    rank = plan.memory()
+    assert half.activations <= rank.activations < 0.7 * whole.activations
+    assert rank.params == whole.params
+
+
+def _mean(x):
+    return x - x.mean(1, keepdim=True)
+
+
+class _Counted(Decoder):
+    def embedded(self, ids, positions=None):
+        return self.embed(ids) + self.places(torch.arange(ids.shape[1]))
+
+
+class _Scaled(Decoder):
+    def embedded(self, ids, positions=None):
+        return self.embed(ids) / ids.shape[1]
+
+
+class _Centred(Decoder):
+    def embedded(self, ids, positions=None):
+        return _mean(self.embed(ids))
+
+
+class _Shifted(Decoder):
+    def forward(self, ids, positions=None, labels=None):
+        return super().forward(ids)[:, :-1]
+
+
+class _Conditional(Decoder):
+    def embedded(self, ids, positions=None):
+        return self.embed(ids[ids > 0].new_zeros(ids.shape))
+
+
+def _masked():
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    return Attention(attend=lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+def _early():
+    return Attention(attend=scaled_dot_product_attention)
+
+
+def _products():
+    return Attention(attend=lambda q, k, v: (q @ k.transpose(-1, -2)).softmax(-1) @ v)
+
+
+REFUSED = [
+    (_Counted, {}, r"takes a chunk of the sequence and a whole tensor of the shape \[16, 32\], such as positions that"),
+    (lambda: Decoder(rows=64), {}, "positions as an input, or a buffer of 16 rows, work"),
+    (_Scaled, {}, r"div\(\) in the model computes with 16, and with 8 on the shapes of one rank"),
+    (_Centred, {}, r"mean\(\) in the model works along the sequence"),
+    (_Shifted, {}, r"getitem\(\) in the model works along the sequence"),
+    (_Conditional, {}, "reads values"),
+    (lambda: Decoder(_masked), {}, "takes a mask, which torch's ring attention refuses"),
+    (lambda: Decoder(_early), {}, "attentions.0 calls scaled_dot_product_attention by a name of its own"),
+    (lambda: Decoder(_products), {}, r"matmul\(\) in attentions.0 "),
+    (Decoder, {"context": 3}, "context=3 does not divide the 16 tokens of the recorded input"),
+    (Decoder, {"pipeline": 2}, "context=2 with pipeline=2: stages are recorded with whole sequences"),
+]
+
+
+@pytest.mark.parametrize(("make", "sizes", "reason"), REFUSED)
+def test_what_a_chunk_cannot_do_is_refused(make, sizes, reason):
+    with pytest.raises(InputError, match=reason):
+        _plan(make(), _inputs()[0], **{"context": 2, **sizes})
+
+
+def test_modules_of_attention_are_refused():
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, batch_first=True)
+    with pytest.raises(InputError, match=r"self_attn is an nn.MultiheadAttention, whose fast path calls no"):
+        _plan(layer, torch.ones(2, LENGTH, WIDTH, dtype=torch.bfloat16), context=2)
+
+
+def test_kernels_without_a_ring_are_refused():
+    with pytest.raises(InputError, match=r"or in float32 with multiples of 64 tokens on each rank"):
+        Statistics(Decoder(), _inputs()[:1]).parallel_plan(context=2)
+
+
+def test_a_model_without_a_sequence_is_refused():
+    with pytest.raises(InputError, match="context=2: Linear has no sequence to cut"):
+        Statistics(nn.Linear(4, 4), (2, 4)).parallel_plan(context=2)
+    with pytest.raises(InputError, match="calls no scaled_dot_product_attention"):
+        Statistics(nn.Sequential(nn.Linear(4, 4)), (2, 8, 4)).parallel_plan(context=2)
+
+
+def _refused_on_the_cpu(_rank, _n):
+    model, (ids, *_) = Decoder(), _inputs()
+    plan = _plan(model, ids, context=2)
+    before = {name: id(each) for name, each in model.named_parameters()}
+    with pytest.raises(InputError, match="no ring of the attention kernel that torch runs on 'cpu'"):
+        plan.apply(model, plan.device_mesh("cpu"))
+    assert {name: id(each) for name, each in model.named_parameters()} == before
+    return True
+
+
+def test_the_cpu_is_refused():
+    processes.stop(2)  # processes of another test have rings of the CPU
+    assert all(processes.run(_refused_on_the_cpu, 2))
+
+
+def _entered_with_other_lengths(_rank, _n):
+    add_cpu_rings()
+    model, (ids, positions, labels) = MODELS["causal"](), _inputs()
+    plan = _plan(model, ids, positions, context=2)
+    mesh = plan.device_mesh("cpu")
+    plan.apply(model, mesh)
+    attend = F.scaled_dot_product_attention
+    with (
+        pytest.raises(ValueError, match=r"a multiple of 2, got \[15, 16, 16\]"),
+        plan.context_parallel(model, mesh, ids[:, 1:], positions),
+    ):
+        pass
+    with pytest.raises(KeyError), plan.context_parallel(model, mesh, ids, labels):
+        raise KeyError
+    assert model.table.shape == (LENGTH, WIDTH)
+    assert F.scaled_dot_product_attention is attend
+    assert ids.shape == (2, LENGTH)
+    return True
+
+
+def test_nothing_is_left_behind_an_error():
+    assert all(processes.run(_entered_with_other_lengths, 2))
+
+
+def test_a_stored_plan_is_the_same():
+    model = MODELS["causal"]()
+    plan = _plan(model, *_inputs()[:2], context=2, shard=2)
+    assert plan.tables == (("table", 0),)
+    assert plan.is_causal
+    stored = ParallelPlan.from_json(plan.to_json())
+    assert stored == plan
+    assert stored.to_code() == plan.to_code()
+    namespace = {}
+    exec(plan.to_code(), namespace)
+    assert callable(namespace["share_tokens"])
+    assert "one piece from the beginning and one from the end of the sequence, and its rows of table" in str(plan)
+
+
+def test_without_context_a_loop_gets_its_tensors():
+    plan = Statistics(nn.Linear(4, 4), (2, 8, 4)).parallel_plan()
+    x = torch.ones(2, 8, 4)
+    with plan.context_parallel(nn.Linear(4, 4), None, x) as (same,):
+        assert same is x
