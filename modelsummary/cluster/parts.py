@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from modelsummary.capture.trace import Storage, Trace
 from modelsummary.cluster.kept import kept_bytes
 from modelsummary.cluster.weight_gradients import of_weights_alone
-from modelsummary.cluster.weights import Weight
+from modelsummary.cluster.weights import FsdpUnit, Weight
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
 from modelsummary.memory.timeline import timeline_of
@@ -92,6 +93,11 @@ class Part:
     backward_flops: int = 0
     recomputed_flops: int = 0
     uncounted: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def unit(self) -> FsdpUnit:
+        """What FSDP gathers for it, without its activations."""
+        return FsdpUnit.of(self.weights.values())
 
     @property
     def has_backward(self) -> bool:

@@ -278,7 +278,7 @@ def _unit(
         kept, backward["recomputation"] = part.kept_bytes - part.core_bytes, seconds.core
     elif name not in (BEFORE, AFTER) and not part.has_backward:
         kept = 0
-    weights = FsdpUnit() if is_in_root else FsdpUnit.of(part.weights.values())
+    weights = FsdpUnit() if is_in_root else part.unit
     return StageUnit(
         is_block=name not in (BEFORE, AFTER),
         weights=weights._replace(kept_bytes=kept),

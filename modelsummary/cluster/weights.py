@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import add
 from typing import NamedTuple
 
@@ -106,8 +107,9 @@ class Weights:
         return self.nbytes + 4 * self.masters - self.narrow
 
     def __add__(self, other: Weights) -> Weights:
-        if _NO_WEIGHTS in (self, other):  # as the experts of most models
-            return other if self == _NO_WEIGHTS else self
+        for one, another in ((self, other), (other, self)):
+            if not (another.chunked or another.buffers):  # as the experts of most models
+                return one
         return Weights._with((*self.chunked, *other.chunked), self.buffers + other.buffers)
 
     def times(self, count: int) -> Weights:
@@ -125,11 +127,7 @@ class Weights:
         >>> Weights.of([Weight(6, 6, "trained", rows=2), Weight(3, 3, "trained", rows=1)]).over(4).trained
         6
         """
-        shares = []
-        for rows, sums in self.chunked:
-            longest = -(-rows // ranks)
-            shares.append((longest, tuple(longest * value // max(rows, 1) for value in sums)))
-        return Weights._with(shares, self.buffers)
+        return _share(self, ranks)
 
     @classmethod
     def _with(cls, chunked: Iterable[tuple[int, tuple[int, ...]]], buffers: int) -> Weights:
@@ -151,7 +149,13 @@ class Weights:
         return self.elements * recipe.state_bytes
 
 
-_NO_WEIGHTS = Weights()
+@lru_cache(maxsize=4096)
+def _share(weights: Weights, ranks: int) -> Weights:
+    shares = []
+    for rows, sums in weights.chunked:
+        longest = -(-rows // ranks)
+        shares.append((longest, tuple(longest * value // max(rows, 1) for value in sums)))
+    return Weights._with(shares, weights.buffers)
 
 
 def _sums(weight: Weight) -> tuple[int, ...]:
