@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from modelsummary._torch import (
     autograd,
+    compiling,
     dispatcher,
     distributed,
     fsdp,
@@ -21,6 +22,7 @@ from modelsummary._torch import (
     tensor_classes,
 )
 from modelsummary._torch.autograd import *
+from modelsummary._torch.compiling import *
 from modelsummary._torch.dispatcher import *
 from modelsummary._torch.distributed import *
 from modelsummary._torch.fsdp import *
@@ -34,6 +36,7 @@ from modelsummary._torch.tensor_classes import *
 
 __all__: list[str] = []  # each file says what it has
 __all__ += autograd.__all__
+__all__ += compiling.__all__
 __all__ += dispatcher.__all__
 __all__ += distributed.__all__
 __all__ += fsdp.__all__

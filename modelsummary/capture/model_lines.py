@@ -11,7 +11,7 @@ import torch
 
 from modelsummary.operators.operator_calls import Line
 
-__all__ = ["model_line"]
+__all__ = ["is_of_model", "model_line"]
 
 _PACKAGE = Path(__file__).parents[1]
 _FOREIGN = (f"{Path(torch.__file__).parent}{os.sep}", f"{_PACKAGE}{os.sep}", "<")  # "<": code that was made of a text
@@ -41,7 +41,12 @@ def model_line() -> Line | None:
     return None
 
 
+def is_of_model(file: str) -> bool:
+    """Return True for a file that is neither torch's nor of this package."""
+    return not file.startswith(_FOREIGN)
+
+
 def _kind_of(code: CodeType) -> bool | None:
     if code.co_filename == _RUNNER or code.co_name == _ENGINE:  # below are the user's own lines
         return None
-    return not code.co_filename.startswith(_FOREIGN)
+    return is_of_model(code.co_filename)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,11 +18,13 @@ from modelsummary.capture.trace import Trace
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.errors import InputError, StepError
 from modelsummary.findings import (  # noqa: F401  (they register their rules)
+    compilers,
     gradients,
     hazards,
     norm_modes,
     parameter_values,
     precision,
+    ranks,
     repeated_work,
     tensor_cores,
     unused,
@@ -32,6 +35,10 @@ from modelsummary.findings.ruleset import RULES, chosen
 from modelsummary.latency import TimeOptions, target, time_plan
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.operator_calls import Line
+
+if TYPE_CHECKING:
+    from modelsummary.parallel import ParallelPlan
+    from modelsummary.split import Stages
 
 __all__ = ["check_model"]
 
@@ -46,8 +53,14 @@ def check_model(
     select: Sequence[str] | str | None = None,
     ignore: Sequence[str] | str | None = None,
     fallback_reason: str | None = None,
+    *,
+    split: Callable[[int], Stages],
+    make_plan: Callable[..., ParallelPlan],
 ) -> Findings:
     """Return what the rules find in one step, with its backward if a parameter is trained.
+
+    Args:
+        split, make_plan: ``Statistics.split`` and ``parallel_plan`` of the model, for rules on request.
 
     Raises:
         InputError: an argument is unusable.
@@ -59,7 +72,8 @@ def check_model(
     plan = time_plan(trains, None, options, root, device)
     with no_collection():
         plan, trace, failure = _observed(live, plan)
-        evidence = Evidence(live, plan, trace, prediction_target, failure, fallback_reason)
+        planning: dict[str, Any] = {"split": split, "make_plan": make_plan}
+        evidence = Evidence(live, plan, trace, prediction_target, failure, fallback_reason, **planning)
         findings = {rule.code: list(rule.findings(evidence)) for rule in rules}
         priced = [code for code, members in findings.items() if members and RULES[code].is_priced]
         for code in priced:
@@ -70,7 +84,7 @@ def check_model(
             step_seconds=evidence.step_seconds,
             mode="train" if trace.train else "inference",
             rules={rule.code: (rule.name, rule.meaning) for rule in rules},
-            notes=tuple(trace.notes),
+            notes=(*trace.notes, *evidence.notes),
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +19,10 @@ from modelsummary.latency.predict import time_operators
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line, OperatorCall, OperatorRun, TensorSpec
 from modelsummary.operators.operator_work import Work, work_of
+
+if TYPE_CHECKING:
+    from modelsummary.parallel import ParallelPlan
+    from modelsummary.split import Stages
 
 __all__ = ["HALF", "Evidence", "is_pointwise"]
 
@@ -35,6 +40,7 @@ class Evidence:
         target: the device of the predicted times.
         failure: the error of the step with a backward that was to be observed, and the line to change; None if it ran.
         fallback_reason: why the table needed a real run; None if it did not.
+        split, make_plan: ``Statistics.split`` and ``parallel_plan`` of the model, for rules on request.
 
     Attributes:
         modules: FQN -> module.
@@ -45,6 +51,8 @@ class Evidence:
         writers: storage -> operators of forward and loss that write it in place.
         touched: storages that any operator of forward and loss reads, also to make a view.
         storages: identity -> storage.
+        notes: what could not be asked.
+        answers: what several rules on request read, by name.
     """
 
     def __init__(
@@ -55,8 +63,14 @@ class Evidence:
         target: Target,
         failure: tuple[str, Line | None] | None = None,
         fallback_reason: str | None = None,
+        *,
+        split: Callable[[int], Stages],
+        make_plan: Callable[..., ParallelPlan],
     ) -> None:
         self.live, self.plan, self.trace, self.target = live, plan, trace, target
+        self.split, self.make_plan = split, make_plan
+        self.notes: list[str] = []
+        self.answers: dict[str, Any] = {}
         self.failure, self.fallback_reason = failure, fallback_reason
         self.modules: dict[str, nn.Module] = dict(named_modules(live.model))
         self.operators = trace.operators
@@ -111,6 +125,21 @@ class Evidence:
         row = self.row(index)
         return None if row is None else self.modules.get(row[0])
 
+    def file_of(self, end: str) -> str | None:
+        """Return the file of a forward whose path ends so; None if there is none."""
+        codes = (getattr(type(module).forward, "__code__", None) for module in self.modules.values())
+        return next((code.co_filename for code in codes if code and code.co_filename.endswith(f"/{end}")), None)
+
+    def row_of(self, line: Line | None) -> CallKey:
+        """Return the key of the first call of a module whose forward has a line; the model's if none has."""
+        for fqn, module in self.modules.items() if line is not None else ():
+            code = getattr(type(module).forward, "__code__", None)
+            if code is None or line is None or code.co_filename != line.file or fqn not in self.called:
+                continue
+            if code.co_firstlineno <= line.number <= max(number or 0 for *_, number in code.co_lines()):
+                return fqn, 0
+        return "", 0
+
     def is_of_model(self, index: int) -> bool:
         """Return True for an operator that the model's own code asks for, and not a module of torch inside itself."""
         module = self.module(index)
@@ -128,6 +157,11 @@ class Evidence:
                 fqns.add(fqn)
                 fqn = fqn.rpartition(".")[0]
         return frozenset(fqns)
+
+    @cached_property
+    def parents(self) -> frozenset[str]:
+        """The FQNs of the modules of the model, apart from itself, that call others."""
+        return frozenset(call.parent[0] for call in self.trace.calls if call.parent is not None) - {""}
 
     @property
     def mode(self) -> str:

@@ -49,6 +49,7 @@ class Rule:
         level: as of a ``Finding``.
         check: yields its defects.
         is_priced: it is about time alone: what costs less than a thousandth of the step is left out.
+        on_request: it runs the model again, or plans with it, and is asked only if ``select`` names it.
     """
 
     code: str
@@ -56,6 +57,7 @@ class Rule:
     level: str
     check: Check
     is_priced: bool = False
+    on_request: bool = False
 
     @property
     def meaning(self) -> str:
@@ -76,7 +78,9 @@ RULES: dict[str, Rule] = {}
 """The rules by code."""
 
 
-def rule(code: str, name: str, level: str = "warning", *, is_priced: bool = False) -> Callable[[Check], Check]:
+def rule(
+    code: str, name: str, level: str = "warning", *, is_priced: bool = False, on_request: bool = False
+) -> Callable[[Check], Check]:
     """Register a function as a rule.
 
     Raises:
@@ -86,7 +90,7 @@ def rule(code: str, name: str, level: str = "warning", *, is_priced: bool = Fals
     def register(check: Check) -> Check:
         if code in RULES or name in {rule.name for rule in RULES.values()}:
             raise RegistrationError(f"rule {code} {name!r} is registered already; choose another code and name")
-        RULES[code] = Rule(code, name, level, check, is_priced)
+        RULES[code] = Rule(code, name, level, check, is_priced, on_request)
         return check
 
     return register
@@ -96,12 +100,14 @@ def chosen(select: Sequence[str] | str | None, ignore: Sequence[str] | str | Non
     """Return the rules that are selected and not ignored, by code.
 
     Args:
-        select, ignore: codes, beginnings of codes such as ``"G"``, or names; None: all, and none.
+        select, ignore: codes, beginnings of codes such as ``"G"``, or names; None: all but the ones on request, and
+            none.
 
     Raises:
         InputError: no rule is called so.
     """
-    selected = RULES.keys() if select is None else _codes(select, "select")
+    usual = {rule.code for rule in RULES.values() if not rule.on_request}
+    selected = usual if select is None else _codes(select, "select")
     ignored = set() if ignore is None else _codes(ignore, "ignore")
     return [RULES[code] for code in sorted(RULES) if code in selected and code not in ignored]
 

@@ -350,7 +350,8 @@ class Statistics(ModelStatistics):
 
         Args:
             device: device of the predicted times, as for ``estimate_latency``.
-            select, ignore: rules, by code (``"G101"``), beginning of a code (``"G"``) or name. Default: all.
+            select, ignore: rules, by code (``"G101"``), beginning of a code (``"G"``) or name. Default: all, except
+                ``"B"``, which compile the model and run it for real, or plan with it.
             **options: see ``modelsummary.latency.TimeOptions``; ``loss`` is what the parameters are trained on.
 
         Returns:
@@ -368,7 +369,8 @@ class Statistics(ModelStatistics):
         from modelsummary.findings import check_model
 
         live = self._tree_for("a check")
-        return check_model(live, self.root, device, options, select, ignore, self.fallback_reason)
+        asked = device, options, select, ignore, self.fallback_reason
+        return check_model(live, self.root, *asked, split=self.split, make_plan=self.parallel_plan)
 
     # ------------------------------------------------------------------------------------------- memory
 

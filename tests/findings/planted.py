@@ -481,4 +481,139 @@ def _hazards() -> list[Planted]:
     ]
 
 
-PLANTED = [*_gradients(), *_work(), *_dtypes(), *_shapes(), *_norms(), *_values(), *_hazards()]
+# ------------------------------------------------------------------------------------------------- on request
+
+
+class Branching(nn.Module):
+    """A branch on a value."""
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return x + 1
+
+
+class Reading(nn.Module):
+    """A value that becomes a number of Python."""
+
+    def forward(self, x):
+        return x * len({*x.flatten()[:2].tolist()})
+
+
+class Filtering(nn.Module):
+    """A size that depends on values."""
+
+    def forward(self, x):
+        positive = x[x > 0]
+        return positive.mean() * x if len(positive) > 3 else x
+
+
+class Counting(nn.Module):
+    """An integer that each call changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class Growing(nn.Module):
+    """A list that each call lengthens."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x):
+        self.seen.append(1)
+        return x + len(self.seen)
+
+
+class Named(nn.Module):
+    """A text that each call changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.name = ""
+
+    def forward(self, x):
+        self.name += "x"
+        return x * 2 if self.name.endswith("x") and len(self.name) < 1000 else x
+
+
+class Repeated(nn.Module):
+    """Blocks that ``call(model, block, x)`` runs."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.call = nn.Linear(64, 64), nn.ModuleList(Block() for _ in range(3)), call
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = self.call(self, block, x)
+        return x
+
+
+class Overwriting(Block):
+    """A block that writes into what it takes."""
+
+    def forward(self, x):
+        x += self.down(F.gelu(self.up(self.norm(x))))
+        return x
+
+
+class Viewing(Block):
+    """A block that returns a view."""
+
+    def forward(self, x):
+        return super().forward(x).flatten(1).unflatten(1, x.shape[1:])
+
+
+def _of_blocks(kind: type[Block], call: Callable[..., Any] = lambda _, block, x: block(x)) -> nn.Module:
+    model = Repeated(call)
+    model.blocks = nn.ModuleList(kind() for _ in range(3))
+    return model
+
+
+def _on_request() -> list[Planted]:
+    def behind(kind: type[nn.Module]) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(nn.Linear(64, 64), kind())
+
+    def reading(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * x.detach().numpy().mean()
+
+    def writes(_: Any, block: Block, x: torch.Tensor) -> torch.Tensor:
+        y = block(x)
+        y += 1
+        return y
+
+    def reads(_: Any, block: Block, x: torch.Tensor) -> torch.Tensor:
+        return block(x) * block.up.weight.mean()
+
+    breaks = {Branching: "branches on the value", Reading: "breaks the graph", Filtering: "breaks the graph"}
+    changing = {Counting: "calls changes", Growing: "compiled again", Named: "compiled again"}
+    whole = {
+        "norm": lambda _, x: F.layer_norm(x, x.shape[-1:]),
+        "softmax": lambda _, x: x.softmax(-1),
+        "roll": lambda _, x: x.roll(1, -1),
+    }
+    return [
+        *(Planted("B951", "1", behind(kind), TEXT, words) for kind, words in breaks.items()),
+        *(Planted("B952", "1", behind(kind), TEXT, words) for kind, words in changing.items()),
+        *(Planted("B953", "1", behind(kind), TEXT, "torch.export raises") for kind in breaks),
+        *_planted("B954", "", _in_each(reading), "decides by values"),
+        Planted("B955", None, lambda: _of_blocks(Overwriting), TEXT, "writes into what it takes"),
+        Planted("B955", None, lambda: _of_blocks(Viewing, writes), TEXT, "it returns a view"),
+        Planted("B955", None, lambda: Repeated(reads), TEXT, "reads blocks.0.up.weight"),
+        *(
+            Planted("B956", None, lambda change=change: nn.Sequential(Block(change), Block()), TEXT, "is not divided")
+            for change in whole.values()
+        ),
+    ]
+
+
+PLANTED = [*_on_request(), *_gradients(), *_work(), *_dtypes(), *_shapes(), *_norms(), *_values(), *_hazards()]

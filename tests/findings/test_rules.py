@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from modelsummary import Statistics
+from modelsummary import Statistics, _torch
 from modelsummary.findings import RULES
-from tests.findings.planted import IMAGES, PLANTED, TEXT, Attention, Block, Images, sound
+from tests.findings.planted import IMAGES, PLANTED, TEXT, Attention, Block, Branching, Counting, Images, sound
 from tests.untouched import untouched
 
 
@@ -41,6 +41,64 @@ def test_silence(case):
 def test_silence_in_half_precision(options):
     for model, inputs in ((Block(), TEXT), (Images(), IMAGES)):
         assert list(Statistics(model, inputs).check(**options)) == []
+
+
+@pytest.mark.parametrize("case", sound(), ids=lambda case: type(case[0]).__name__)
+def test_silence_on_request(case):
+    model, inputs = case
+    assert [(finding.code, finding.fqn, finding.what) for finding in Statistics(model, inputs).check(select="B")] == []
+
+
+def test_rules_on_request_are_asked_by_name_alone(monkeypatch):
+    """They would compile the model, run it for real, or plan with it."""
+    monkeypatch.setattr(torch, "compile", None)
+    monkeypatch.setattr(Statistics, "split", None)
+    findings = Statistics(nn.Sequential(Block(), Branching()), TEXT).check()
+    assert not [code for code in findings.rules if code.startswith("B")]
+    assert "B951" not in Statistics(nn.Sequential(Block(), Counting()), TEXT).check(select="R").rules
+
+
+def test_graph_breaks_have_their_lines():
+    (finding,) = Statistics(nn.Sequential(Block(), Branching()), TEXT).check(select="graph-break")
+    assert finding.fqn == "1"
+    with open(finding.file, encoding="utf-8") as file:
+        assert "if x.sum() > 0:" in file.readlines()[finding.line - 1]
+
+
+def test_a_compiler_that_raises(monkeypatch):
+    class Fickle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            if torch.compiler.is_compiling():
+                raise ValueError("not here")
+            return self.fc(x)
+
+    model = Fickle()
+    stats = Statistics(model, TEXT)
+
+    def compile_runs(function, *_):
+        function()
+        raise RuntimeError("backend lost. More of it")
+
+    monkeypatch.setattr(_torch, "compile_runs", compile_runs)
+    with untouched(model):
+        findings = {finding.code: finding for finding in stats.check(select=["B951", "B952", "B953"])}
+    assert findings.keys() == {"B951", "B953"}
+    assert findings["B951"].what == "torch.compile raises RuntimeError: backend lost"
+    assert findings["B953"].what == "torch.export raises ValueError: not here"
+    with open(findings["B953"].file, encoding="utf-8") as file:
+        assert 'raise ValueError("not here")' in file.readlines()[findings["B953"].line - 1]
+
+
+def test_a_model_on_meta_is_exported_and_not_compiled():
+    with torch.device("meta"):
+        model = nn.Sequential(Block(), Block())
+    findings = Statistics(model, TEXT).check(select="B95")
+    assert list(findings) == []
+    assert any("they need values" in note for note in findings.notes)
 
 
 # -------------------------------------------------------------------------------------------------------- silence
