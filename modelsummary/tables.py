@@ -7,33 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import MIN_PADDING, DataRow, Line, TableFormat, tabulate
 
-from modelsummary.errors import MissingExtraError, harmless
+from modelsummary.errors import harmless
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = ["PAGE", "Printed", "Report", "data_frame", "table"]
+__all__ = ["PAGE", "Printed", "Report", "table"]
 
 PAGE = 100  # characters; a wider table of stages is printed in short
 _LEAST = 8  # characters of a text that is shortened
-
-
-def data_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
-    """Return records as a ``pandas.DataFrame``.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtraError("pandas", "pandas") from error
-    frame: pandas.DataFrame = pandas.DataFrame(records)
-    return frame
 
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, style: str | TableFormat = "plain") -> str:

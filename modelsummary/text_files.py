@@ -10,7 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.errors import InputError
+from modelsummary.extras import needs
 
 __all__ = ["read_toml", "saved", "toml_text"]
 
@@ -44,10 +45,8 @@ def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _toml() -> Any:
-    try:
+    with needs("tomli", "toml"):
         return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ImportError as error:
-        raise MissingExtraError("tomli", "toml") from error
 
 
 def toml_text(values: Mapping[str, Any]) -> str:

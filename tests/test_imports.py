@@ -16,7 +16,8 @@ PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
     ["errors", "_torch", "progress"],
-    ["keywords", "text_files"],
+    ["keywords", "extras"],
+    ["text_files"],
     ["units", "tables"],
     ["layer_info"],
     ["equality"],

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from modelsummary.cli.arguments import SOURCES
-from modelsummary.errors import InputError, MissingExtraError, close_to
+from modelsummary.errors import InputError, close_to
+from modelsummary.extras import needs
 
 __all__ = ["Source", "build_model", "check_unset"]
 
@@ -249,8 +250,7 @@ def _unknown(library: str, name: str, names: list[str]) -> InputError:
 @contextmanager
 def _needs(library: str, extra: str) -> Iterator[None]:
     try:
-        yield
-    except ImportError as error:
-        raise MissingExtraError(library, extra) from error
+        with needs(library, extra):
+            yield
     except RuntimeError as error:  # raised by a torchvision that was built for another torch
         raise InputError(f"{library} does not work with torch {torch.__version__}: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.cluster.pipeline import ItemSpan
-from modelsummary.errors import MissingExtraError
+from modelsummary.extras import axes_for
 from modelsummary.text_files import saved
 
 if TYPE_CHECKING:
@@ -28,12 +28,7 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], axes: Axes | None = No
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    if axes is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise MissingExtraError("matplotlib", "plot") from error
-        axes = pyplot.subplots(figsize=(9, 1 + 0.4 * len(bars)))[1]
+    axes = axes_for(axes, figsize=(9, 1 + 0.4 * len(bars)))
     labels = list(bars)
     begin = [0.0] * len(labels)
     for cause in dict.fromkeys(name for seconds in bars.values() for name, value in seconds.items() if value):

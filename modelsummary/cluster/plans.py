@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, overload
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pictures import stacked_bars
 from modelsummary.errors import InputError
-from modelsummary.tables import Printed, Report, data_frame
+from modelsummary.extras import Records
+from modelsummary.tables import Printed, Report
 from modelsummary.units import duration, number_of, percent, scaled
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
 
     from modelsummary.parallel import ParallelPlan
@@ -22,7 +22,7 @@ __all__ = ["Plans"]
 _MOST_ROWS = 20
 
 
-class Plans(Printed, Sequence[StepEstimate]):
+class Plans(Printed, Records, Sequence[StepEstimate]):
     """Plans that fit into memory, fastest first; ``print`` shows a table of the first 20.
 
     The column "Applies" says which of them ``apply`` and ``to_code`` can train by; "?" where only a plan of the layers
@@ -83,14 +83,6 @@ class Plans(Printed, Sequence[StepEstimate]):
     def to_records(self) -> list[dict[str, Any]]:
         """Return one flat dict per plan: its parallelism, times in seconds and memory in bytes."""
         return [step.to_record() for step in self._steps]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
 
     def _report(self) -> Report:
         headers = ["Devices", "Plan", "Step", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto", "Applies"]

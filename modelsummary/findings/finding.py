@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from modelsummary.extras import Records
 from modelsummary.findings.sarif import sarif_log
-from modelsummary.tables import Printed, Report, data_frame
+from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, scaled
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["Finding", "Findings"]
 
@@ -51,7 +49,7 @@ class Finding:
     seconds: float = 0.0
 
 
-class Findings(Printed, tuple[Finding, ...]):
+class Findings(Printed, Records, tuple[Finding, ...]):
     """The findings of one check, the most expensive ones first; a tuple that prints as a table.
 
     Equal findings of one rule are one line of the table, with the number of places.
@@ -118,14 +116,6 @@ class Findings(Printed, tuple[Finding, ...]):
     def to_sarif(self) -> str:
         """Return the findings as a log in SARIF 2.1.0, which code hosts show beside the lines."""
         return json.dumps(sarif_log(self.to_records(), self.rules), indent=2)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
 
     def _report(self) -> Report:
         groups: dict[tuple[str, str, str], list[Finding]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
-from modelsummary.errors import MissingExtraError
+from modelsummary.extras import needs
 from modelsummary.formulas.tokens import FlopsPerToken
 from modelsummary.integrations.meter import MFUMeter, Reading, tokens_in
 from modelsummary.statistics import Statistics
@@ -14,12 +14,10 @@ from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.columns import check_columns
 from modelsummary.views.labels import check_depth
 
-try:
+with needs("lightning", "lightning"):
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.callbacks import ModelSummary as _ModelSummary
     from lightning.pytorch.utilities import rank_zero_info
-except ImportError as error:
-    raise MissingExtraError("lightning", "lightning") from error
 
 __all__ = ["MFUMonitor", "ModelSummary"]
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
-from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.errors import InputError
+from modelsummary.extras import needs
 from modelsummary.formulas.tokens import FlopsPerToken
 from modelsummary.integrations.meter import MFUMeter, Reading
 
-try:
+with needs("transformers", "transformers"):
     from transformers import TrainerCallback
-except ImportError as error:
-    raise MissingExtraError("transformers", "transformers") from error
 
 __all__ = ["MFUCallback"]
 

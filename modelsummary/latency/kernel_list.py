@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.target import target_of, timing_on
+from modelsummary.extras import Records
 from modelsummary.operators.kernels import Kernel
-from modelsummary.tables import Printed, Report, data_frame
-
-if TYPE_CHECKING:
-    import pandas
+from modelsummary.tables import Printed, Report
 
 __all__ = ["Kernels"]
 
 
-class Kernels(Printed, tuple[Kernel, ...]):
+class Kernels(Printed, Records, tuple[Kernel, ...]):
     """Kernels in the order in which they run; a tuple that prints as a table, one line for kernels of equal work.
 
     A slice of it has the same methods.
@@ -81,14 +79,6 @@ class Kernels(Printed, tuple[Kernel, ...]):
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict of plain data per kernel."""
         return [kernel.to_record() for kernel in self]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
 
     def _report(self) -> Report:
         groups: dict[tuple[Any, ...], list[Kernel]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from modelsummary.errors import MissingExtraError
+from modelsummary.extras import axes_for
 from modelsummary.memory.saved import SavedStorages
 from modelsummary.tables import Printed, Report
 from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled, symbol
@@ -100,11 +100,7 @@ class MemoryEstimate(Printed):
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise MissingExtraError("matplotlib", "plot") from error
-        axes = pyplot.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
+        axes = axes_for(ax, figsize=(10, 4), layout="constrained")
         prefix = auto_prefix(self.peak)
         series = [[point.held[index] / PREFIXES[prefix] for point in self.timeline] for index in range(len(CATEGORIES))]
         shown = [(name, held) for name, held in zip(CATEGORIES, series, strict=True) if any(held)]

@@ -20,9 +20,10 @@ from modelsummary.capture.trace import Storage, Trace
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.target import seconds_of_calls, target_of
 from modelsummary.errors import InputError, is_number
+from modelsummary.extras import data_frame
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, TensorSpec
-from modelsummary.tables import Printed, Report, data_frame
+from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, duration, number_of, percent, scaled
 
 if TYPE_CHECKING:

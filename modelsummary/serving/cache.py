@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
-from modelsummary.errors import InputError, MissingExtraError, close_to
+from modelsummary.errors import InputError, close_to
+from modelsummary.extras import needs
 from modelsummary.operators.tensor_bytes import inner_tensors, nbytes_of
 
 __all__ = ["CACHES", "CacheBytes", "MakeCache", "bytes_of_cache", "cache_in", "cache_maker", "parameters_of"]
@@ -77,10 +78,8 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
         has_encoder = getattr(config, "is_encoder_decoder", False)
         if has_encoder and name in _QUANTISED:
             raise InputError(f"cache={name!r} is for decoders without an encoder; pass cache='dynamic' or 'static'")
-        try:
+        with needs("transformers", "transformers"):
             import transformers
-        except ImportError as error:
-            raise MissingExtraError("transformers", "transformers") from error
         try:
             if name in _QUANTISED:
                 quantised: Any = transformers.QuantizedCache(backend=name, config=config)

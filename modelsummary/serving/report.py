@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.errors import InputError, MissingExtraError
-from modelsummary.tables import data_frame, table
+from modelsummary.errors import InputError
+from modelsummary.extras import Records, axes_for
+from modelsummary.tables import table
 from modelsummary.units import decimals, duration, grouped, scaled
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
 
 __all__ = ["ServingEstimate", "Throughput"]
@@ -37,7 +37,7 @@ class Throughput:
 
 
 @dataclass(frozen=True)
-class ServingEstimate:
+class ServingEstimate(Records):
     """Memory and time of serving a model, made by ``Statistics.serving``; ``print`` shows two tables.
 
     A request is a prompt of ``context - 1`` tokens and one token more. Bytes are for one device: with ``tensor`` > 1,
@@ -144,14 +144,6 @@ class ServingEstimate:
         """Return one dict per batch size of ``throughput``."""
         return [asdict(throughput) for throughput in self.throughput]
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
-
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw tokens per second against the batch size, with the time of a step beside it; return the axes.
 
@@ -163,11 +155,7 @@ class ServingEstimate:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise MissingExtraError("matplotlib", "plot") from error
-        axes: Axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        axes = axes_for(ax, layout="constrained")
         batches = [throughput.batch for throughput in self.throughput]
         line = axes.plot(batches, [throughput.tokens_per_second for throughput in self.throughput], color="tab:blue")[0]
         for throughput in self.throughput:

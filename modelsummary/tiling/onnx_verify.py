@@ -7,7 +7,8 @@ from copy import deepcopy
 from os import PathLike
 from typing import Any, NamedTuple
 
-from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.errors import InputError
+from modelsummary.extras import needs
 from modelsummary.files.onnx.reading import import_onnx
 from modelsummary.tiling.onnx_linear import ModelLike, proto_of
 
@@ -132,10 +133,8 @@ def _random_inputs(graph: Any) -> dict[str, Any]:
 
 
 def _run(model: Any, feeds: Mapping[str, Any], outputs: list[str]) -> list[Any]:
-    try:
+    with needs("onnxruntime", "onnx"):
         import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError("onnxruntime", "onnx") from error
     options = onnxruntime.SessionOptions()
     # with thousands of tiles split from weights, folding constants takes ten times as long as running
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,12 @@ from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.errors import InputError, close_to
+from modelsummary.extras import Records
 from modelsummary.layer_info import CallKey, CallKeys
-from modelsummary.tables import Printed, Report, data_frame
+from modelsummary.tables import Printed, Report
 from modelsummary.units import number_of
 from modelsummary.values.tensor_statistics import as_plain, unseen
 from modelsummary.views.diff import diff_trees
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["CallDifference", "Divergence", "compare_values"]
 
@@ -65,7 +63,7 @@ class CallDifference:
 
 
 @dataclass(repr=False)
-class Divergence(Printed):
+class Divergence(Printed, Records):
     """The differences of two models, call by call, printed as a table; true if they differ by more than rounding.
 
     Attributes:
@@ -99,14 +97,6 @@ class Divergence(Printed):
     def to_records(self) -> list[dict[str, Any]]:
         """Return one flat dict per call."""
         return [dict(vars(row)) for row in self.rows]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
 
     def _report(self) -> Report:
         rows = [

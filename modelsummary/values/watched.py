@@ -6,17 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelsummary.errors import InputError
+from modelsummary.extras import Records
 from modelsummary.layer_info import CallKey
-from modelsummary.tables import Printed, Report, data_frame
+from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, number_of
 from modelsummary.values.origins import BadValue
 from modelsummary.values.tensor_statistics import TensorStatistics
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["CallValues", "ParameterValues", "StepValues", "Values"]
 
@@ -122,7 +120,7 @@ def _logged(statistics: TensorStatistics) -> dict[str, float]:
     return {**figures, "not_finite": float(statistics.nans + statistics.infs)}
 
 
-class Values(Printed):
+class Values(Printed, Records):
     """The values of the steps that ran under ``Statistics.watch``, printed as a table of the latest step.
 
     They can be read while the steps run; an accelerator then waits for its numbers.
@@ -242,14 +240,6 @@ class Values(Printed):
     def to_records(self) -> list[dict[str, Any]]:
         """Return one flat dict per call and per parameter of each kept step."""
         return [record for step in self.steps for record in _records(step)]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts as plain data that can be written as JSON."""

@@ -12,8 +12,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import harmless
+from modelsummary.extras import data_frame
 from modelsummary.layer_info import LayerInfo
-from modelsummary.tables import data_frame
 from modelsummary.text_files import saved
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.devices.sustained import clock_of
-from modelsummary.errors import InputError, MissingExtraError, check_integers
+from modelsummary.errors import InputError, check_integers
+from modelsummary.extras import axes_for
 from modelsummary.layer_info import LayerInfo, rows_around
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
 from modelsummary.views.columns import COLUMNS
@@ -98,7 +99,7 @@ class Pictures:
         if others and by in ADDITIVE:
             rest = sum(values.values()) - sum(value for _, value, _ in rows)
             rows.append((f"{others} others", rest, root))
-        axes = _axes(ax, (10, 1 + 0.24 * len(rows)))
+        axes = axes_for(ax, figsize=(10, 1 + 0.24 * len(rows)), layout="constrained")
         colour = _Colours(root, amounts.total)
         lengths = [value / unit.factor for _, value, _ in rows]
         bars = axes.barh(range(len(rows)), lengths, color=[colour(row) for *_, row in rows])
@@ -130,7 +131,7 @@ class Pictures:
         check_depth(depth)
         root = self._tree(fold)
         amounts = find_amounts(root, by)
-        axes = _framed(_axes(ax, (12, 7)), root, amounts, "area")
+        axes = _framed(axes_for(ax, figsize=(12, 7), layout="constrained"), root, amounts, "area")
         width, height = _size(axes)
         whole = pieces(root, amounts, depth, amounts.total[root] * _SMALLEST_AREA)
         rectangles = list(treemap(whole, width, height))
@@ -158,7 +159,7 @@ class Pictures:
         check_depth(depth)
         root = self._tree(fold)
         amounts = find_amounts(root, by)
-        axes = _framed(_axes(ax, (12, 8)), root, amounts, "height")
+        axes = _framed(axes_for(ax, figsize=(12, 8), layout="constrained"), root, amounts, "height")
         width, height = _size(axes)
         total = amounts.total[root]
         rectangles = list(icicle(pieces(root, amounts, depth, total * _SMALLEST_HEIGHT)))
@@ -202,7 +203,7 @@ class Pictures:
             _shown(root, find_amounts(root, by), depth) for by in ("flops", "bytes_read", "bytes_written")
         )
         intensity = {row: flops[row] / (read[row] + written.get(row, 0)) for row in flops if row in read}
-        axes = _axes(ax, (10, 6))
+        axes = axes_for(ax, figsize=(10, 6), layout="constrained")
         axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte moved", ylabel="FLOP/s")
         x, y = list(intensity.values()), []
         for by in _known_latencies(root):
@@ -274,19 +275,6 @@ def _shown(root: LayerInfo, amounts: Amounts, depth: int | None) -> dict[LayerIn
 
 
 # --------------------------------------------------------------------------------------------- drawing
-
-
-def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    try:
-        from matplotlib import pyplot
-        from matplotlib.axes import Axes
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot") from error
-    if ax is None:
-        return pyplot.subplots(figsize=size, layout="constrained")[1]
-    if not isinstance(ax, Axes):
-        raise InputError(f"ax must be matplotlib Axes, as pyplot.subplots() returns them, got {ax!r:.80}")
-    return ax
 
 
 def _size(axes: Axes) -> tuple[float, float]:

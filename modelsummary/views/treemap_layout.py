@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from modelsummary.errors import MissingExtraError
+from modelsummary.extras import needs
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import Amounts
 from modelsummary.views.labels import one_line, row_label
@@ -118,10 +118,8 @@ def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:
     Raises:
         MissingExtraError: squarify is not installed.
     """
-    try:
+    with needs("squarify", "plot"):
         import squarify
-    except ImportError as error:
-        raise MissingExtraError("squarify", "plot") from error
     pending = [Rectangle(piece, 0.0, 0.0, width, height)]
     while pending:
         outer = pending.pop()

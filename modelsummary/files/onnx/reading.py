@@ -13,7 +13,8 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from modelsummary.errors import MissingExtraError, ModelFileError
+from modelsummary.errors import ModelFileError
+from modelsummary.extras import needs
 from modelsummary.files.budget import Budget
 
 __all__ = [
@@ -43,12 +44,10 @@ def import_onnx() -> Any:
     Raises:
         MissingExtraError: onnx is not installed.
     """
-    try:
+    with needs("onnx", "onnx"):
         import onnx
         import onnx.external_data_helper
         import onnx.shape_inference
-    except ImportError as error:
-        raise MissingExtraError("onnx", "onnx") from error
     return onnx
 
 
