@@ -20,6 +20,7 @@ import select
 import signal
 import struct
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -68,6 +69,7 @@ def contained(function: Callable[[], T], budget: Budget) -> T:
     """
     if not sys.platform.startswith("linux"):
         return function()
+    tempfile.gettempdir()  # libraries ask for it when they are imported; a child could not look for it by writing
     receiver, sender = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: the child uses none

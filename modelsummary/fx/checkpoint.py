@@ -25,7 +25,7 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
 
     Args:
         gm: graph of ``symbolic_trace``; changed in place and recompiled.
-        fqns: plan of ``stats.checkpoint_plan(...)``, or module names as ``apply_checkpoint`` takes them.
+        fqns: plan of ``stats.suggest_checkpoint(...)``, or module names as ``apply_checkpoint`` takes them.
 
     Returns:
         ``gm``.

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -36,6 +37,11 @@ def test_results_are_plain_data() -> None:
     assert copy is not program
     assert copy.operations[0].inputs[0] is copy.inputs[0]
     assert copy.operations[0].attributes == {"a": [1, 2.5]}
+
+
+def test_a_child_knows_the_folder_for_temporary_files(monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert contained(tempfile.gettempdir, Budget()) == tempfile.gettempdir()
 
 
 def test_other_classes_are_not_restored() -> None:
