@@ -41,7 +41,7 @@ class ScriptFile:
         if not isinstance(self.model, ScriptObject):
             raise ModelFileError("data.pkl must hold a module")
         self._add_modules(self.model)
-        held = [self._listed(name, tensor, "buffer") for name, tensor in _tensors_in("constants", self.constants)]
+        held = [self.listed(name, tensor, "buffer") for name, tensor in _tensors_in("constants", self.constants)]
         owned = {tensor for _, tensors in self.owned for tensor in tensors}
         unused = [tensor for tensor in held if tensor not in owned]
         return Program(_name_of(self.model), [], [], [], unused, owned=self.owned, stored=self.stored(), notes=[_NOTE])
@@ -74,12 +74,12 @@ class ScriptFile:
             for name, value in _attributes(module):
                 if isinstance(value, ScriptTensor):
                     if name in kind.parameters or name in kind.buffers:
-                        tensors.append(self._listed(name, value, "parameter" if name in kind.parameters else "buffer"))
+                        tensors.append(self.listed(name, value, "parameter" if name in kind.parameters else "buffer"))
                 elif isinstance(value, ScriptObject) and self._is_module(value):
                     fqn = f"{scopes[-1].fqn}.{name}" if scopes else name
                     inner.append((value, (*scopes, Scope(fqn, fqn, _name_of(value)))))
                 elif isinstance(value, ScriptObject) or not isinstance(module.state, dict):
-                    tensors += [self._listed(path, tensor, "buffer") for path, tensor in _tensors_in(name, value)]
+                    tensors += [self.listed(path, tensor, "buffer") for path, tensor in _tensors_in(name, value)]
             self.owned.append((scopes, tensors))
             pending += reversed(inner)
 
@@ -87,7 +87,8 @@ class ScriptFile:
         kind = self.code.script_class(value.class_name)
         return kind is not None and kind.base == "Module"
 
-    def _listed(self, name: str, tensor: ScriptTensor, kind: Any) -> Tensor:
+    def listed(self, name: str, tensor: ScriptTensor, kind: Any = "buffer") -> Tensor:
+        """Return how a tensor is listed, the first time under this name. Raise ``ModelFileError`` if it is cut off."""
         if tensor not in self.tensors:
             there = self.archive.size(tensor.storage)
             if tensor.bytes_needed > there:

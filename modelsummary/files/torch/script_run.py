@@ -26,7 +26,6 @@ from modelsummary.capture.run import nothing_hidden
 from modelsummary.errors import InputError, ModelFileError, in_short
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Program, Scope
-from modelsummary.files.program import Tensor as Listed
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_file import ScriptFile
 from modelsummary.files.torch.script_functions import CONTAINER_FUNCTIONS, FUNCTIONS, ScriptError, called_function
@@ -220,7 +219,7 @@ class _Run:
     def _tensor(self, tensor: ScriptTensor) -> Tensor:
         if tensor in self._tensors:
             return self._tensors[tensor]
-        listed = self._file.tensors.get(tensor)
+        listed = self._file.listed("constant", tensor)
         is_quantized = tensor.dtype in _QUANTIZED
         dtype = torch.float32 if is_quantized else tensor.dtype
         if is_quantized:
@@ -228,16 +227,10 @@ class _Run:
                 like = torch.empty(tensor.size, dtype=dtype, device="meta")
             shape_tensor = new_tensor(Spec(like.shape, like.stride(), dtype), _CPU)
         else:
-            if tensor.bytes_needed > self._file.archive.size(tensor.storage):
-                raise ModelFileError(f"a tensor needs {tensor.bytes_needed:,} bytes by its size, and has fewer")
-            is_parameter = listed is not None and listed.kind == "parameter"
-            base = self._storage(tensor.storage, dtype, is_parameter)
+            base = self._storage(tensor.storage, dtype, listed.kind == "parameter")
             shape_tensor = torch.as_strided(base, tensor.size, tensor.stride, tensor.offset)
         self._tensors[tensor] = shape_tensor
-        entry = listed or Listed(
-            "constant", tensor.size, tensor.size, str(tensor.dtype)[6:], 8 * tensor.dtype.itemsize, "buffer"
-        )
-        self._record.add(shape_tensor, entry, _QUANTIZED.get(tensor.dtype, ""))
+        self._record.add(shape_tensor, listed, _QUANTIZED.get(tensor.dtype, ""))
         return shape_tensor
 
     def _storage(self, name: str, dtype: torch.dtype, is_parameter: bool) -> Tensor:
