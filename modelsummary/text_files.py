@@ -1,4 +1,4 @@
-"""Text files: written, and read as TOML. A path that cannot be used is an ``InputError``."""
+"""Files: texts and bytes written, and TOML read. A path that cannot be used is an ``InputError``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from modelsummary.extras import needs
 __all__ = ["read_toml", "saved", "toml_text"]
 
 
-def saved(content: str, path: str | PathLike[str]) -> Path:
-    """Write a text to a file and return its path.
+def saved(content: str | bytes, path: str | PathLike[str]) -> Path:
+    """Write a text, or bytes, to a file and return its path.
 
     Raises:
         InputError: the file cannot be written.
     """
     try:
         target = Path(path)
-        target.write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
+        target.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
     except (OSError, TypeError, ValueError) as error:
         raise InputError(f"path={path!r} cannot be written: {error}") from error
     return target

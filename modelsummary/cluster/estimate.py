@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from modelsummary.cluster.applying import Applier
-from modelsummary.cluster.memory import RankMemory
+from modelsummary.cluster.memory import RankMemory, blocks_of
 from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StepItems
 from modelsummary.cluster.plan import Plan
@@ -22,6 +22,7 @@ from modelsummary.errors import InputError, is_number
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
 from modelsummary.units import duration, percent, scaled
+from modelsummary.views.memory_snapshot import MemoryBlock, write_snapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -215,12 +216,44 @@ class StepEstimate(Printed):
     def write_trace(self, path: str | PathLike[str]) -> Path:
         """Write the items of the step for Perfetto or ``chrome://tracing``: rows for ranks of the pipeline, and links.
 
-        If the schedule repeats itself, the trace has fewer micro-batches.
+        Counters have the bytes of each rank by category, as in ``write_memory_snapshot``. If the schedule repeats
+        itself, the trace has fewer micro-batches.
 
         Raises:
             InputError: the file cannot be written.
         """
-        return write_trace(self.items.spans(), path)
+        return write_trace(self.items.spans(), self._blocks(), path)
+
+    def write_memory_snapshot(self, path: str | PathLike[str]) -> Path:
+        """Write the memory of the ranks over the step for pytorch.org/memory_viz, as torch's snapshots of memory.
+
+        The devices of the snapshot are the ranks of the pipeline. Their peaks are ``memory``: what exists only while
+        an action runs, such as what is gathered, is there in each action as in the fullest one. If the schedule
+        repeats itself, the snapshot has fewer micro-batches.
+
+        Raises:
+            InputError: the file cannot be written.
+
+        >>> import pickle, tempfile
+        >>> import torch
+        >>> from modelsummary import Statistics
+        >>> from modelsummary.cluster import Cluster, Plan
+        >>> stats = Statistics(torch.nn.Linear(64, 64), (8, 64))
+        >>> step = stats.simulate(Plan(micro_batch=8), Cluster("A100"), 16)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     snapshot = pickle.loads(step.write_memory_snapshot(f"{folder}/step.pickle").read_bytes())
+        >>> [segment["allocated_size"] for segment in snapshot["segments"]]  # weights and optimizer states stay
+        [58240]
+        """
+        return write_snapshot(self._blocks(), path)
+
+    def _blocks(self) -> Iterator[MemoryBlock]:
+        """Yield what the ranks of the pipeline hold over the step."""
+        end = max((span.end for span in self.items.spans()), default=0.0)
+        factor = self.cluster.factors.activations
+        kept_bytes = [int(factor * load.activation_bytes) for load in self.items.loads]
+        for rank, (memory, actions) in enumerate(zip(self.memory, self.simulation.actions, strict=True)):
+            yield from blocks_of(rank, memory, actions, kept_bytes, end)
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Draw the step as one stacked bar of seconds by cause.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
@@ -12,8 +12,10 @@ from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import SimulatedStage
 from modelsummary.cluster.weights import FsdpUnit, Weights
 from modelsummary.devices.factors import Factors
+from modelsummary.split.schedule import Action
+from modelsummary.views.memory_snapshot import MemoryBlock
 
-__all__ = ["RankLoad", "RankMemory", "gathered", "memory_of", "sharded"]
+__all__ = ["RankLoad", "RankMemory", "blocks_of", "gathered", "memory_of", "sharded"]
 
 
 @dataclass(frozen=True)
@@ -193,3 +195,35 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, fact
         gathered=_gathered_bytes(rank, plan.zero_stage, plan.shards > 1, plan.expert_copies > 1, recipe),
         temporary=int(factors.activations * rank.temporary),
     )
+
+
+def blocks_of(
+    rank: int, memory: RankMemory, actions: Sequence[Action], kept_bytes: Sequence[int], end: float
+) -> Iterator[MemoryBlock]:
+    """Yield what a rank of the pipeline holds during a step.
+
+    Weights, optimizer states and buffers stay; gradients are alive from the first backward to the end of the step, the
+    activations of a micro-batch from its forward to the end of its backward. What exists only while an action runs is
+    there in each of them as in the fullest one.
+
+    Args:
+        rank: number of the rank.
+        memory: its memory at the fullest moment.
+        actions: its forwards and backwards in time.
+        kept_bytes: bytes of activations that each stage keeps for a micro-batch.
+        end: seconds at which the step ends.
+    """
+    for category in ("parameters", "optimizer", "buffers"):
+        yield MemoryBlock(rank, category, category, getattr(memory, category))
+    begins: dict[tuple[int, int], float] = {}
+    first = min((action.begin for action in actions if action.kind in "BI"), default=end)
+    yield MemoryBlock(rank, "gradients", "gradients", memory.gradients, first, end)
+    for action in actions:
+        micro_batch = f"micro-batch {action.microbatch} of stage {action.stage}"
+        key = action.stage, action.microbatch
+        if action.kind == "F":
+            begins[key] = action.begin
+        elif action.kind in "BW":
+            yield MemoryBlock(rank, "activations", micro_batch, kept_bytes[action.stage], begins[key], action.end)
+        for category in ("gathered", "temporary", *(("recomputed",) if action.kind in "BI" else ())):
+            yield MemoryBlock(rank, category, micro_batch, getattr(memory, category), action.begin, action.end)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.cluster.pipeline import ItemSpan
 from modelsummary.extras import axes_for
-from modelsummary.text_files import saved
+from modelsummary.views.chrome_trace import counter_event, name_event, span_event, write_events
+from modelsummary.views.memory_snapshot import MemoryBlock, changes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,8 +44,8 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], axes: Axes | None = No
     return axes
 
 
-def write_trace(spans: Iterable[ItemSpan], path: str | PathLike[str]) -> Path:
-    """Write the items of a step as trace events, one row for each resource, and return the path.
+def write_trace(spans: Iterable[ItemSpan], blocks: Iterable[MemoryBlock], path: str | PathLike[str]) -> Path:
+    """Write the items of a step as trace events, one row for each resource, with counters of the ranks' memory.
 
     Raises:
         InputError: the file cannot be written.
@@ -52,8 +55,15 @@ def write_trace(spans: Iterable[ItemSpan], path: str | PathLike[str]) -> Path:
     for span in sorted(spans, key=lambda span: span.row):
         if span.row not in threads:
             threads[span.row] = len(threads)
-            thread = {"pid": 1, "tid": threads[span.row]}
-            events.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": span.row}})
-        times = {"ts": 1e6 * span.begin, "dur": 1e6 * (span.end - span.begin)}
-        events.append({"ph": "X", "name": span.name, "pid": 1, "tid": threads[span.row], **times, "args": span.facts})
-    return saved(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)
+            events.append(name_event("thread_name", threads[span.row], span.row))
+        duration = 1e6 * (span.end - span.begin)
+        events.append(span_event(span.name, threads[span.row], 1e6 * span.begin, duration, span.facts))
+    held: dict[int, Counter[str]] = {}
+    for at, changes in groupby(changes_of(blocks), key=itemgetter(0)):
+        changed = set()
+        for _, is_new, block in changes:
+            held.setdefault(block.device, Counter())[block.category] += block.nbytes if is_new else -block.nbytes
+            changed.add(block.device)
+        for rank in sorted(changed):
+            events.append(counter_event(f"memory of rank {rank} (bytes)", 1e6 * at, dict(held[rank])))
+    return write_events(events, path)

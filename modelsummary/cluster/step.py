@@ -110,9 +110,9 @@ class StepSimulator:
         return StepItems(plan, microbatches, loads, self._updates[group])
 
     def least_seconds(self, plan: Plan) -> float:
-        """Return a bound that the seconds of a step are not below: with no communication but that of its blocks.
+        """Return a bound that the seconds of a step are not below, which plans share that differ in what they shard.
 
-        Plans share it that differ in what they shard.
+        It has what the blocks compute and communicate: nothing is gathered, reduced or sent to another stage.
 
         Raises:
             InputError: as for ``items``.

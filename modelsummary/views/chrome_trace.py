@@ -20,7 +20,7 @@ from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.text_files import saved
 from modelsummary.views.labels import row_label
 
-__all__ = ["trace_events", "write_trace"]
+__all__ = ["counter_event", "name_event", "span_event", "trace_events", "write_events", "write_trace"]
 
 _UNTIMED = 1000  # ns from one operator to the next where no time was measured
 
@@ -51,7 +51,31 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
         )
     if memory is None and root.latency_ms is None:
         raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
-    return saved(json.dumps({"traceEvents": trace_events(root, memory), "displayTimeUnit": "ms"}), path)
+    return write_events(trace_events(root, memory), path)
+
+
+def write_events(events: list[dict[str, Any]], path: str | PathLike[str]) -> Path:
+    """Write trace events to a file and return its path.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    return saved(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)
+
+
+def name_event(kind: str, thread: int, name: str) -> dict[str, Any]:
+    """Return the event that names the process (``kind="process_name"``) or a thread (``"thread_name"``)."""
+    return {"ph": "M", "name": kind, "pid": 1, "tid": thread, "ts": 0, "args": {"name": name}}
+
+
+def span_event(name: str, thread: int, begin: float, duration: float, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the event of what runs on a thread for a duration; both times in microseconds."""
+    return {"ph": "X", "name": name, "pid": 1, "tid": thread, "ts": begin, "dur": duration, "args": facts}
+
+
+def counter_event(name: str, time: float, counts: dict[str, int]) -> dict[str, Any]:
+    """Return the event that sets counters to values; the time in microseconds."""
+    return {"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": time, "args": counts}
 
 
 def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[dict[str, Any]]:
@@ -64,10 +88,10 @@ def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[
     forward = _spans(root, "self_latency_ms", 0)
     ends = forward[root].duration if forward else 0
     backward = _spans(root, "backward_self_latency_ms", ends, reverse=True)
-    events = [_name("process_name", 0, root.class_name)]
+    events = [name_event("process_name", 0, root.class_name)]
     for thread, (title, phase, spans) in enumerate((("forward", "", forward), ("backward", "backward_", backward)), 1):
         if spans:
-            events.append(_name("thread_name", thread, title))
+            events.append(name_event("thread_name", thread, title))
             events += [_complete(row, spans[row], thread, phase) for row in spans]
     if memory is not None:
         events += _counters(memory, root, {"forward": forward, "backward": backward})
@@ -94,10 +118,6 @@ def _spans(root: LayerInfo, attribute: str, start: int, *, reverse: bool = False
     return spans
 
 
-def _name(kind: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": 1, "tid": thread, "ts": 0, "args": {"name": name}}
-
-
 def _complete(row: LayerInfo, span: Span, thread: int, phase: str) -> dict[str, Any]:
     facts = {
         "fqn": row.fqn,
@@ -109,8 +129,8 @@ def _complete(row: LayerInfo, span: Span, thread: int, phase: str) -> dict[str, 
         "macs": row.macs,
         "self_ms": getattr(row, f"{phase}self_latency_ms"),
     }
-    times = {"ts": span.start / 1e3, "dur": span.duration / 1e3}
-    return {"ph": "X", "name": row_label(row), "cat": row.class_name, "pid": 1, "tid": thread, **times, "args": facts}
+    event = span_event(row_label(row), thread, span.start / 1e3, span.duration / 1e3, facts)
+    return {**event, "cat": row.class_name}
 
 
 def _counters(memory: MemoryEstimate, root: LayerInfo, spans_of: dict[str, Spans]) -> Iterator[dict[str, Any]]:
@@ -131,6 +151,5 @@ def _counters(memory: MemoryEstimate, root: LayerInfo, spans_of: dict[str, Spans
                 time = max(time, span.start)
                 step = max(step, (span.start + span.duration - time) // len(held))
             for bytes_held in held:
-                counts = dict(zip(CATEGORIES, bytes_held, strict=True))
-                yield {"ph": "C", "name": "memory (bytes)", "pid": 1, "tid": 0, "ts": time / 1e3, "args": counts}
+                yield counter_event("memory (bytes)", time / 1e3, dict(zip(CATEGORIES, bytes_held, strict=True)))
                 time += step
