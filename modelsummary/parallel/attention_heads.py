@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
+from modelsummary.parallel.placements import Shard
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value
 
@@ -44,18 +45,16 @@ def _obstacle(calls: Calls, fqn: str, module: nn.MultiheadAttention) -> str:
     )
 
 
-def attention_shards(module: nn.Module) -> dict[str, tuple[int | None, str]]:
-    """Return each parameter of an attention -> its sharded dimension, None if it is replicated, and its placement."""
-    shards: dict[str, tuple[int | None, str]] = {}
+def attention_shards(module: nn.Module) -> dict[str, Shard | None]:
+    """Return each parameter of an attention -> its placement; None if it is replicated."""
+    shards: dict[str, Shard | None] = {}
     for name, _ in module.named_parameters():
         if name == "out_proj.bias":
-            shards[name] = (None, "Replicate()")
+            shards[name] = None
         elif name == "out_proj.weight":
-            shards[name] = (1, "Shard(1)")
-        elif name.startswith("in_proj"):  # of queries, keys and values, one below the other
-            shards[name] = (0, "_StridedShard(0, split_factor=3)")
+            shards[name] = Shard(1)
         else:
-            shards[name] = (0, "Shard(0)")
+            shards[name] = Shard(0, outer=3 if name.startswith("in_proj") else 1)  # queries, keys and values
     return shards
 
 

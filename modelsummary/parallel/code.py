@@ -25,9 +25,8 @@ __all__ = ["casts", "parallelize", "share_tokens", "to_code"]
 
 # Styles of this package, and the functions that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
-replace_forward AttentionParallel CopyOutput LocalParallel SizesOfRank LocalSizes ExpertShards
-ExpertParallel LinearParallel
-ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
+replace_forward CopyOutput LocalParallel AttentionParallel SizesOfRank LocalSizes ExpertShards ExpertParallel
+LinearParallel ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "import math": ("math",),

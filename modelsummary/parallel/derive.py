@@ -56,7 +56,7 @@ class Derivation:
         copied: FQNs of layers whose result the model writes into.
         stream: what is sharded along the sequence; None: nothing.
         sizes: FQN of a module -> its calls that get the sizes of one rank.
-        exchanges: equal pieces of columns have no placement of their own either: ranks exchange rows.
+        exchanges: ranks exchange rows of parameters of which they need equal pieces, too: FSDP could not gather these.
     """
 
     calls: Calls

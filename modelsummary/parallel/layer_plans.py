@@ -10,6 +10,7 @@ from torch import nn
 from modelsummary.parallel.attention_heads import attention_shards
 from modelsummary.parallel.derive import Derivation, Layer
 from modelsummary.parallel.linear_layers import LinearLayer
+from modelsummary.parallel.placements import Section, Shard, in_pieces
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.prepared_inputs import (
     PreparedInput,
@@ -141,32 +142,33 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, *, is_prep
         if layer.fqn in stream.scattered:
             options |= {"output_layouts": _CHUNK.format(stream.scattered[layer.fqn])}
     if not linear.is_torch or layer.pieces:
-        style, options = "LinearParallel", {**_linear_options(derivation, layer, linear, shards), **options}
+        placements = {
+            name: in_pieces(dim, layer.pieces) or Shard(dim) for name, dim in shards.items() if dim is not None
+        }
+        by_rows = {"by_rows": True, **({"bias": linear.bias} if linear.bias else {})} if layer.role == "row" else {}
+        style, options = "LinearParallel", {**_held(derivation, module, placements), **by_rows, **options}
     reason = derivation.reasons.get(layer.fqn, "") if layer.gathers and layer.role != "head" else ""
     return LayerPlan(layer.fqn, style, options, layer.role, shards, 0, reason)
 
 
-def _linear_options(
-    derivation: Derivation, layer: Layer, linear: LinearLayer, shards: Mapping[str, int | None]
-) -> dict[str, Any]:
-    """Return the options of ``LinearParallel`` that torch's styles do not have."""
-    is_strided = bool(layer.pieces) and not _exchanges_rows(derivation, layer)
-    placements = {
-        name: _STRIDED.format(dim, len(layer.pieces)) if is_strided else _CHUNK.format(dim)
-        for name, dim in shards.items()
-        if dim is not None
-    }
-    if layer.role == "row":
-        return {"shards": placements, "by_rows": True, **({"bias": linear.bias} if linear.bias else {})}
-    return {
-        "shards": placements,
-        **({"pieces": tuple(map(tuple, layer.pieces))} if _exchanges_rows(derivation, layer) else {}),
-    }
+def _held(derivation: Derivation, module: nn.Module, placements: Mapping[str, Shard | None]) -> dict[str, Any]:
+    """Return the options that say what a rank holds of parameters.
 
-
-def _exchanges_rows(derivation: Derivation, layer: Layer) -> bool:
-    """Return True if the columns of a layer are pieces that no placement describes which torch, or FSDP, can gather."""
-    return bool(layer.pieces) and (derivation.exchanges or len(set(layer.pieces)) > 1)
+    Args:
+        placements: name of a parameter -> what the rank computes with; None: all of it.
+    """
+    shards: dict[str, str] = {}
+    pieces: dict[str, Any] = {}
+    for name, placement in placements.items():
+        if placement is None:
+            shards[name] = _WHOLE
+            continue
+        if placement.pieces or (placement.outer > 1 and derivation.exchanges):
+            size = module.get_parameter(name).shape[placement.dim] // placement.outer
+            pieces[name] = tuple(map(tuple, placement.pieces or [Section(size)] * placement.outer))
+        is_chunk = placement.is_plain or name in pieces
+        shards[name] = (_CHUNK if is_chunk else _STRIDED).format(placement.dim, placement.outer)
+    return {"shards": shards, **({"pieces": pieces} if pieces else {})}
 
 
 def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
@@ -174,11 +176,7 @@ def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     calls, region = derivation.calls, derivation.locals[fqn]
     chunks = region.owners[fqn]
     once = tuple(name.rpartition(".")[2] for name in region.once)
-    placements = {
-        name: _CHUNK.format(placement.dim) if placement.outer == 1 else _STRIDED.format(placement.dim, placement.outer)
-        for name, placement in chunks.items()
-    }
-    options: dict[str, Any] = {"shards": placements}
+    options = _held(derivation, calls.modules[fqn], chunks)
     if region.module:
         options |= {"once": once, "summed": region.summed, "sums_result": True}
     shards: dict[str, int | None] = {
@@ -195,8 +193,8 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     module = calls.modules[fqn]
     parameter_shards = attention_shards(module)
     placements = stream.attended.get(fqn, (None, None, None))
-    shards = {name: dim for name, (dim, _) in parameter_shards.items()}
-    options: dict[str, Any] = {"shards": {name: placement for name, (_, placement) in parameter_shards.items()}}
+    shards = {name: None if placement is None else placement.dim for name, placement in parameter_shards.items()}
+    options = _held(derivation, module, parameter_shards)
     if any(placements):
         options["input_layouts"] = tuple(
             _WHOLE if placement is None else _CHUNK.format(placement.dim) for placement in placements

@@ -17,7 +17,7 @@ from modelsummary.errors import InputError, ModelSummaryError, StepError, check_
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
-from modelsummary.parallel.attention_heads import attention_shards, nested_encoders
+from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.context import RingPlan, ring_plan
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
@@ -92,7 +92,7 @@ def make_plan(
     if calls is not None and expert > 1:
         layers, reasons = expert_plans(live, calls, expert)
     if calls is not None and tensor > 1:
-        derivation = _derived(calls, shards, expert, boundaries)
+        derivation = _derived(calls, shards, boundaries)
         _keep_inside_experts_whole(derivation, layers)
         changed = _checked(live, derivation, tensor, shard=shards, sequence=sequence, loss_parallel=loss_parallel)
         sharded_layers = layer_plans(derivation, [row.fqn for row in blocks_of(root)])
@@ -405,37 +405,12 @@ def _calls(live: LiveModel) -> Calls:
     return Calls(live.model, record_of(live, TRACE_RULES))
 
 
-def _derived(calls: Calls, shard: int, expert: int, boundaries: Sequence[str]) -> Derivation:
-    """Return what is split, apart from what FSDP could not gather, and what stages would send in parts."""
+def _derived(calls: Calls, shard: int, boundaries: Sequence[str]) -> Derivation:
+    """Return what is split, apart from what stages would send in parts."""
     derivation = derive(calls)
-    if shard > 1:
-        _keep_strided_whole(derivation, expert)
+    derivation.exchanges = shard > 1
     _keep_crossing_whole(derivation, boundaries)
     return derivation
-
-
-def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
-    """Leave modules whole whose parameters FSDP cannot gather, because a rank's shard of them is several pieces.
-
-    FSDP shards the first dimension. Pieces along it are gathered in the wrong order; pieces along another one are
-    refused by torch 2.14 if the first one is sharded over the ranks of ``expert``, too.
-    """
-    for fqn in derivation.attentions:
-        shards = attention_shards(derivation.calls.modules[fqn])
-        name = next((name for name, (_, placement) in shards.items() if placement.startswith("_Strided")), "")
-        if name:
-            derivation.drop(
-                fqn, f"FSDP cannot gather {fqn}.{name}, of which each rank has several pieces; shard=1 works"
-            )
-    derivation.exchanges = True
-    strided = {
-        name: fqn
-        for fqn, region in derivation.locals.items()
-        for name, placement in region.parameters.items()
-        if placement.outer > 1 and (placement.dim == 0 or expert > 1)
-    }
-    for name, fqn in strided.items():
-        derivation.drop(fqn, f"FSDP cannot gather {name}, of which each rank has several pieces; shard=1 works")
 
 
 def _keep_inside_experts_whole(derivation: Derivation, experts: Sequence[LayerPlan]) -> None:

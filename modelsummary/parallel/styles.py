@@ -11,12 +11,12 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from modelsummary._torch import all_to_all_single_autograd, running_backward, tree_leaves
-from modelsummary.parallel.attention_style import AttentionParallel
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.replaced_forward import replace_forward
 from modelsummary.parallel.sizes_style import LocalSizes, SizesOfRank
@@ -46,6 +46,8 @@ class LocalParallel(ParallelStyle):
         once: names of parameters that only the first rank adds, because the results are summed.
         summed: positions of arguments whose gradients are summed over the ranks; names for keyword arguments.
         sums_result: the result is summed over the ranks.
+        pieces: name of a parameter -> size of each piece of its sharded dimension, and True if it is whole on each
+            rank. A rank has one chunk of the parameter, and in the forward it gets the rows of others that it needs.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class LocalParallel(ParallelStyle):
         once: tuple[str, ...] = (),
         summed: tuple[Any, ...] = (),
         sums_result: bool = False,
+        pieces: Any = None,
     ) -> None:
         self.shards, self.once, self.summed, self.sums_result = shards, once, summed, sums_result
+        self.pieces = pieces or {}
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         source = {"src_data_rank": self.src_data_rank} if hasattr(self, "src_data_rank") else {}  # since torch 2.7
@@ -107,10 +111,34 @@ class LocalParallel(ParallelStyle):
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         """Return the local tensors that replace the parameters during the forward."""
         local = {name: self._in_parts(whole[name]) for name in self.shards}
+        for name, pieces in self.pieces.items():
+            local[name] = self._exchanged(local[name], self.shards[name].dim, pieces, device_mesh)
         is_first = device_mesh.get_local_rank() == 0
         for name in self.once:
             local[name] = self._in_parts(whole[name]) * (1 if is_first else 0)
         return local
+
+    def _exchanged(self, chunk: Any, dim: int, pieces: Any, device_mesh: Any) -> Any:
+        """Return what this rank needs of each piece, from the chunks of all ranks; gradients go back the same way."""
+        ranks, rank = range(device_mesh.size()), device_mesh.get_local_rank()
+        length = -(-sum(size for size, _ in pieces) // len(ranks))
+
+        def rows(needs: int, has: int) -> Any:
+            """Return the start and number of the rows in the chunk of one rank that another one needs."""
+            start, bounds = -has * length, []
+            for size, is_whole in pieces:
+                part = size if is_whole else size // len(ranks)
+                begin = start if is_whole else start + needs * part
+                bounds.append((max(begin, 0), min(begin + part, length)))
+                start += size
+            return [(begin, end - begin) for begin, end in bounds if begin < end]
+
+        whole = chunk.movedim(dim, 0)
+        sent = torch.cat([whole.narrow(0, *part) for other in ranks for part in rows(other, rank)])
+        arrives = [sum(count for _, count in rows(rank, other)) for other in ranks]
+        leaves = [sum(count for _, count in rows(other, rank)) for other in ranks]
+        # What arrives is in the order of the whole parameter, as the ranks and the pieces are.
+        return all_to_all_single_autograd(sent, arrives, leaves, device_mesh.get_group()).movedim(0, dim)
 
     def _in_parts(self, parameter: Any) -> Any:
         """Return the local tensor, whose gradient is summed over the ranks that hold the same one."""
@@ -133,8 +161,7 @@ class LinearParallel(LocalParallel):
     Args:
         shards: name of a parameter -> its placement.
         by_rows: it is split by rows, and its results are summed; else it is split by columns.
-        pieces: size of each piece of its columns, and True if it is whole on each rank, where the pieces are not equal.
-            Each rank has a chunk of each parameter, and in the forward it gets the rows of the others that it needs.
+        pieces: as ``LocalParallel`` takes them.
         bias: name of a parameter that is added to the sum; empty if there is none.
         input_layouts: of the input. Default: sharded along the features for rows, whole for columns.
         output_layouts: of the result. Default: whole for rows, sharded along the features for columns.
@@ -145,13 +172,13 @@ class LinearParallel(LocalParallel):
         *,
         shards: dict[str, Any],
         by_rows: bool = False,
-        pieces: Any = (),
+        pieces: Any = None,
         bias: str = "",
         input_layouts: Any = None,
         output_layouts: Any = None,
     ) -> None:
-        super().__init__(shards=shards, sums_result=by_rows)
-        self.bias, self.pieces = bias, pieces
+        super().__init__(shards=shards, sums_result=by_rows, pieces=pieces)
+        self.bias = bias
         self.wanted = Shard(-1) if by_rows else Replicate()
         self.input_layouts, self.output_layouts = input_layouts or self.wanted, output_layouts
 
@@ -160,31 +187,7 @@ class LinearParallel(LocalParallel):
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         local = super()._local(whole, device_mesh)
-        if self.pieces:
-            local = {name: self._exchanged(chunk, self.shards[name].dim, device_mesh) for name, chunk in local.items()}
         return {**local, self.bias: torch.zeros_like(whole[self.bias].to_local())} if self.bias else local
-
-    def _exchanged(self, chunk: Any, dim: int, device_mesh: Any) -> Any:
-        """Return what this rank needs of each piece, from the chunks of all ranks; gradients go back the same way."""
-        ranks, rank = range(device_mesh.size()), device_mesh.get_local_rank()
-        length = -(-sum(size for size, _ in self.pieces) // len(ranks))
-
-        def rows(needs: int, has: int) -> Any:
-            """Return the start and number of the rows in the chunk of one rank that another one needs."""
-            start, bounds = -has * length, []
-            for size, is_whole in self.pieces:
-                part = size if is_whole else size // len(ranks)
-                begin = start if is_whole else start + needs * part
-                bounds.append((max(begin, 0), min(begin + part, length)))
-                start += size
-            return [(begin, end - begin) for begin, end in bounds if begin < end]
-
-        whole = chunk.movedim(dim, 0)
-        sent = torch.cat([whole.narrow(0, *part) for other in ranks for part in rows(other, rank)])
-        arrives = [sum(count for _, count in rows(rank, other)) for other in ranks]
-        leaves = [sum(count for _, count in rows(other, rank)) for other in ranks]
-        # What arrives is in the order of the whole parameter, as the ranks and the pieces are.
-        return all_to_all_single_autograd(sent, arrives, leaves, device_mesh.get_group()).movedim(0, dim)
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         tensor, *others = args
@@ -207,6 +210,128 @@ class LinearParallel(LocalParallel):
             return finished
         parts = Replicate() if layout.is_replicate() else Partial()
         return finished + whole[self.bias].to_local(grad_placements=[parts]).to(finished.dtype)
+
+
+class AttentionParallel(LocalParallel):
+    """``nn.MultiheadAttention`` split by heads: each rank computes some of them.
+
+    Args:
+        shards, pieces: as ``LocalParallel`` takes them.
+        input_layouts: of query, key and value. Default: whole.
+        output_layouts: of the result. Default: whole.
+    """
+
+    def __init__(
+        self, *, shards: dict[str, Any], pieces: Any = None, input_layouts: Any = None, output_layouts: Any = None
+    ) -> None:
+        super().__init__(shards=shards, pieces=pieces)
+        self.input_layouts = input_layouts or (Replicate(), Replicate(), Replicate())
+        self.output_layouts = output_layouts or Replicate()
+
+    def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
+        local = super()._local(whole, device_mesh)
+        if "out_proj.bias" in whole:  # a rank that adds it to a chunk has a part of its gradient
+            parts = Replicate() if self.output_layouts.is_replicate() else Partial()
+            local["out_proj.bias"] = whole["out_proj.bias"].to_local(grad_placements=[parts])
+        return local
+
+    def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:
+        def summed(tensor: Any, layout: Any) -> Any:  # the gradient of an input is summed over the ranks
+            dtensor = DTensor.from_local(tensor, device_mesh, [layout], run_check=False)
+            return dtensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+        def leave(tensor: Any, placement: Any, layout: Any) -> Any:
+            dtensor = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
+            return dtensor.redistribute(placements=[layout]).to_local()
+
+        heads = self.forward_of(
+            device_mesh.get_local_rank(), lambda attention: dict(attention.named_parameters()), summed, leave
+        )
+        return heads(module, forward, *args, **kwargs)
+
+    def forward_of(self, rank: int, parameters: Any, enter: Any, leave: Any) -> Any:
+        """Return the forward of one rank, as ``replace_forward`` takes it.
+
+        Args:
+            parameters: returns the local parameters of the module by name.
+            enter: called with each input, once, and its layout.
+            leave: called with the local part of a result, its placement, and the layout that it gets.
+        """
+
+        def forward(
+            module: Any,
+            _forward: Any,
+            /,
+            query: Any,
+            key: Any,
+            value: Any,
+            key_padding_mask: Any = None,
+            need_weights: bool = True,
+            attn_mask: Any = None,
+            average_attn_weights: bool = True,
+            is_causal: bool = False,
+        ) -> Any:
+            local = parameters(module)
+            tensors = {id(tensor): tensor for tensor in (query, key, value)}
+            layouts = {
+                id(tensor): layout for tensor, layout in zip((query, key, value), self.input_layouts, strict=True)
+            }
+            entered = {identity: enter(tensor, layouts[identity]) for identity, tensor in tensors.items()}
+            inputs = [entered[id(tensor)] for tensor in (query, key, value)]
+            q, k, v = self._projected(module, local, inputs)
+            if attn_mask is not None and attn_mask.dim() == 3:  # one mask per head and row of the batch
+                attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)).narrow(1, rank * q.shape[1], q.shape[1])
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask.view(q.shape[0], 1, 1, -1)
+            is_causal = is_causal and key_padding_mask is None and not need_weights
+            mask = self._added([None if is_causal else attn_mask, key_padding_mask], q.dtype)
+            dropout, weights = module.dropout if module.training else 0.0, None
+            if need_weights:
+                scores = q @ k.transpose(-2, -1) / module.head_dim**0.5
+                weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
+                result = weights @ v
+            else:
+                result = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
+            if inputs[0].dim() == 2:
+                result, weights = result.squeeze(0).transpose(0, 1), None if weights is None else weights.squeeze(0)
+            else:
+                result = result.transpose(1, 2) if module.batch_first else result.permute(2, 0, 1, 3)
+            result = leave(F.linear(result.flatten(-2), local["out_proj.weight"]), Partial(), self.output_layouts)
+            if "out_proj.bias" in local:
+                result = result + local["out_proj.bias"]
+            if weights is not None:
+                mean, heads = weights.sum(-3) / module.num_heads, Shard(weights.dim() - 3)
+                tensor, placement = (mean, Partial()) if average_attn_weights else (weights, heads)
+                weights = leave(tensor, placement, Replicate())
+            return result, weights
+
+        return forward
+
+    def _projected(self, module: Any, local: dict[str, Any], inputs: Any) -> Any:
+        """Return query, key and value of this rank: batch x heads x length x features of a head."""
+        if "in_proj_weight" in local:
+            weights = local["in_proj_weight"].chunk(3)
+        else:
+            weights = [local[f"{name}_proj_weight"] for name in "qkv"]
+        biases = local["in_proj_bias"].chunk(3) if "in_proj_bias" in local else [None] * 3
+        projected = []
+        for tensor, weight, bias in zip(inputs, weights, biases, strict=True):
+            heads = F.linear(tensor, weight, bias).unflatten(-1, (-1, module.head_dim))
+            if tensor.dim() == 2:
+                heads = heads.unsqueeze(0)
+            elif not module.batch_first:
+                heads = heads.transpose(0, 1)
+            projected.append(heads.transpose(1, 2))
+        return projected
+
+    def _added(self, masks: Any, dtype: Any) -> Any:
+        """Return the sum of masks as numbers that are added to the scores; None without a mask."""
+        present = [mask for mask in masks if mask is not None]
+        biases = [
+            torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf")) if mask.dtype == torch.bool else mask
+            for mask in present
+        ]
+        return sum(biases[1:], biases[0]) if biases else None
 
 
 class ExpertParallel(LocalParallel):

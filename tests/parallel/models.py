@@ -366,6 +366,34 @@ class Inline(nn.Module):
         return x + self.attend(y, y)
 
 
+class Packed(nn.Module):
+    """Attention with query, key and value in one parameter, one after the other, and no layers."""
+
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.bias = nn.Parameter(torch.randn(3 * width, width) / 4), nn.Parameter(torch.randn(3 * width) / 4)
+        self.out = nn.Parameter(torch.randn(width, width) / 4)
+
+    def forward(self, x):
+        q, k, v = nn.functional.linear(x, self.qkv, self.bias).chunk(3, dim=-1)
+        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) @ self.out
+
+
+class Alibi(Inline):
+    """Attention with a bias that falls with the distance, by a slope for each head."""
+
+    def attend(self, query, key):
+        q, k, v = self.q(query), self.k(key), self.v(key)
+        q, k, v = (each.unflatten(-1, (-1, self.size)).transpose(1, 2) for each in (q, k, v))
+        places = torch.arange(query.shape[1], device=query.device)
+        distances = (places - places[:, None]).abs().to(q.dtype)
+        slopes = torch.tensor([2.0**-n for n in range(1, q.shape[1] + 1)], dtype=q.dtype, device=q.device)
+        a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=-slopes.view(-1, 1, 1) * distances)
+        return self.out(a.transpose(1, 2).flatten(2))
+
+
 class Merged(nn.Module):
     """Blocks that merge batch and tokens before their MLP, as in OPT, and a mean over the tokens."""
 
@@ -687,3 +715,14 @@ def _mixture(kind: type[nn.Module]) -> Any:
 
 MODELS |= {name: _mixture(kind) for name, kind in EXPERT_MODELS.items()}
 NAMES = tuple(MODELS)
+
+
+def _encoder() -> nn.Module:
+    return nn.Sequential(*(nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True) for _ in range(2)))
+
+
+MODELS |= {
+    "encoder": lambda: (_encoder(), (_tokens(16),)),
+    "packed": lambda: (nn.Sequential(Packed(), Packed()), (_tokens(16),)),
+    "alibi": lambda: (nn.Sequential(Alibi(), Alibi()), (_tokens(16),)),
+}

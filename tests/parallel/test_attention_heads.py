@@ -123,7 +123,7 @@ def test_an_encoder_is_split_by_heads():
     assert plan.collectives == expected
     code = plan.to_code()
     compile(code, "plan", "exec")
-    assert "class AttentionParallel(ParallelStyle)" in code
+    assert "class AttentionParallel(LocalParallel)" in code
     assert ("use_nested_tensor", True, False) in {(each.name, each.whole, each.local) for each in plan.attributes}
 
 
@@ -171,10 +171,12 @@ def test_heads_that_do_not_divide_are_refused():
         plan_of("encoder", tensor=8)
 
 
-def test_an_attention_that_fsdp_could_not_gather_stays_whole():
+def test_an_attention_that_fsdp_could_not_gather_exchanges_rows():
     plan = plan_of("encoder", tensor=2, shard=2)
-    assert "FSDP cannot gather" in plan.replicated["layers.0.self_attn"]
-    assert {layer.fqn for layer in plan.layers} == {f"layers.{n}.linear{m}" for n in (0, 1) for m in (1, 2)}
+    (attention, *_) = (layer for layer in plan.layers if layer.role == "heads")
+    assert set(attention.options["shards"].values()) == {"Shard(0)", "Shard(1)", "Replicate()"}
+    pieces = ((16, False),) * 3  # queries, keys and values
+    assert attention.options["pieces"] == {"in_proj_weight": pieces, "in_proj_bias": pieces}
 
 
 def test_memory_of_a_rank():
@@ -232,11 +234,11 @@ def test_chunks_of_the_sequence_are_the_model():
             assert ran == planned, name
 
 
-def test_an_attention_that_fsdp_could_not_gather_is_whole():
-    # With a width of its own for keys, the biases of queries, keys and values alone are one parameter.
-    for bias, reason in ((True, "FSDP cannot gather 3.attention.in_proj_bias, of which each rank has"), (False, None)):
+def test_biases_of_an_attention_with_a_width_of_its_own_for_keys():
+    # The biases of queries, keys and values alone are one parameter.
+    for bias in (True, False):
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8), Latents(bias=bias))
         plan = Statistics(model, torch.randn(5, 8)).parallel_plan(tensor=2, shard=2)
-        assert ("3.attention" in [layer.fqn for layer in plan.layers]) is not bias
-        assert plan.replicated.get("3.attention", "").startswith(reason or "")
-        assert bool(plan.replicated) is bias
+        (attention,) = (layer for layer in plan.layers if layer.fqn == "3.attention")
+        assert list(attention.options.get("pieces", ())) == ["in_proj_bias"] * bias
+        assert not plan.replicated

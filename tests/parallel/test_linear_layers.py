@@ -178,7 +178,7 @@ def test_pieces_that_fsdp_cannot_gather_are_exchanged(fused):
     assert not [layer.reason for layer in plan.layers if layer.reason]
     assert layers["h.0.attention.c_attn"].options == {
         "shards": {"weight": "Shard(1)", "bias": "Shard(0)"},
-        "pieces": ((16, False), (16, False), (16, False)),
+        "pieces": dict.fromkeys(("weight", "bias"), ((16, False), (16, False), (16, False))),
     }
     # Half of 16 x 48 weights and of 48 elements of the bias.
     of_layer = (each for each in plan.communication if each.fqn == "h.0.attention.c_attn")

@@ -890,23 +890,25 @@ def test_a_single_stacked_expert_is_split_by_its_width():
     assert (experts.style, experts.params) == ("LocalParallel", (16 * 16 + 16 + 16 * 8) // 2)
 
 
-def test_a_bias_that_fsdp_could_not_gather_keeps_experts_whole():
-    # The bias has one dimension: a rank of tensor=2 has a chunk of the gate and of the up projection, and FSDP would
+def test_pieces_of_a_bias_that_fsdp_could_not_gather_are_exchanged():
+    # The bias has one dimension: a rank of tensor=2 needs a chunk of the gate and of the up projection, and FSDP would
     # shard that dimension again.
-    (experts,) = (each for each in plan_of("shared_bias", tensor=2).layers if each.fqn == "mixture.experts")
-    assert experts.options["shards"]["bias"] == "_StridedShard(0, split_factor=2)"
-    plan = plan_of("shared_bias", tensor=2, shard=2)
-    reason = "FSDP cannot gather mixture.experts.bias, of which each rank has several pieces; shard=1 works"
-    assert plan.replicated["mixture.experts"] == reason
-    assert "mixture.experts" not in {each.fqn for each in plan.layers}
+    layers = {}
+    for sizes in ({"tensor": 2}, {"tensor": 2, "shard": 2}):
+        plan = plan_of("shared_bias", **sizes)
+        (layers[len(sizes)],) = (layer for layer in plan.layers if layer.fqn == "mixture.experts")
+    assert layers[1].options["shards"]["bias"] == "_StridedShard(0, split_factor=2)"
+    assert "pieces" not in layers[1].options
+    assert layers[2].options["shards"] == {"gate_up": "Shard(1)", "bias": "Shard(0)", "down": "Shard(2)"}
+    assert layers[2].options["pieces"] == dict.fromkeys(("gate_up", "bias"), ((8, False), (8, False)))
 
 
-def test_experts_over_three_dimensions_are_not_split_by_width():
-    # Torch refuses to gather what is sharded by expert, by FSDP and as chunks of the gate and of the up projection.
+def test_experts_over_three_dimensions_are_split_by_width_too():
     plan = plan_of("mixture", expert=2, tensor=2, shard=2)
-    (experts,) = (each for each in plan.layers if each.fqn == "mixture.experts")
-    assert experts.style == "ExpertParallel"
-    assert experts.params == 2 * (16 * 16 + 16 + 16 * 8 + 16)
+    by_number, by_width = (layer for layer in plan.layers if layer.fqn == "mixture.experts")
+    assert (by_number.style, by_width.style) == ("ExpertParallel", "LocalParallel")
+    assert by_number.params == 2 * (16 * 16 + 16 + 16 * 8) // 2 + 2 * 16
+    assert by_width.options["pieces"].keys() == {"gate_up", "gate_up_bias"}
 
 
 class Caching(nn.Module):

@@ -46,6 +46,12 @@ def test_experts_and_other_dimensions_are_clipped_by_the_norm_over_all_ranks():
     _check(4, [("shared_stacked", {"expert": 2, "shard": 2})])
 
 
+@pytest.mark.slow
+def test_parameters_of_several_parts_train_like_one_process_where_fsdp_shards_them_too():
+    names = ("encoder", "packed", "alibi", "shared_bias", "mixture")
+    _check(4, [(name, {"tensor": 2, "shard": 2}) for name in names])
+
+
 @needs_engine
 @pytest.mark.parametrize("plan", ["tensor", "shard", "zero bubble", "interleaved"])
 def test_plans_train_like_one_process(plan):
