@@ -15,7 +15,8 @@ with a ``tau`` per device. Small products whose six weights lie in the cache are
 come from memory. Held out: other rows of these devices, the other framework, and all rows of an H200, a B300 and a
 GB200.
 
-``--write`` puts the coefficients and the errors into ``modelsummary/devices/kernel_fits.json``.
+``--write`` puts the coefficients into ``modelsummary/devices/kernel_fits.json``, and the errors into the tables of
+docs/latency.md, by ``latency_page.py``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from fit_kernels import rounded
+from latency_page import PRODUCTS, save
 from scipy.optimize import least_squares
 from tabulate import tabulate
 
@@ -144,27 +146,30 @@ def main() -> None:
     kernel_time.fits.cache_clear()
     old_fits = kernel_time.fits
     kernel_time.fits = lambda: {**data, "half": half}  # type: ignore[assignment]
-    table, errors = [], {}
-    for name, (test, tau) in tested.items():
-        own = ratios(device_model(DeviceSpec(name)), sample(test, 3000, 2), tau)
-        errors[name] = float(np.abs(own - 1).mean())
-        table.append(_line(f"{name}, rows held out", own, sample(test, 3000, 2)))
-    for system, name in FITTED.values():
-        rows = sample(rows_of(options.folder, system, "trtllm", DeviceSpec(name)), 3000, 3)
-        table.append(
-            _line(f"{name}, TensorRT-LLM", ratios(device_model(DeviceSpec(name)), rows, tested[name][1]), rows)
-        )
-    for name, system in HELD_OUT.items():
-        rows = sample(rows_of(options.folder, system, "sglang", DeviceSpec(name)), 3000, 3)
-        table.append(_line(f"{name}, no row fitted", ratios(device_model(DeviceSpec(name)), rows, 1.0), rows))
+    table: list[list[Any]] = []
+    errors: dict[str, dict[str, float]] = {}
+    for framework, label in (("sglang", "SGLang"), ("trtllm", "TensorRT-LLM")):
+        for name, system in {**{name: system for system, name in FITTED.values()}, **HELD_OUT}.items():
+            if name in tested and framework == "sglang":
+                rows = sample(tested[name][0], 3000, 2)
+            elif name in tested or framework == "sglang":
+                rows = sample(rows_of(options.folder, system, framework, DeviceSpec(name)), 3000, 3)
+            else:
+                continue
+            found = ratios(device_model(DeviceSpec(name)), rows, tested[name][1] if name in tested else 1.0)
+            table.append(_line(f"{name}, {label}", found, rows))
+            large = np.array([work.sizes[1] >= 2048 for work, _ in rows])
+            short = name.split()[0]
+            errors.setdefault(label, {})[short] = float(np.abs(found - 1).mean())
+            errors.setdefault(f"{label}, at least 2,048 rows", {})[short] = float(np.abs(found - 1)[large].mean())
     headers = ["device", "products", "mean error", "of >= 2048 rows", "their bias", "roofline"]
     print(tabulate(table, headers, tablefmt="github"))
     kernel_time.fits = old_fits
     if options.write:
         data["half"] = rounded(half)
-        data["held_out_error"]["half products"] = f"{np.mean(list(errors.values())):.1%}"
         data["sources"] = [*(each for each in data["sources"] if "aiconfigurator" not in each), SOURCE]
         JSON.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        save({PRODUCTS: errors})
 
 
 def _line(label: str, found: np.ndarray, rows: list[Row]) -> list[Any]:

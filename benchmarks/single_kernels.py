@@ -14,7 +14,9 @@ import torch
 from scipy.optimize import least_squares
 
 from modelsummary import DeviceSpec
+from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.kernel_time import DeviceModel
+from modelsummary.devices.sustained import vector_share
 from modelsummary.operators.operator_work import Work
 
 DEVICES = {
@@ -28,6 +30,14 @@ DEVICES = {
 HELD_OUT_DEVICE = "V100 PCIe"
 BINARY = ("add", "mul", "div", "pow")
 ELEMENTWISE = (*BINARY, "addu", "mulu", "divu", "powu", "relu", "gelu", "tanh")
+GROUPS = {  # rows of the table of errors
+    "products": ("linear",),
+    "batched products": ("bmm",),
+    "3 x 3 convolutions": ("conv",),
+    "softmax": ("softmax",),
+    "layer norm": ("ln",),
+    "element-wise": ELEMENTWISE,
+}
 CLASS_OF = {"bmm": "gemm", "linear": "gemm", "conv": "conv", "softmax": "softmax", "ln": "norm"}
 F32 = torch.float32
 # Tiles of batched products without tensor cores, by generation: the steps in the measured times show them. Volta has
@@ -108,17 +118,26 @@ class KernelFit:
             if keys:
                 self._fit(keys, ["stream"], {})
         self.devices["A100 80GB PCIe"]["stream"] = self.devices["A100 40GB PCIe"]["stream"]
-        self.coefficients["simt"].pop("batched_tile", None)
-        self.coefficients["simt"]["batched_tiles"] = _BATCHED_TILES
         for op, name in (("softmax", "softmax"), ("ln", "norm")):
             self._fit(self._keys(op), [], {("moving", name): 0.7})
+        self.fit_products()
+
+    def keep_bandwidths(self, devices: dict[str, Any]) -> None:
+        """Take the bandwidths of devices as ``kernel_fits.json`` has them."""
+        for name, figures in self.devices.items():
+            figures["stream"] = float(devices[name.split()[0]]["stream"])
+
+    def fit_products(self) -> None:
+        """Fit products and convolutions, with the bandwidths of the devices as they are."""
+        self.coefficients["simt"]["batched_tiles"] = _BATCHED_TILES
         gemm, conv = ("simt", "gemm"), ("simt", "conv")
         free = {(*gemm, "edge"): 6.0, (*gemm, "start"): 10.0, (*gemm, "alone"): 0.5}
         products = self._keys("bmm", "linear")
-        # Boards of 2016 fetch operands again, and slow down where rows are long: the model has no law for it.
+        # Boards of 2016 slow down in products of large matrices, without a law in the model: batched products alone
+        # show how fast they are if nothing slows them down.
         old = [key for key in products if DeviceSpec(key[1]).generation == "pascal"]
         self._fit([key for key in products if key not in old], ["simt", "burst"], free)
-        self._fit(old, ["simt", "burst"], {})
+        self._fit([key for key in old if key[0] == "bmm"], ["simt", "burst"], {})
         for name in ("simt", "burst"):
             self.devices["A100 80GB PCIe"][name] = self.devices["A100 40GB PCIe"][name]
         free = {(*conv, "winograd"): 0.8, (*conv, "transform"): 3.0}
@@ -127,6 +146,10 @@ class KernelFit:
         for key in self.train:
             if key not in self.overhead:
                 self._fit([key], [], {})
+
+    def mean_of_devices(self, figure: str) -> float:
+        """Return the mean of a figure over the devices that were fitted."""
+        return float(np.mean([figures[figure] for figures in self.devices.values() if figure in figures]))
 
     def _keys(self, *ops: str) -> list[Key]:
         return [key for key in self.train if key[0] in ops and key[1] != self._without]
@@ -180,25 +203,47 @@ class KernelFit:
             self._known[key, id(samples)] = known
         return known[1]
 
-    def table(self, unseen: DeviceModel) -> list[list[Any]]:
-        """Mean errors by operator class: rows held out on seen devices, and all of the unseen device."""
-        rows = []
-        for op_class in ("gemm", "conv", "softmax", "norm", "elementwise"):
-            ops = [op for op, _ in self.test if CLASS_OF.get(op, "elementwise") == op_class]
-            seen = [key for key in self.test if key[0] in ops and key[1] != HELD_OUT_DEVICE]
-            own = np.concatenate([self.ratios(key, self.test[key]) for key in seen])
-            new = np.concatenate(
-                [self.ratios((op, HELD_OUT_DEVICE), self.test[op, HELD_OUT_DEVICE], unseen) for op in set(ops)]
-            )
-            old = np.concatenate(
-                [_roofline_ratios(key, self.test[key]) for key in (*seen, *((op, HELD_OUT_DEVICE) for op in set(ops)))]
-            )
-            by_device = {key[1]: [] for key in seen}
-            for key in seen:
-                by_device[key[1]].append(error_of(self.ratios(key, self.test[key])))
-            detail = ", ".join(f"{name} {np.mean(each):.1%}" for name, each in by_device.items())
-            rows.append([op_class, f"{error_of(own):.1%}", f"{error_of(new):.1%}", f"{error_of(old):.1%}", detail])
-        return rows
+    def errors(self, unseen: DeviceModel | None = None) -> dict[str, dict[str, float]]:
+        """Return the mean errors of each group of operators: device -> of rows held out.
+
+        The device that was left out of the fit is ``unseen``; ``"roofline"`` is of all devices.
+        """
+        errors: dict[str, dict[str, float]] = {}
+        for group, ops in GROUPS.items():
+            by_device: dict[str, list[np.ndarray]] = defaultdict(list)
+            keys = [key for key in self.test if key[0] in ops]
+            for key in sorted(keys, key=lambda key: key[1] == HELD_OUT_DEVICE):
+                model = unseen if key[1] == self._without else None
+                by_device[key[1].split()[0]].append(self.ratios(key, self.test[key], model))
+            by_device["roofline"] = [_roofline_ratios(key, self.test[key]) for key in keys]
+            errors[group] = {name: error_of(np.concatenate(ratios)) for name, ratios in by_device.items()}
+        return errors
+
+
+def without_unseen(folder: Path, coefficients: dict[str, Any]) -> tuple[KernelFit, DeviceModel]:
+    """Return a fit without the device that is held out, and the model of that device without figures of its own."""
+    fit = KernelFit(folder, coefficients, without=HELD_OUT_DEVICE)
+    fit.fit()
+    stream = fit.mean_of_devices("stream")
+    spec = DeviceSpec(HELD_OUT_DEVICE)
+    share = vector_share(spec, flops_per_joule(fit, without=HELD_OUT_DEVICE))
+    return fit, DeviceModel(spec, fit.coefficients, stream, 1.0, share)
+
+
+# 10^9 operations per joule of newer processes, by the figures of NVIDIA's data sheets relative to 7 nm: not fitted.
+_NEWER = {"ada": 130.0, "hopper": 130.0, "blackwell": 150.0}
+_PROCESS = {"volta": "12 nm", "turing": "12 nm", "pascal": "16 nm", "ampere": "7 nm"}
+
+
+def flops_per_joule(kernels: KernelFit, without: str = "") -> dict[str, float]:
+    """Return what a watt sustains of vector units: of boards of the process that lack power; else of all of them."""
+    by_process: dict[str, list[float]] = defaultdict(list)
+    for name, figures in kernels.devices.items():
+        spec = DeviceSpec(name)
+        if name != without and "simt" in figures:
+            value = figures["simt"] * spec.peak(F32) / TABLE[name].watts / 1e9
+            by_process[_PROCESS[spec.generation]].append(value)
+    return {generation: float(max(by_process[process])) for generation, process in _PROCESS.items()} | _NEWER
 
 
 def _roofline_ratios(key: Key, samples: list[Sample]) -> np.ndarray:

@@ -245,7 +245,7 @@ def test_the_fit_says_where_it_is_from():
     found = fits()
     assert found["date"]
     assert len(found["sources"]) == 5
-    assert set(found["held_out_error"]) >= {"gemm", "conv", "elementwise", "infer", "train", "a100", "half products"}
+    assert all(0 < device["error"] < 0.2 for device in found["devices"].values())
 
 
 def test_a_complex_multiply_add_is_four_real_ones():
