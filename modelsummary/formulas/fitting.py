@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from modelsummary.errors import FormulaError
 from modelsummary.formulas.axis import Axis, PolynomialPiece, candidates
 from modelsummary.formulas.dimensions import Dimension
-from modelsummary.formulas.solve import solve
 
-__all__ = ["Fitted", "Terms", "Values", "fitted"]
+__all__ = ["Fitted", "Terms", "Values", "fitted", "solve"]
 
 _FEWEST = 3  # accepted sizes of a dimension
 _FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes that show pieces
@@ -411,3 +410,21 @@ def evaluated(terms: Terms, numbers: Numbers) -> Fraction:
 
 def _product(bases: Sequence[Sequence[int]], monomial: Monomial) -> int:
     return prod(basis[power] for basis, power in zip(bases, monomial, strict=True))
+
+
+def solve(rows: Sequence[Sequence[int]], values: Sequence[int]) -> list[Fraction] | None:
+    """Return x with ``rows @ x == values``; None if no x or more than one fits.
+
+    >>> solve([[1, 0], [1, 2], [1, 4]], [3, 7, 11])
+    [Fraction(3, 1), Fraction(2, 1)]
+    """
+    from sympy import QQ
+    from sympy.polys.matrices import DomainMatrix
+
+    unknowns = len(rows[0])
+    equations = [[QQ(entry) for entry in (*row, value)] for row, value in zip(rows, values, strict=True)]
+    reduced, pivots = DomainMatrix(equations, (len(rows), unknowns + 1), QQ).rref()
+    if pivots != tuple(range(unknowns)):  # the last column is a pivot if the equations contradict each other
+        return None
+    solution = (reduced[row, unknowns].element for row in range(unknowns))
+    return [Fraction(int(entry.numerator), int(entry.denominator)) for entry in solution]

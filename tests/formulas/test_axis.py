@@ -1,15 +1,12 @@
-"""Figures along one dimension against the functions that made them, and exact equations against their solutions."""
+"""Figures along one dimension against the functions that made them."""
 
 from __future__ import annotations
-
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modelsummary.formulas.axis import PolynomialPiece, candidates
-from modelsummary.formulas.solve import solve
 
 NUMBERS = (0, 1, 2, 3, 4, 7, 10, 15, 30, 31, 32, 33, 39, 65, 181)
 
@@ -67,20 +64,3 @@ def test_a_multiple_of_the_size_beside_a_rounded_one():
 
 def test_no_formula():
     assert candidates({k: 2**k for k in NUMBERS}) == ()
-
-
-@given(st.lists(st.fractions(max_denominator=6, min_value=-9, max_value=9), min_size=1, max_size=4), st.randoms())
-def test_equations(solution, draw):
-    rows = [[draw.randint(-5, 5) for _ in solution] for _ in range(3)]
-    rows += [[int(row == column) for column in range(len(solution))] for row in range(len(solution))]
-    values = [sum(entry * x for entry, x in zip(row, solution, strict=True)) for row in rows]
-    scaled = [[60 * entry for entry in row] for row in rows]
-    assert solve(scaled, [int(60 * value) for value in values]) == solution
-    values[0] += 1  # the first row follows from the last ones
-    assert solve(scaled, [int(60 * value) for value in values]) is None
-
-
-def test_equations_without_one_solution():
-    assert solve([[1, 1]], [2]) is None
-    assert solve([[1], [1]], [2, 3]) is None
-    assert solve([[2], [4]], [3, 6]) == [Fraction(3, 2)]
