@@ -16,7 +16,6 @@ import torch
 
 from modelsummary.capture.trace import Storage, Trace
 from modelsummary.cluster.kept import kept_bytes
-from modelsummary.cluster.weight_gradients import of_weights_alone
 from modelsummary.cluster.weights import FsdpUnit, Weight
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
@@ -27,6 +26,7 @@ from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 from modelsummary.operators.table import NO_FACTS, TABLE
+from modelsummary.operators.weight_gradients import of_weights_alone
 
 __all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "Part", "parts_of"]
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError, close_to
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of
+from modelsummary.operators.weight_gradients import of_weights_alone
 from modelsummary.record.events import Event, attributes_in
 from modelsummary.split.legal_cuts import CallSequence
 from modelsummary.split.stage import find
 
-__all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "seconds_of_calls"]
+__all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "seconds_of_calls", "weight_shares"]
 
 By = str | LatencyEstimate | Mapping[str, float] | Callable[[LayerInfo], float]
 COSTS = ("macs", "flops", "params", "param_bytes", "activation_bytes", "latency")
@@ -174,6 +177,40 @@ def seconds_of_calls(by: By, sequence: CallSequence, rows: Sequence[LayerInfo]) 
         seconds = {key: time / 1e3 for key, value in times.items() if (time := value[phase]) is not None}
         phases.append(_of_rows(seconds, sequence) if any(seconds.values()) else [])
     return phases[0], phases[1]
+
+
+def weight_shares(trace: Trace, sequence: CallSequence) -> list[float]:
+    """Return the share of the backward of each call that computes gradients of weights alone.
+
+    Kernels count by their multiply-adds, and in a call whose backward has none by the bytes that they move.
+
+    Args:
+        trace: a step of the model, with its storages.
+        sequence: the calls.
+    """
+    operators = trace.operators
+    gradients = frozenset(storage.identity for storage in trace.storages if storage.kind == "grads")
+    alone = of_weights_alone(operators, [operator.row for operator in operators], gradients)
+    around = {call.key: call.parent for call in trace.calls}
+    work: defaultdict[tuple[str, bool], Counter[CallKey]] = defaultdict(Counter)  # kind, of weights -> by call
+    for index, operator in enumerate(operators):
+        call, row = operator.run.call, operator.row
+        if operator.phase != "backward" or not call.rule.launches_kernel:
+            continue
+        sizes = {"macs": call.cost.macs, "bytes": sum(spec.nbytes for spec in (*call.tensors, *call.outputs))}
+        while row is not None:  # the work of a module includes what it calls
+            for kind, size in sizes.items():
+                work[kind, index in alone][row] += size
+            row = around.get(row)
+    of_calls = {key: _of_rows(by_row, sequence) for key, by_row in work.items()}
+    none = [0.0] * len(sequence.calls)
+    macs, other_macs, moved, other_moved = (
+        of_calls.get((kind, is_alone), none) for kind in ("macs", "bytes") for is_alone in (True, False)
+    )
+    return [
+        one / (one + other) if one + other else least / ((least + rest) or 1.0)
+        for one, other, least, rest in zip(macs, other_macs, moved, other_moved, strict=True)
+    ]
 
 
 def _cost_of(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:

@@ -9,8 +9,11 @@ from functools import partial
 import torch
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
-from modelsummary.errors import InputError, SplitError, close_to
+from modelsummary.capture.step_plan import StepPlan
+from modelsummary.capture.trace import Trace
+from modelsummary.errors import InputError, ModelSummaryError, SplitError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
 from modelsummary.record.fingerprint import compared, difference
@@ -143,7 +146,7 @@ class Splitter:
         return Stages(
             self._live.model,
             stages,
-            facts_of_parts(choice, parts, held, self._rows),
+            facts_of_parts(choice, parts, held, self._rows, self._step),
             inputs,
             by=choice.costs.name,
             limits=choice.limits(),
@@ -154,6 +157,13 @@ class Splitter:
             record=sequence.record,
             calls=[part.events for part in parts],
         )
+
+    def _step(self) -> Trace | None:
+        """Return the trace of a training step; None if the model has none, or only with a loss of its own."""
+        try:
+            return observed(self._live, StepPlan(), storages=True)
+        except ModelSummaryError:
+            return None
 
     def _compare(self, stages: Stages) -> None:
         """Raise ``SplitError`` unless the stages run the same operators as the model."""

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.templates import BatchSize
+from modelsummary.capture.trace import Trace
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.tensor_bytes import nbytes_of, numel_of
 from modelsummary.record.events import Event, Value
-from modelsummary.split.call_costs import seconds_of_calls
+from modelsummary.split.call_costs import seconds_of_calls, weight_shares
 from modelsummary.split.choose import Choice
 from modelsummary.split.schedule import StageLoad
 from modelsummary.split.stage_parts import StagePart
@@ -42,6 +43,8 @@ class StageFacts:
         crossing_tensors: number of these tensors.
         activation_bytes: bytes of the tensors that its calls make.
         forward_seconds, backward_seconds: measured time of its calls; None if not measured.
+        weight_seconds: the part of ``backward_seconds`` that computes gradients of weights alone, by the kernels of a
+            step on shapes; None if not measured, or if the step does not run.
 
     >>> from modelsummary import Statistics
     >>> model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False))
@@ -64,6 +67,7 @@ class StageFacts:
     activation_bytes: int
     forward_seconds: float | None = None
     backward_seconds: float | None = None
+    weight_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,26 @@ def load_of(facts: StageFacts, forward: float, backward_input: float, backward_w
 
 
 def facts_of_parts(
-    choice: Choice, parts: Sequence[StagePart], held: Sequence[Sequence[Tensor]], rows: Sequence[LayerInfo]
+    choice: Choice,
+    parts: Sequence[StagePart],
+    held: Sequence[Sequence[Tensor]],
+    rows: Sequence[LayerInfo],
+    step: Callable[[], Trace | None],
 ) -> list[StageFacts]:
-    """Return the facts of each part; ``held`` has the parameters and buffers of each."""
+    """Return the facts of each part.
+
+    Args:
+        choice: the cuts.
+        parts: what they make.
+        held: the parameters and buffers of each part.
+        rows: rows of the tree.
+        step: returns the trace of a step, or None if it does not run; called if a backward was measured.
+    """
     sequence, costs = choice.sequence, choice.costs
     forward, backward = seconds_of_calls(costs.by, sequence, rows)
+    trace = step() if backward else None
+    shares = weight_shares(trace, sequence) if trace is not None else []
+    of_weights = [seconds * share for seconds, share in zip(backward, shares, strict=bool(shares))]
     total = sum(costs.costs)
     facts = []
     for index, (part, tensors, (begin, end)) in enumerate(zip(parts, held, choice.ranges, strict=True)):
@@ -151,6 +170,7 @@ def facts_of_parts(
                 activation_bytes=sum(map(sequence.activation_bytes, range(begin, end))),
                 forward_seconds=sum(forward[begin:end]) if forward else None,
                 backward_seconds=sum(backward[begin:end]) if backward else None,
+                weight_seconds=sum(of_weights[begin:end]) if of_weights else None,
             )
         )
     return facts

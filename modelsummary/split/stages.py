@@ -172,7 +172,8 @@ class Stages(Printed, Sequence[nn.Sequential]):
         """Simulate a training step with one stage per device (two with ``"interleaved1f1b"``).
 
         A micro-batch is the recorded batch. The times of a stage are ``seconds`` if given, else those measured by
-        ``measure_latency(backward=True)`` before the split, else its cost.
+        ``measure_latency(backward=True)`` before the split, else its cost. Of a measured backward, the gradients of the
+        weights take what their kernels take in a step on shapes, by multiply-adds; of a cost they take half.
 
         Args:
             n_microbatches: micro-batches in the step.
@@ -193,7 +194,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
         if not isinstance(backward, (int, float)) or not 0 <= backward < float("inf"):
             raise InputError(f"backward must be a number >= 0, as a multiple of the forward's time, got {backward!r}")
         if seconds is None and all(None not in (stage.forward_seconds, stage.backward_seconds) for stage in self.facts):
-            seconds = [(stage.forward_seconds or 0.0, stage.backward_seconds or 0.0) for stage in self.facts]
+            seconds = [_measured(stage) for stage in self.facts]
         if seconds is None:
             loads = loads_of(self.facts, lambda stage: stage.cost, backward)
         else:
@@ -392,3 +393,11 @@ def _validity(record: Record, decides: bool) -> str:
     if record.no_other_mode:
         holds.append(f"{mode} mode only")
     return " and ".join(holds)
+
+
+def _measured(stage: StageFacts) -> tuple[float, ...]:
+    """Return the measured seconds of a stage: forward, gradients of inputs, and of weights; else the whole backward."""
+    forward, backward = stage.forward_seconds or 0.0, stage.backward_seconds or 0.0
+    if stage.weight_seconds is None:
+        return forward, backward
+    return forward, backward - stage.weight_seconds, stage.weight_seconds

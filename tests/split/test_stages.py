@@ -203,7 +203,7 @@ def test_the_table_and_the_records():
     assert stages.to_records()[0] == {
         "stage": 0, "first": "0", "last": "0", "calls": 1, "params": 40, "param_bytes": 160, "buffer_bytes": 0,
         "macs": 64, "cost": 64, "share": 64 / 224, "crossing_bytes": 64, "crossing_tensors": 1, "activation_bytes": 64,
-        "forward_seconds": None, "backward_seconds": None,
+        "forward_seconds": None, "backward_seconds": None, "weight_seconds": None,
     }  # fmt: skip
     assert stages.balance == 160 / 112
 
@@ -304,6 +304,56 @@ def test_predict_from_measured_times():
     stages = stats.split(2)
     assert [(each.forward_seconds, each.backward_seconds) for each in stages.facts] == [(1, 4), (2, 3)]
     assert stages.predict(1, "gpipe").makespan == pytest.approx(10)
+
+
+class Scores(nn.Module):
+    """A layer, and a product of its results, which has no weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return x + (y @ y.transpose(-1, -2)) @ x
+
+
+def measured(model, shape, backward):
+    """Return statistics in which each child of a model takes 1 s forward, and so long backward."""
+    stats = Statistics(model, rows(*shape))
+    for index, seconds in enumerate(backward):
+        stats[str(index)].latency_ms, stats[str(index)].backward_latency_ms = 1e3, 1e3 * seconds
+    return stats
+
+
+def test_measured_backwards_are_divided_as_their_kernels_are():
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(3)]
+    layers[1].requires_grad_(False)
+    model = nn.Sequential(*layers)
+    with untouched(model):
+        stages = measured(model, (2, 8), (4, 3, 5)).split(3)
+    # no gradient of the input, none of a frozen weight, and two equal products
+    assert [stage.weight_seconds for stage in stages.facts] == [4, 0, 2.5]
+    # forwards until 3, gradients of inputs until 3 + 2.5 + 3, then the first stage's weight
+    assert stages.predict(1, "zb").makespan == pytest.approx(3 + 2.5 + 3 + 4)
+    assert stages.predict(1, "gpipe").makespan == pytest.approx(3 + 5 + 3 + 4)
+    loaded = pickle.loads(pickle.dumps(stages))
+    assert loaded.predict(1, "zb").makespan == stages.predict(1, "zb").makespan
+
+
+def test_products_without_weights_give_gradients_of_inputs():
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), Scores())
+    with untouched(model):
+        stages = measured(model, (2, 5, 8), (1, 11)).split(2, boundaries=["1"])
+    layer, scores, context = 2 * 5 * 8 * 8, 2 * 5 * 5 * 8, 2 * 5 * 8 * 5  # MACs of each product's forward
+    backward = 2 * (layer + scores + context)
+    assert stages.facts[1].weight_seconds == pytest.approx(11 * layer / backward)
+
+
+def test_a_backward_without_a_step_is_halved():
+    stages = measured(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).requires_grad_(False), (2, 8), (4, 2)).split(2)
+    assert [stage.weight_seconds for stage in stages.facts] == [None, None]
+    assert stages.predict(1, "zb").makespan == pytest.approx(2 + 1 + 4)
 
 
 def test_an_estimate_is_balanced_whatever_was_estimated_later():
