@@ -104,7 +104,7 @@ def write_snapshot(blocks: Iterable[MemoryBlock], path: str | PathLike[str]) -> 
 
 
 def _segment(device: int, sizes: dict[int, MemoryBlock | int]) -> dict[str, Any]:
-    blocks = []
+    blocks: list[dict[str, Any]] = []
     for address, block in sorted(sizes.items(), key=lambda entry: entry[0]):
         is_free = isinstance(block, int)
         nbytes, frames = (block, []) if isinstance(block, int) else (block.nbytes, _frames(block))
