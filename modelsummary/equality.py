@@ -11,7 +11,9 @@ from typing import Any
 
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["kinds_of", "looks_equal", "signature"]
+__all__ = ["kinds_of", "looks_equal", "patterns", "signature"]
+
+_LONGEST_PATTERN = 12  # members
 
 # Attributes that must be equal: without names, measurements and values that depend on earlier rows.
 _COMPARED = (
@@ -47,6 +49,31 @@ def looks_equal(nodes: Sequence[Any], facts: Callable[[Any], Hashable]) -> dict[
         key = (facts(node), tuple(kinds[id(child)] for child in node.children))
         kinds[id(node)] = numbers.setdefault(key, len(numbers))
     return kinds
+
+
+def patterns(kinds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the runs of neighbours of these kinds: first position, members of the pattern, times that it comes.
+
+    A pattern of several members must come three times.
+
+    >>> patterns([7, 7, 1, 2, 1, 2, 1, 2, 5])
+    [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
+    """
+    runs: list[tuple[int, int, int]] = []
+    start = 0
+    while start < len(kinds):
+        period, times = 1, 1
+        for length in range(1, min(_LONGEST_PATTERN, (len(kinds) - start) // 2) + 1):
+            if kinds[start] != kinds[start + length]:
+                continue
+            pattern, count = kinds[start : start + length], 1
+            while kinds[start + count * length : start + (count + 1) * length] == pattern:
+                count += 1
+            if count > (1 if length == 1 else 2) and count * length > period * times:
+                period, times = length, count
+        runs.append((start, period, times))
+        start += period * times
+    return runs
 
 
 def signature(row: LayerInfo) -> tuple[Any, ...]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.containers import map_leaves, tensors_of
-from modelsummary.equality import kinds_of
+from modelsummary.equality import kinds_of, patterns
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.parallel.applying import check_unsharded
@@ -22,7 +21,7 @@ from modelsummary.parallel.rank_model import copied
 
 __all__ = ["fold", "kinds_of_blocks", "pass_through", "repeats"]
 
-_FIRST, _LAST = 3, 2  # blocks of a run of equal ones that run
+_FIRST, _LAST = 3, 2  # blocks, or groups, of a run of equal ones that run
 
 
 def kinds_of_blocks(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
@@ -43,21 +42,22 @@ def kinds_of_blocks(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str
 def repeats(kinds: Sequence[Hashable]) -> dict[int, int]:
     """Return position of a block that need not run for what ranks communicate -> position of the one that runs for it.
 
-    Of equal neighbours, the first three and the last two run: FSDP gathers parameters of the next block, and of the one
-    before the last, in the calls of a block. The third stands for those between them.
+    Of equal neighbours, or of equal groups of neighbours that alternate, the first three and the last two run: FSDP
+    gathers parameters of the next block, and of the one before the last, in the calls of a block. The third stands for
+    those between them.
 
     Args:
         kinds: of the blocks, in the order of their calls.
 
-    >>> repeats("aaaaaaab")
-    {3: 2, 4: 2}
+    >>> repeats("aaaaaaab"), repeats("abababababab")
+    ({3: 2, 4: 2}, {6: 4, 7: 5})
     """
     same: dict[int, int] = {}
-    begin = 0
-    for _, equal in groupby(kinds):
-        end = begin + len(list(equal))
-        same.update(dict.fromkeys(range(begin + _FIRST, end - _LAST), begin + _FIRST - 1))
-        begin = end
+    numbers: dict[Hashable, int] = {}
+    for begin, period, times in patterns([numbers.setdefault(kind, len(numbers)) for kind in kinds]):
+        third = begin + (_FIRST - 1) * period
+        between = range(third + period, begin + (times - _LAST) * period)
+        same |= {position: third + (position - third) % period for position in between}
     return same
 
 

@@ -309,7 +309,8 @@ class ParallelPlan(Printed):
     def communication(self) -> tuple[Collective, ...]:
         """What a rank communicates in one step, read off the trace of the step, which runs on shapes when it is asked.
 
-        Of many equal blocks in a row, five run, and what the third communicates counts for the others.
+        Of many equal blocks in a row, or groups of blocks, five run, and what the third communicates counts for the
+        others.
 
         It is the step of the recorded call without the optimizer, on the first rank of each dimension of the mesh; of a
         plan with stages, the step of all stages for one micro-batch.

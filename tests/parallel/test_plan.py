@@ -151,6 +151,18 @@ def test_equal_blocks_that_do_not_run_communicate_as_those_that_do(options):
     assert Counter(plan.communication) == Counter(replace(plan, _blocks={}).communication)
 
 
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
+@pytest.mark.parametrize("options", [{"tensor": 2}, {"tensor": 2, "shard": 2, "checkpoint": "every"}])
+def test_blocks_that_alternate_do_not_all_run(options):
+    model = Decoder(depth=14)
+    for block in model.blocks[::2]:
+        block.attention.q_norm = nn.Identity()
+    plan = Statistics(model, (torch.zeros(4, 8, dtype=torch.long),)).parallel_plan(**options)
+    same = applied_rank._repeated_blocks(plan)  # of seven equal pairs, the first three and the last two run
+    assert same == {f"blocks.{n}": f"blocks.{4 + n % 2}" for n in (6, 7, 8, 9)}
+    assert Counter(plan.communication) == Counter(replace(plan, _blocks={}).communication)
+
+
 def test_blocks_that_the_model_reads_from_outside_all_run():
     class Penalised(Decoder):
         def forward(self, ids):

@@ -13,12 +13,13 @@ from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.roofline import dtype_of
 from modelsummary.devices.sustained import clock_of
+from modelsummary.equality import patterns
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.diff import diff_trees
-from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, repeats, split_equal
+from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, split_equal
 from modelsummary.views.export import Texts
 from modelsummary.views.flow import Dataflow
 from modelsummary.views.labels import one_line, settings
@@ -147,8 +148,8 @@ def _runs(nodes: Sequence[ExplorerNode], called: Sequence[int]) -> list[tuple[in
             else:
                 level.append(child)
         level.sort(key=lambda child: (child.order, child.index))
-        patterns = repeats([child.equal for child in level])
-        runs += [(level[start].index, period, times) for start, period, times in patterns if times > 1]
+        spans = patterns([child.equal for child in level])
+        runs += [(level[start].index, period, times) for start, period, times in spans if times > 1]
     return runs
 
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from modelsummary.equality import looks_equal, signature
+from modelsummary.equality import looks_equal, patterns, signature
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.flow import FlowStep
 from modelsummary.views.labels import call_label, one_line
 
-__all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of", "repeats", "split_equal"]
+__all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of", "split_equal"]
 
 MOST_CHILDREN = 200  # of one node, a repeated pattern counted once; more are grouped into ranges to keep levels small
-_LONGEST_PATTERN = 12  # nodes
 _FEW_SOURCES = 3
 
 
@@ -129,7 +128,7 @@ def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
 
     Consecutive nodes that take no tensor, as constants in files, become a range if there are more than a few.
     """
-    if sum(period for _, period, _ in repeats([node.equal for node in nodes])) <= MOST_CHILDREN:
+    if sum(period for _, period, _ in patterns([node.equal for node in nodes])) <= MOST_CHILDREN:
         return list(_sources_in_ranges(nodes))
     folded = [list(group) for _, group in groupby(nodes, key=lambda node: node.equal)]
     size = max(round(len(folded) ** 0.5), -(-len(folded) // MOST_CHILDREN))
@@ -159,31 +158,6 @@ def _range(inside: list[ExplorerNode], start: int, unit: str) -> ExplorerNode:
     node.children = _in_ranges(inside)
     node.order, node.equal = inside[0].order, -start - 1  # ranges of one level are never equal
     return node
-
-
-def repeats(equal: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the runs of neighbours with these numbers: first position, nodes of the pattern, times that it comes.
-
-    A pattern of several nodes must come three times.
-
-    >>> repeats([7, 7, 1, 2, 1, 2, 1, 2, 5])
-    [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
-    """
-    runs: list[tuple[int, int, int]] = []
-    start = 0
-    while start < len(equal):
-        period, times = 1, 1
-        for length in range(1, min(_LONGEST_PATTERN, (len(equal) - start) // 2) + 1):
-            if equal[start] != equal[start + length]:
-                continue
-            pattern, count = equal[start : start + length], 1
-            while equal[start + count * length : start + (count + 1) * length] == pattern:
-                count += 1
-            if count > (1 if length == 1 else 2) and count * length > period * times:
-                period, times = length, count
-        runs.append((start, period, times))
-        start += period * times
-    return runs
 
 
 def split_equal(nodes: Sequence[ExplorerNode], changes: Mapping[int, Hashable]) -> None:
