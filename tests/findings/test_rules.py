@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -357,3 +358,20 @@ def test_float32_under_autocast():
     findings = stats.check(select="D402", autocast=torch.bfloat16)
     assert [finding.fqn for finding in findings] == ["b"]
     assert 0 < findings[0].seconds < findings.step_seconds
+
+
+def test_what_the_next_multiple_costs():
+    """Padding 130 columns to 192 adds the difference of the predicted kernels: of a product and its two gradients."""
+    model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 130)).to(torch.bfloat16)
+    finding = _only(model, (4096, 4096), "S501")
+    now, then = (sum(kernel.seconds for kernel in _products(width)) for width in (130, 192))
+    (added, before) = re.fullmatch(r".*adds ([\d.]+) us to ([\d.]+) us", finding.remedy).groups()
+    assert float(before) == pytest.approx(1e6 * now, rel=0.02)
+    assert float(added) == pytest.approx(1e6 * (then - now), rel=0.1)
+
+
+def _products(width):
+    """The kernels of a product and of its two gradients."""
+    model = nn.Sequential(nn.Linear(4096, 4096, bias=False), nn.Linear(4096, width, bias=False)).to(torch.bfloat16)
+    kernels = Statistics(model, (4096, 4096)).kernels("A100", backward=True)
+    return [kernel for kernel in kernels if kernel.fqn == "1"]
