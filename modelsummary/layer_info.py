@@ -130,6 +130,10 @@ class LayerInfo:
         activation_bytes: bytes that the call keeps for the backward: storages that it is the first to save, without
             parameters, buffers and inputs; None before ``Statistics.memory`` ran. ``self_*`` adds up.
         peak_bytes: the most bytes alive at one time during the call's forward, everything included.
+        findings: codes of the rules that found something at the module or at this call; None before
+            ``Statistics.check`` ran.
+        values: figures of the first tensor in the result, such as ``"output_std"``, and of its gradient, such as
+            ``"gradient_norm"``; None before ``Statistics.values`` ran.
         note: what is not known about this row, and why; empty if everything is known.
     """
 
@@ -196,6 +200,9 @@ class LayerInfo:
     activation_bytes: int | None = None
     self_activation_bytes: int | None = None
     peak_bytes: int | None = None
+
+    findings: str | None = None
+    values: dict[str, float] | None = None
 
     note: str = ""
 

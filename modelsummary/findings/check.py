@@ -78,6 +78,7 @@ def check_model(
         priced = [code for code, members in findings.items() if members and RULES[code].is_priced]
         for code in priced:
             findings[code] = _worth(findings[code], _LEAST_SHARE * evidence.step_seconds)
+        _mark(root, [finding for members in findings.values() for finding in members])
         return Findings.of(
             [finding for members in findings.values() for finding in members],
             device=prediction_target.name,
@@ -86,6 +87,15 @@ def check_model(
             rules={rule.code: (rule.name, rule.meaning) for rule in rules},
             notes=(*trace.notes, *evidence.notes),
         )
+
+
+def _mark(root: LayerInfo, findings: Sequence[Finding]) -> None:
+    """Write the codes of the findings into the rows: of a call, or of all calls of a module."""
+    codes: defaultdict[tuple[str | None, int | None], set[str]] = defaultdict(set)
+    for finding in findings:
+        codes[finding.fqn, finding.call_index].add(finding.code)
+    for row in root.walk():
+        row.findings = ", ".join(sorted(codes[row.fqn, row.call_index] | codes[row.fqn, None]))
 
 
 def _worth(findings: list[Finding], least: float) -> list[Finding]:

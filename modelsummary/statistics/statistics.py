@@ -346,7 +346,8 @@ class Statistics(ModelStatistics):
         """Return what is wrong with the model: where, what it costs, and what to do.
 
         One step is observed on shapes: forward and backward, or the forward alone if no parameter is trained. Modules
-        keep their training mode. Rules about time leave out what costs less than a thousandth of the step.
+        keep their training mode. Rules about time leave out what costs less than a thousandth of the step. The column
+        ``"findings"`` of the rows has the codes.
 
         Args:
             device: device of the predicted times, as for ``estimate_latency``.
@@ -515,6 +516,8 @@ class Statistics(ModelStatistics):
     ) -> Values:
         """Run a forward and its backward for real and return the values that flowed; the model stays untouched.
 
+        Fills the columns ``"output_mean"``, ``"gradient_norm"`` ... of the rows.
+
         Args:
             batch: input with values, such as a batch that was saved; default: the recorded input, with random values
                 for sizes.
@@ -534,7 +537,9 @@ class Statistics(ModelStatistics):
         """
         from modelsummary.values import step_values
 
-        return step_values(self._live_for("values"), batch, backward=backward, loss=loss)
+        values = step_values(self._live_for("values"), batch, backward=backward, loss=loss)
+        values.show(self)
+        return values
 
     # ------------------------------------------------------------------------------------------ serving
 

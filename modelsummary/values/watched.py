@@ -19,6 +19,7 @@ from modelsummary.values.tensor_statistics import TensorStatistics
 __all__ = ["CallValues", "ParameterValues", "StepValues", "Values"]
 
 _KEPT = 16  # steps
+_FIGURES = ("mean", "std", "abs_max", "zeros")
 _EARLIEST = 100  # bad values that are kept of earlier steps
 
 
@@ -95,6 +96,17 @@ class StepValues:
             return nan
         return sqrt(sum(gradient.norm**2 for gradient in gradients))
 
+    def __str__(self) -> str:
+        """Return one line for a log: the norm of the gradients, and the least and the largest update."""
+        text = f"step {self.number}"
+        if self.parameters:
+            text += f"; gradient norm {_number(self.gradient_norm)} over {len(self.parameters)} parameters"
+        if ratios := [row for row in self.parameters if not isnan(row.update_ratio)]:
+            least, most = (kind(ratios, key=lambda row: row.update_ratio) for kind in (min, max))
+            rows = (f"{_number(row.update_ratio)} ({row.name})" for row in (least, most))
+            text += f"; update / weight from {' to '.join(rows)}"
+        return text
+
     def log(self) -> dict[str, float]:
         """Return the figures of the step as a flat dict, for a logger."""
         figures: dict[str, float] = {}
@@ -115,8 +127,7 @@ class StepValues:
 
 
 def _logged(statistics: TensorStatistics) -> dict[str, float]:
-    names = ("mean", "std", "abs_max", "zeros")
-    figures = {name: float(getattr(statistics, name)) for name in names}
+    figures = {name: float(getattr(statistics, name)) for name in _FIGURES}
     return {**figures, "not_finite": float(statistics.nans + statistics.infs)}
 
 
@@ -237,6 +248,29 @@ class Values(Printed, Records):
             raise InputError(f"step must be the number of a step that is kept, got {step!r}; {numbers} kept")
         return steps[number].log()
 
+    def show(self, stats: Any) -> None:
+        """Write the figures of the latest calls into the rows of statistics, as columns of their table.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.ReLU(), (4, 2))
+        >>> with stats.watch() as values:
+        ...     _ = stats.live.model(torch.ones(4, 2))
+        >>> values.show(stats)
+        >>> stats.to_records(columns=["fqn", "output_mean", "output_zeros"])
+        [{'fqn': '', 'output_mean': 1.0, 'output_zeros': 0.0}]
+        """
+        calls = {call.key: call for call in self.calls}
+        for row in stats.root.walk():
+            call = calls.get(row.key)
+            figures: dict[str, float] = {}
+            for tensor, statistics in () if call is None else (("output", call.output), ("gradient", call.gradient)):
+                for name in (*_FIGURES, "norm", "nans", "infs") if statistics is not None else ():
+                    value = float(getattr(statistics, name))
+                    figures |= {} if isnan(value) else {f"{tensor}_{name}": value}
+            row.values = figures
+
     def to_records(self) -> list[dict[str, Any]]:
         """Return one flat dict per call and per parameter of each kept step."""
         return [record for step in self.steps for record in _records(step)]
@@ -257,16 +291,8 @@ class Values(Printed, Records):
             ]
             for call in self.calls
         ]
-        steps, parameters = self.steps, self.parameters
-        below = [f"step {steps[-1].number}" if steps else "nothing ran"]
-        if parameters:
-            below[0] += f"; gradient norm {_number(steps[-1].gradient_norm)} over {len(parameters)} parameters"
-            ratios = [row for row in parameters if not isnan(row.update_ratio)]
-            if ratios:
-                least, most = (kind(ratios, key=lambda row: row.update_ratio) for kind in (min, max))
-                below[0] += "; update / weight from " + " to ".join(
-                    f"{_number(row.update_ratio)} ({row.name})" for row in (least, most)
-                )
+        steps = self.steps
+        below = [str(steps[-1]) if steps else "nothing ran"]
         below.append("all values are finite" if bad is None else f"{str(bad).splitlines()[0]}; see first_bad()")
         scaled = sum(value.loss_scale is not None for value in self.bad)
         if scaled:

@@ -180,6 +180,8 @@ class _Cells:
             return self._bound(value, uncertain)
         if column.kind in ("ms", "rate"):
             return decimals(value and value / column.scale, 3 if column.kind == "ms" else 2)
+        if column.kind == "figure":
+            return NOTHING if value is None else f"{value:.3g}"
         if column.kind == "percent":
             return percent(value or None, 2)
         if column.is_number:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -10,9 +10,18 @@ from typing import Any, Literal
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo, rows_around
 
-__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "FILLED_BY", "WITHOUT_FORWARD", "Column", "check_columns", "find_columns"]
+__all__ = [
+    "COLUMNS",
+    "DEFAULT_COLUMNS",
+    "FILLED_BY",
+    "STATISTICS",
+    "WITHOUT_FORWARD",
+    "Column",
+    "check_columns",
+    "find_columns",
+]
 
-Kind = Literal["text", "shape", "count", "bytes", "percent", "ms", "rate"]
+Kind = Literal["text", "shape", "count", "bytes", "percent", "ms", "rate", "figure", "marks"]
 
 
 @dataclass(frozen=True)
@@ -36,17 +45,24 @@ class Column:
     @property
     def is_number(self) -> bool:
         """Return True if the values are numbers or None."""
-        return self.kind in ("count", "bytes", "percent", "ms", "rate")
+        return self.kind in ("count", "bytes", "percent", "ms", "rate", "figure")
 
     def of(self, info: LayerInfo, hides_children: bool = False) -> Any:
         """Return the raw value of a row."""
         return self.collapsed(info) if self.collapsed is not None and hides_children else self.value(info)
 
     def of_equal(self, rows: Sequence[LayerInfo], hides_children: bool = False) -> Any:
-        """Return the raw value of equal rows that are shown once: the mean of times, the largest of bytes."""
+        """Return the raw value of equal rows that are shown once.
+
+        It is the mean of times, the largest of bytes, the figure farthest from zero, and all marks.
+        """
         values = [value for value in (self.of(row, hides_children) for row in rows) if value is not None]
         if self.kind in ("ms", "percent", "rate") and values:
             return fmean(values)
+        if self.kind == "figure" and values:
+            return max(values, key=abs)
+        if self.kind == "marks" and values:
+            return _joined(values)
         return max(values) if self.kind == "bytes" and values else self.of(rows[0], hides_children)
 
 
@@ -67,9 +83,27 @@ def _share(part: Callable[[LayerInfo], int]) -> Callable[[LayerInfo], float]:
     return share
 
 
+def _joined(marks: Iterable[str | None]) -> str | None:
+    """Return all marks, each once; None if no row has any text."""
+    texts = [text for text in marks if text is not None]
+    return ", ".join(sorted({mark for text in texts for mark in text.split(", ") if mark})) if texts else None
+
+
+def _statistic(name: str) -> Column:
+    header = name.replace("abs_max", "abs max").replace("_", " ").capitalize()
+    return Column(header, "figure", lambda info: None if info.values is None else info.values.get(name))
+
+
 def _giga(header: str, attribute: str) -> Column:
     return Column(header, "rate", lambda info: getattr(info, attribute), scale=1e9)
 
+
+STATISTICS = tuple(
+    f"{tensor}_{figure}"
+    for tensor in ("output", "gradient")
+    for figure in ("mean", "std", "abs_max", "norm", "zeros", "nans", "infs")
+)
+"""The columns of values: of the first tensor in the result of a call, and of its gradient."""
 
 # Parameters and mult-adds add up over the rows shown: a row shows its own, and includes its descendants if these are
 # hidden. The other columns show the attributes of LayerInfo unchanged, which include descendants.
@@ -136,6 +170,10 @@ COLUMNS: dict[str, Column] = {
     ),
     "achieved_flops_per_second": _giga("GFLOP/s", "achieved_flops_per_second"),
     "achieved_bytes_per_second": _giga("GB/s", "achieved_bytes_per_second"),
+    "findings": Column(
+        "Findings", "marks", lambda info: info.findings, lambda info: _joined(row.findings for row in info.walk())
+    ),
+    **{name: _statistic(name) for name in STATISTICS},
 }
 
 _LATENCY_COLUMNS = ("latency_ms", "latency_share")
@@ -152,6 +190,8 @@ _BY_CALL = {
     " backward_latency_iqr_ms",
     "estimate_latency(device)": "estimated_latency_ms self_estimated_latency_ms",
     "memory()": "activation_bytes self_activation_bytes peak_bytes",
+    "check()": "findings",
+    "values()": " ".join(STATISTICS),
 }
 FILLED_BY = {name: call for call, names in _BY_CALL.items() for name in names.split()}  # columns that a call fills
 

@@ -21,6 +21,7 @@ _SIZES = ("input_size", "output_size")
 _LARGEST = 256 * 2**20  # bytes of a file: what it becomes takes ten times as many
 _MOST_DIGITS = 38  # of an integer: floats hold larger ones, but no model has them
 _DEEPEST, _DEEPEST_SIZE = 200, 50  # rows below rows, and containers in a size: views go through them recursively
+_OPTIONAL = ("findings", "values")  # only where a call filled them
 _LINKS = ("module", "parent_info", "children")
 _FACTS = tuple(field.name for field in fields(LayerInfo) if field.name not in _LINKS)
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
@@ -32,6 +33,8 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "list[int]": (list,),
     "dict[str, list[int] | None]": (dict,),
     "dict[str, int]": (dict,),
+    "str | None": (str, type(None)),
+    "dict[str, float] | None": (dict, type(None)),
 }
 _KINDS = {
     field.name: _PYTHON_TYPES[str(field.type)]
@@ -58,6 +61,7 @@ def rows_of(root: LayerInfo) -> list[dict[str, Any]]:
     records = []
     for row in rows:
         record = {name: getattr(row, name) for name in _FACTS}
+        record = {name: fact for name, fact in record.items() if fact is not None or name not in _OPTIONAL}
         record |= {name: _packed(record[name]) for name in _SIZES}
         record["layer_id"] = layers.setdefault(row.layer_id, len(layers))
         records.append({"parent": None if row is root else numbers[id(row.parent_info)], **record})
@@ -163,7 +167,8 @@ def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
     depths: list[int] = []
     try:
         for record in records:
-            facts = {name: record[name] for name in _FACTS}
+            facts: dict[str, Any] = {name: record[name] for name in _FACTS if name not in _OPTIONAL}
+            facts |= {name: record.get(name) for name in _OPTIONAL}
             facts |= {name: _unpacked(facts[name]) for name in _SIZES}
             for name, kinds in _KINDS.items():
                 if not isinstance(facts[name], kinds):

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import InputError, Statistics, StepError
+from modelsummary import InputError, ModelStatistics, Statistics, StepError
 from modelsummary.cli import run
 from modelsummary.errors import NotLiveError, RegistrationError
 from modelsummary.findings import RULES
 from modelsummary.findings.ruleset import rule
+from modelsummary.views.explorer.data import Explored, model_data
 from tests.findings.page import PAGE, with_table
 from tests.findings.planted import IMAGES, TEXT, Block, Images
 
@@ -165,3 +166,31 @@ def test_the_page_is_up_to_date():
 
 def test_a_sound_model_prints_that_nothing_was_found():
     assert str(Statistics(Images(), IMAGES).check()).startswith("No findings: ")
+
+
+def test_the_rows_have_the_codes():
+    """Equal rows that are shown once have the codes of all, and a row whose children are hidden has theirs."""
+    model = nn.Sequential(Messy(), nn.Conv1d(16, 16, 1))
+    stats = Statistics(model, TEXT)
+    assert stats[""].findings is None
+    assert "findings is not known yet: call stats.check()" in stats.table(columns=["findings"])
+    stats.check()
+    codes = {row["fqn"]: row["findings"] for row in stats.to_records(columns=["fqn", "findings"])}
+    assert (codes["0"], codes["0.spare"], codes["0.blocks.2"], codes["1"]) == ("G101", "U201", "R301", "")
+    assert stats.to_records(columns=["fqn", "findings"], depth=1)[1]["findings"] == "G101, R301, U201"
+    (line,) = [line for line in stats.table(columns=["findings"], fold=True).splitlines() if "3 x Block" in line]
+    assert line.split()[-1] == "R301"
+    stats.check(select="U")
+    assert stats["0"].findings == ""
+
+
+def test_marks_are_stored_and_explored():
+    stats = Statistics(Messy(), TEXT)
+    assert '"findings"' not in stats.to_json()
+    assert ModelStatistics.from_json(stats.to_json())[""].findings is None
+    stats.check()
+    assert ModelStatistics.from_json(stats.to_json())["blocks.1"].findings == "R301"
+    data = model_data(Explored(stats.root))
+    marks = [data["texts"][place] for place in data["groups"]["Findings"]]
+    names = [data["texts"][place] for place in data["nodes"]["name"]]
+    assert dict(zip(names, marks, strict=True))["spare"] == "U201"

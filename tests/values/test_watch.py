@@ -14,9 +14,10 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
-from modelsummary import InputError, NotLiveError, Statistics, StepError
+from modelsummary import InputError, ModelStatistics, NotLiveError, Statistics, StepError
 from modelsummary._torch import dispatch_modes
 from modelsummary.values import TensorStatistics, tensor_statistics
+from modelsummary.views.explorer.data import Explored, model_data
 from tests.idioms import IDIOMS, Gpt2, ids, rows
 from tests.untouched import untouched
 
@@ -421,6 +422,48 @@ def test_errors_of_values_name_what_was_passed():
     for batch in ("x", 3, b"y"):
         with pytest.raises(InputError, match=f"^batch must hold the tensors that the forward takes, got {batch!r}; "):
             stats.values(batch)
+
+
+def test_a_step_is_one_line_for_a_log():
+    model, x = mlp(), rows(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, x) as values:
+        model(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(x)
+    trained, forward = map(str, values.steps)
+    assert trained.startswith(f"step 0; gradient norm {values.steps[0].gradient_norm:.3g} over 4 parameters; update / ")
+    assert forward == "step 1"
+    assert str(values).splitlines()[-2] == forward
+
+
+def test_values_are_columns():
+    """Figures of the result and of its gradient, of the rows that ran, as torch computes them."""
+    model, x = mlp(), rows(5, 4)
+    stats = Statistics(model, x)
+    assert "output_std is not known yet: call stats.values()" in stats.table(columns=["output_std"])
+    stats.values(x)
+    records = {row["fqn"]: row for row in stats.to_records()}
+    hidden = model[0](x).detach()
+    assert records["0"]["output_std"] == pytest.approx(float(hidden.std(correction=0)))
+    assert records["0"]["output_abs_max"] == pytest.approx(float(hidden.abs().max()))
+    assert records["2"]["gradient_norm"] == pytest.approx(15**0.5)  # the loss is the sum of 5 x 3 results
+    assert {row["output_nans"] for row in records.values()} == {0}
+    assert "3.87" in stats.table(columns=["gradient_norm"])
+    assert stats.to_pandas(columns=["fqn", "output_zeros"])["output_zeros"][2] == pytest.approx(
+        float((hidden.relu() == 0).double().mean())
+    )
+    figures = {figure["name"]: figure for figure in model_data(Explored(stats.root))["figures"]}
+    assert figures["gradient_norm"]["own"][3] == pytest.approx(15**0.5, rel=1e-5)
+    assert ModelStatistics.from_json(stats.to_json())["0"].values == stats["0"].values
+
+
+def test_a_value_that_is_not_known_is_no_figure():
+    stats = Statistics(nn.Linear(4, 3), rows(5, 4))
+    stats.values(torch.full((5, 4), float("nan")), backward=False)
+    (row,) = stats.to_records(columns=["output_mean", "output_nans", "gradient_norm"])
+    assert row == {"output_mean": None, "output_nans": 15, "gradient_norm": None}
 
 
 class Replaced(nn.Module):

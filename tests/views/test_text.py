@@ -154,7 +154,7 @@ def test_every_fact_of_a_layer_is_a_column(stats):
     structural = {"name", "layer_id", "module", "depth", "depth_index", "is_recursive", "parent_info", "children"}
     structural |= {"call_order", "key"}
     own_shares = {"self_trainable_params", "self_params_bytes", "self_buffers", "self_buffer_bytes"}
-    flags = {"has_uninitialized", "is_uncertain", "is_leaf", "uncounted_ops"}
+    flags = {"has_uninitialized", "is_uncertain", "is_leaf", "uncounted_ops", "values"}
     assert facts - structural - own_shares - flags <= set(COLUMNS)
     text = stats.table(columns=list(COLUMNS))
     for column in COLUMNS.values():

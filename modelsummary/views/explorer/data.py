@@ -18,6 +18,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.views.amounts import ADDITIVE
+from modelsummary.views.columns import COLUMNS, STATISTICS
 from modelsummary.views.diff import diff_trees
 from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, split_equal
 from modelsummary.views.export import Texts
@@ -202,6 +203,7 @@ def _groups(model: Explored) -> list[_Fact]:
     return [
         ("Stage", stage),
         ("Sharding", lambda node: "" if node.row is None else model.styles.get(node.row.fqn, "")),
+        ("Findings", lambda node: "" if node.row is None else node.row.findings or ""),
     ]
 
 
@@ -262,6 +264,13 @@ def _figures(nodes: Sequence[ExplorerNode]) -> list[dict[str, Any]]:
         amounts = [figure(node) for node in nodes]
         if any(amounts):
             figures.append({"name": name, "title": title, "unit": "bytes", "adds": False, "own": amounts})
+    for name in STATISTICS:
+        rows = [node.row for node in nodes]
+        sizes = [0.0 if row is None or row.values is None else abs(row.values.get(name, 0.0)) for row in rows]
+        if any(sizes):
+            values, title = list(map(_rounded, sizes)), COLUMNS[name].header
+            title = f"{title} (absolute)" if name.endswith("_mean") else title
+            figures.append({"name": name, "title": title, "unit": "figure", "adds": False, "own": values})
     return figures
 
 

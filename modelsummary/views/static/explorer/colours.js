@@ -1,9 +1,10 @@
-// The colours of nodes: by a figure, by type, by stage or sharding, or by difference.
+// The colours of nodes: by a figure, by type, by stage, sharding or findings, or by difference.
 
 import { scaled } from "./format.js";
 import { state } from "./state.js";
 
-const NAMED = ["Type", "Stage", "Sharding", "Difference"];
+const GROUPS = ["Stage", "Sharding", "Findings"];
+const NAMED = ["Type", ...GROUPS, "Difference"];
 const OF_DIFFERENCE = { added: "#2e9e5b", removed: "#d64545", changed: "#e0902a", renamed: "#3b82d6", inside: "#efc48c", shape: "#c3b8de" };
 const MEANING = { shape: "only shapes differ", inside: "changed inside" };
 const MOST_TYPES = 9;
@@ -17,7 +18,7 @@ export const isDark = () => {
 export const colourings = () => {
   const [first] = state.sides;
   const figures = [...first.model.figures.values()].map((figure) => [figure.name, figure.title]);
-  const groups = ["Stage", "Sharding"].filter((name) => name in first.model.data.groups).map((name) => [name, name]);
+  const groups = GROUPS.filter((name) => name in first.model.data.groups).map((name) => [name, name]);
   const difference = state.diff ? [["Difference", "Difference"]] : [];
   return [["", "Automatic"], ...figures, ["Type", "Type"], ...groups, ...difference];
 };
@@ -52,6 +53,7 @@ export const colouring = (side, nodes, isChart = false) => {
     Type: (node) => typeOf(model, node),
     Stage: (node) => only(model, "Stage", node),
     Sharding: (node) => model.group("Sharding", node),
+    Findings: (node) => model.group("Findings", node),
     Difference: (node) => side.statusOf(node),
   }[name];
   return byLabel(model, name, label, nodes);
