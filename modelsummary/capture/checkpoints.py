@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from modelsummary.errors import InputError, close_to
 
-__all__ = ["apply_checkpoint", "is_checkpointed", "segment_of"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AppliedCheckpoint", "apply_checkpoint", "is_checkpointed", "keeping", "result_name", "segment_of"]
+
+# Hooks that a user sets for saved tensors see what a checkpoint keeps as well, where torch offers the choice.
+_SEES_HOOKS = {"respect_saved_tensors_hooks": True}
+_OPTIONS = {
+    "use_reentrant": False,
+    **(_SEES_HOOKS if _SEES_HOOKS.keys() <= inspect.signature(checkpoint).parameters.keys() else {}),
+}
 
 
-def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
+class AppliedCheckpoint:
+    """Modules that run under activation checkpointing until ``undo()``, or until the end of a ``with`` block.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> with apply_checkpoint(model, ["0"]):
+    ...     "forward" in vars(model[0])
+    True
+    >>> "forward" in vars(model[0])
+    False
+    """
+
+    def __init__(self, forwards: Sequence[tuple[nn.Module, Callable[..., Any] | None]]) -> None:
+        self._forwards = list(forwards)  # modules, and the forward that each had in its own attributes
+
+    def undo(self) -> None:
+        """Run the modules as before; does nothing if it was called already."""
+        while self._forwards:
+            module, forward = self._forwards.pop()
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterable[str]]) -> AppliedCheckpoint:
     """Run modules of ``model`` under non-reentrant activation checkpointing from now on.
 
     Gradients, names, parameters and state dicts do not change.
@@ -24,7 +67,11 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     Args:
         model: the model, changed in place.
         fqns: names of modules. ``"features[4:8]"`` is one segment, children 4 to 7 of the ``nn.Sequential`` called
-            ``features``; only the input of the segment is kept.
+            ``features``; only the input of the segment is kept. A mapping gives names of the results that each module
+            keeps beside its input: ``"aten.addmm.default#1"`` is what its second call of this operator returns.
+
+    Returns:
+        What undoes it.
 
     Raises:
         InputError: a module or segment does not exist, or segments overlap; the model is not changed.
@@ -32,7 +79,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     >>> import torch
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> apply_checkpoint(model, ["[0:2]"])
+    >>> applied = apply_checkpoint(model, ["[0:2]"])
     >>> model(torch.ones(4, 2)).sum().backward()
     >>> model[0].weight.grad.shape
     torch.Size([3, 2])
@@ -44,6 +91,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     chosen = list(dict.fromkeys(fqns)) if isinstance(fqns, Iterable) else [fqns]
     if not all(isinstance(fqn, str) for fqn in chosen):
         raise InputError(f"fqns must be a list of module names, got {fqns!r}")
+    kept = {fqn: tuple(fqns[fqn]) if isinstance(fqns, Mapping) else () for fqn in chosen}
     modules = dict(model.named_modules())
     segments: defaultdict[str, list[range]] = defaultdict(list)
     for fqn in chosen:
@@ -59,11 +107,53 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
             raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; pass only one of them")
         if is_checkpointed(modules[container]):
             raise InputError(f"{fqn!r} is checkpointed already")
+    forwards = []
     for fqn in chosen:
         if fqn in modules:
-            modules[fqn].forward = partial(checkpoint, modules[fqn].forward, use_reentrant=False)
+            forwards.append((modules[fqn], vars(modules[fqn]).get("forward")))
+            modules[fqn].forward = partial(checkpoint, modules[fqn].forward, **_options(kept[fqn]))
     for container, parts in segments.items():
-        modules[container].forward = partial(_in_segments, modules[container], parts)
+        forwards.append((modules[container], vars(modules[container]).get("forward")))
+        kept_by_segment = [(part, kept[f"{container}[{part.start}:{part.stop}]"]) for part in parts]
+        modules[container].forward = partial(_in_segments, modules[container], kept_by_segment)
+    return AppliedCheckpoint(forwards)
+
+
+def _options(kept: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options of ``checkpoint`` for a region that keeps some of its results."""
+    if not kept:
+        return {**_OPTIONS}
+    options = {**_OPTIONS, "context_fn": partial(keeping, kept)}
+    if "respect_saved_tensors_hooks" in options:  # hooks refuse what was written in place after it was kept
+        options["respect_saved_tensors_hooks"] = not any("_." in name for name in kept)
+    return options
+
+
+def result_name(operator: object, number: int) -> str:
+    """Return the name of what a call of an operator in a region returns, with the number of the call.
+
+    >>> import torch
+    >>> result_name(torch.ops.aten.mm.default, 0)
+    'aten.mm.default#0'
+    """
+    return f"{operator}#{number}"
+
+
+def keeping(kept: Iterable[str]) -> Any:
+    """Return the contexts of ``checkpoint`` in which the results of these names are kept, and the others are not.
+
+    An operator whose name ends in an underscore writes in place: what it wrote into was kept before, and changes then.
+    """
+    counts: dict[bool, Counter[Any]] = {False: Counter(), True: Counter()}  # before torch 2.14, both passes ask
+    names = frozenset(kept)
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        number = counts[context.is_recompute][operator]
+        counts[context.is_recompute][operator] += 1
+        is_kept = f"{operator}#{number}" in names
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy, allow_cache_entry_mutation=any("_." in name for name in names))
 
 
 def is_checkpointed(module: nn.Module | None) -> bool:
@@ -95,18 +185,18 @@ def _check_segment(fqn: str, container: nn.Module, segment: range, others: Itera
         raise InputError(f"checkpoint names {fqn!r}, which overlaps another segment")
 
 
-def _in_segments(container: nn.Module, segments: Sequence[range], x: Any) -> Any:
+def _in_segments(container: nn.Module, segments: Sequence[tuple[range, tuple[str, ...]]], x: Any) -> Any:
     """Run the children of an ``nn.Sequential``, with its segments checkpointed."""
     children = list(container.children())
-    segment_at = {segment.start: segment for segment in segments}
+    segment_at = {segment.start: (segment, kept) for segment, kept in segments}
     position = 0
     while position < len(children):
-        segment = segment_at.get(position)
-        if segment is None:
+        if position not in segment_at:
             x = children[position](x)
             position += 1
         else:
-            x = checkpoint(_run, children[segment.start : segment.stop], x, use_reentrant=False)
+            segment, kept = segment_at[position]
+            x = checkpoint(_run, children[segment.start : segment.stop], x, **_options(kept))
             position = segment.stop
     return x
 

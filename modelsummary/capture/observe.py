@@ -152,7 +152,7 @@ def observe(
         run = StepRun(model, args, kwargs, plan, model_device, block, level="storages")
         operators = Operators(run.observer.around(execution))
         with as_step_error(lambda: run.doing, remedies), operators, run.observer.following():
-            apply_checkpoint(model, plan.checkpoint)
+            apply_checkpoint(model, dict(plan.checkpoint))
             run.step()
         notes = [f"The step ran for real: {reason}"]
         return run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
@@ -166,7 +166,7 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
     """
     operators = Operators(run.observer.around(shapes))
     with operators, run.observer.following():
-        apply_checkpoint(run.model, run.plan.checkpoint)
+        apply_checkpoint(run.model, dict(run.plan.checkpoint))
         try:
             run.step()
         except Exception as error:

@@ -50,7 +50,8 @@ class StepPlan:
         train: True: forward, backward and optimizer step; False: a forward without gradients.
         make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
         device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.step_options.StepOptions``.
-        checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
+        checkpoint: modules that run under activation checkpointing, each with the results that it keeps, as
+            ``apply_checkpoint`` takes them.
         stage: what a stage of a pipeline runs; None: the model is not a stage.
     """
 
@@ -59,7 +60,7 @@ class StepPlan:
     device: torch.device | None = None
     dtype: torch.dtype | None = None
     loss: Callable[[Any], Tensor] | None = None
-    checkpoint: tuple[str, ...] = ()
+    checkpoint: tuple[tuple[str, tuple[str, ...]], ...] = ()
     autocast: torch.dtype | None = None
     accumulates: bool = False
     block_bytes: int | None = None

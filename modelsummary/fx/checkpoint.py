@@ -31,7 +31,8 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
         ``gm``.
 
     Raises:
-        InputError: no node belongs to a name, or a node is already in a region. The graph is unchanged then.
+        InputError: the plan keeps results of operators, no node belongs to a name, or a node is already in a region.
+            The graph is unchanged then.
 
     >>> import torch
     >>> from modelsummary.fx import symbolic_trace
@@ -43,6 +44,11 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
     checked(gm)
     if isinstance(fqns, str):
         raise InputError(f"fqns must be a list of module names, got one name; pass [{fqns!r}]")
+    if isinstance(fqns, CheckpointPlan) and fqns.kept:
+        raise InputError(
+            "the plan keeps results inside its modules, and a region of a graph keeps none; pass a plan of "
+            "suggest_checkpoint, or memory_plan(granularity='block')"
+        )
     names = list(dict.fromkeys(fqns.fqns if isinstance(fqns, CheckpointPlan) else fqns))
     unknown = next((name for name in names if not isinstance(name, str)), None)
     if unknown is not None:

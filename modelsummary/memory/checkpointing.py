@@ -1,67 +1,98 @@
-"""Activation checkpointing: the choice of modules to recompute."""
+"""Activation checkpointing: the plan, and the blocks among which it chooses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import getsource
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from pprint import pformat
+from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from modelsummary.capture.checkpoints import segment_of
+from modelsummary.capture.checkpoints import AppliedCheckpoint, apply_checkpoint, keeping
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.tables import Printed, Report
-from modelsummary.units import grouped, number_of, scaled
+from modelsummary.tables import PAGE, Printed, Report
+from modelsummary.units import duration, grouped, number_of, scaled
 
 __all__ = [
-    "Block",
     "CheckpointPlan",
     "blocks_of",
     "bytes_by_block",
-    "least_recomputation",
-    "recomputed_macs",
     "square_root",
 ]
 
 
-class Block(NamedTuple):
-    """A module that can be recomputed in the backward.
-
-    Attributes:
-        saving: bytes that are then not kept for the backward.
-        macs: multiply-adds that are then done twice.
-    """
-
-    saving: int
-    macs: int
-
-
 @dataclass(frozen=True, repr=False)
 class CheckpointPlan(Printed):
-    """Modules to run under activation checkpointing.
+    """Modules to run under activation checkpointing, and what each keeps.
 
     Attributes:
-        fqns: names of these modules, for ``apply_checkpoint``.
-        peak: peak of a step with checkpointing, in bytes.
+        fqns: names of these modules.
+        peak: simulated peak of a step with checkpointing, in bytes.
         peak_without: peak of a step without it, in bytes.
         recomputed_macs: multiply-adds that each step does again.
+        kept: module -> names of the results that it keeps beside its input, as ``apply_checkpoint`` takes them; modules
+            that keep no results are left out.
+        seconds: predicted time of the operators that each step runs again; None without a device.
+        device: device of this time.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> blocks = [nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(2)]
-    >>> plan = Statistics(nn.Sequential(*blocks), (256, 8)).suggest_checkpoint(300_000)
-    >>> plan.fqns, plan.peak < 300_000 < plan.peak_without
-    (('0',), True)
+    >>> plan = Statistics(nn.Sequential(*blocks), (256, 8)).memory_plan(300_000)
+    >>> plan.fqns, plan.kept, plan.recomputed_macs
+    (('0',), {}, 131072)
+    >>> plan.peak < 300_000 < plan.peak_without
+    True
     """
 
     fqns: tuple[str, ...]
     peak: int
     peak_without: int
     recomputed_macs: int
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seconds: float | None = None
+    device: str | None = None
+
+    @property
+    def checkpoint(self) -> dict[str, tuple[str, ...]]:
+        """The modules with what they keep, for ``memory(checkpoint=...)`` and ``apply_checkpoint``."""
+        return {fqn: tuple(self.kept.get(fqn, ())) for fqn in self.fqns}
+
+    def apply(self, model: nn.Module) -> AppliedCheckpoint:
+        """Run the modules of ``model`` under activation checkpointing until ``undo()`` of the result is called.
+
+        Outputs and gradients stay the same, bit for bit.
+
+        Raises:
+            InputError: the model lacks a module, or it is checkpointed already; the model is not changed then.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(2)))
+        >>> applied = Statistics(model, (256, 8)).memory_plan(300_000).apply(model)
+        >>> model(torch.ones(256, 8)).sum().backward()
+        >>> applied.undo()
+        """
+        return apply_checkpoint(model, self.checkpoint)
+
+    def to_code(self) -> str:
+        """Return code that does what ``apply`` does, and needs torch alone; ``model`` is the model.
+
+        >>> print(CheckpointPlan(("0",), 10, 20, 0).to_code().splitlines()[-1])
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=partial(keeping, kept))
+        """
+        return _CODE.format(keeping=getsource(keeping), kept=pformat(self.checkpoint, width=PAGE, sort_dicts=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as a dict that can be written as JSON."""
+        return {**vars(self), "fqns": list(self.fqns), "kept": {fqn: list(names) for fqn, names in self.kept.items()}}
 
     def _report(self) -> Report:
         figures = [("Peak", self.peak), ("Peak without checkpointing", self.peak_without)]
@@ -69,44 +100,30 @@ class CheckpointPlan(Printed):
         rows.append(("MACs recomputed in each step", grouped(self.recomputed_macs), scaled(self.recomputed_macs)))
         title = f"Checkpoint {number_of(len(self.fqns), 'module')}: {', '.join(self.fqns)}"
         title = title if self.fqns else "No checkpoint is needed"
-        return Report(rows, ["Figure", "Value", ""], "lrr", above=[title])
+        lines = []
+        if self.seconds is not None:
+            lines.append(f"Predicted time of what runs again on {self.device}: {duration(1e3 * self.seconds)}")
+        modules: dict[tuple[str, ...], list[str]] = {}
+        for fqn, names in self.kept.items():
+            modules.setdefault(names, []).append(fqn)
+        lines += [f"Kept in {', '.join(fqns)}: {', '.join(names)}" for names, fqns in modules.items()]
+        return Report(rows, ["Figure", "Value", ""], "lrr", above=[title], below=lines)
 
 
-def least_recomputation(blocks: Sequence[Block], needed: Sequence[int]) -> list[int] | None:
-    """Return the indices of the blocks whose recomputation frees enough with the fewest MACs; None if none do.
+_CODE = """from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
-    Blocks are in the order of the forward. While block j runs, forward or backward, the activations of the blocks
-    before it are alive, and none of the blocks after it. So the savings of the blocks before j must reach
-    ``needed[j]``, and the savings of all blocks ``needed[len(blocks)]``, for the operators after the last block. The
-    choice is exact: all sets that no other set beats in both savings and MACs are extended block by block.
-
-    >>> least_recomputation([Block(10, 5), Block(30, 9), Block(20, 6)], needed=[0, 0, 0, 25])
-    [1]
-    >>> least_recomputation([Block(10, 5)], needed=[0, 25]) is None
-    True
-    """
-    limit = max(needed)
-    front: list[_Choice] = [(0, 0, ())]
-    for index, block in enumerate(blocks):
-        front = [choice for choice in front if -choice[1] >= needed[index]]
-        taken = [
-            (macs + block.macs, max(saved - block.saving, -limit), (*indices, index)) for macs, saved, indices in front
-        ]
-        front = _undominated(sorted([*front, *taken]))
-    enough = [choice for choice in front if -choice[1] >= needed[-1]]
-    return list(enough[0][2]) if enough else None
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
-_Choice = tuple[int, int, tuple[int, ...]]  # MACs, minus the saving (capped at the most needed), blocks
+{keeping}
 
-
-def _undominated(choices: Iterable[_Choice]) -> list[_Choice]:
-    """Return the choices, given in the order of their MACs, that save more than all before them."""
-    kept: list[_Choice] = []
-    for choice in choices:
-        if not kept or choice[1] < kept[-1][1]:
-            kept.append(choice)
-    return kept
+for fqn, kept in {kept}.items():
+    module = model.get_submodule(fqn)
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=partial(keeping, kept))
+"""
 
 
 def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> list[int]:
@@ -188,23 +205,3 @@ def _runs(numbers: Sequence[int]) -> Iterator[range]:
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
             yield range(numbers[first], numbers[index - 1] + 1)
             first = index
-
-
-def recomputed_macs(root: LayerInfo, fqns: Iterable[str]) -> int:
-    """Return the multiply-adds that checkpointing these modules and segments does again in each step."""
-    names: set[str] = set()
-    for fqn in fqns:
-        container, segment = segment_of(fqn)
-        row = next(row for row in root.walk() if row.fqn == container)
-        if segment is None:
-            names.add(fqn)
-        elif row.module is not None:
-            children = list(row.module.named_children())[segment.start : segment.stop]
-            names.update(f"{container}.{name}" if container else name for name, _ in children)
-    return _macs_under(root, names)
-
-
-def _macs_under(row: LayerInfo, names: Container[str]) -> int:
-    if row.executed and row.fqn in names:
-        return row.macs
-    return sum(_macs_under(child, names) for child in row.children)

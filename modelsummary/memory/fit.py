@@ -1,80 +1,20 @@
-"""Fitting a step into memory: the modules to recompute for a budget, and the largest batch."""
+"""The largest batch that fits into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
 from modelsummary.capture.step_error import NeedsValuesError
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError, StepError
-from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.checkpointing import (
-    Block,
-    CheckpointPlan,
-    blocks_of,
-    bytes_by_block,
-    least_recomputation,
-    recomputed_macs,
-)
-from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.predict import simulate, simulate_step
+from modelsummary.memory.predict import simulate_step
 from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
 
-__all__ = ["largest", "max_batch_size", "suggest_checkpoint"]
-
-
-def suggest_checkpoint(
-    live: LiveModel, root: LayerInfo, budget_bytes: int | str, plan: StepPlan, by: str = "macs"
-) -> CheckpointPlan:
-    """Return the repeated blocks to recompute so that the peak of a step is at most ``budget_bytes``.
-
-    The saving of each block is simulated once for all equal blocks. The choice is exact for these savings, and the step
-    with the chosen blocks is simulated to check it.
-
-    Raises:
-        InputError: ``budget_bytes`` is unusable, or recomputing all blocks does not suffice.
-    """
-    budget_bytes = parse_bytes(budget_bytes, "budget_bytes")
-    check_initialized(live)
-    if plan.checkpoint:
-        raise InputError("suggest_checkpoint chooses the modules to recompute; leave out checkpoint=")
-    if by not in ("macs", "latency") or (by == "latency" and root.estimated_latency_ms is None):
-        raise InputError(f"by must be 'macs', or 'latency' once estimate_latency() predicted it, got {by!r}")
-    rows = blocks_of(root)
-    fqns = [row.fqn for row in rows]
-    with counted("checkpoint plan", "estimate") as done:
-
-        def recomputing(chosen: Sequence[str]) -> MemoryEstimate:
-            estimate, _ = simulate(live, root, replace(plan, checkpoint=tuple(chosen)))
-            done()
-            return estimate
-
-        plain = recomputing([])
-        kinds = kinds_of(root)
-        distinct_blocks: dict[int, Block] = {}
-        for row in rows:
-            kind = kinds[id(row)]
-            if kind not in distinct_blocks:
-                distinct_blocks[kind] = Block(plain.activations - recomputing([row.fqn]).activations, _work_of(row, by))
-        blocks = [distinct_blocks[kinds[id(row)]] for row in rows]
-        needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
-        while True:
-            indices = least_recomputation(blocks, needed)
-            chosen = fqns if indices is None else [fqns[index] for index in indices]
-            peak = recomputing(chosen).peak
-            if peak <= budget_bytes:
-                return CheckpointPlan(tuple(chosen), peak, plain.peak, recomputed_macs(root, chosen))
-            if indices is None:
-                raise InputError(
-                    f"budget_bytes={budget_bytes:,} is too little: with all {len(rows)} blocks recomputed a step takes "
-                    f"{peak:,} bytes; pass a larger budget or a smaller batch"
-                )
-            needed = [excess + max(peak - budget_bytes, 1) for excess in needed]  # the savings were too optimistic
+__all__ = ["largest", "max_batch_size"]
 
 
 def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> int:
@@ -116,11 +56,6 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
             return peak(2)
 
         return largest(peak_from_two, memory_bytes)
-
-
-def _work_of(row: LayerInfo, by: str) -> int:
-    """Return what recomputing a block takes: multiply-adds, or predicted nanoseconds."""
-    return row.macs if by == "macs" else round(1e6 * (row.estimated_latency_ms or 0.0))
 
 
 def largest(peak: Callable[[int], int], limit: int) -> int:

@@ -23,7 +23,6 @@ from modelsummary.capture.step import casting, loss_of
 from modelsummary.capture.step_error import as_step_error, remedies_for
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryMeasurement
 from modelsummary.memory.predict import simulate
 from modelsummary.operators.tensor_bytes import stored_tensors
@@ -33,7 +32,7 @@ __all__ = ["measure"]
 _FORWARD = "modelsummary: forward"
 
 
-def measure(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryMeasurement:
+def measure(live: LiveModel, plan: StepPlan) -> MemoryMeasurement:
     """Measure a step and predict the same step.
 
     Raises:
@@ -44,7 +43,7 @@ def measure(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryMeasureme
     if plan.device is not None or plan.dtype is not None:
         raise InputError("memory is measured on the model's own device and dtype; leave out device and dtype")
     measured = _measured(live.model, live.call, plan)
-    predicted, _ = simulate(live, root, plan)
+    predicted, _ = simulate(live, plan)
     return MemoryMeasurement(*measured, predicted)
 
 
@@ -54,7 +53,7 @@ def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[in
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"memory is measured on the CPU and on CUDA, but the model is on {device}")
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
-        apply_checkpoint(model, plan.checkpoint)
+        apply_checkpoint(model, dict(plan.checkpoint))
         step = _RealStep(model, args, kwargs, plan, device)
         remedies = remedies_for(train=plan.train, checkpointed=bool(plan.checkpoint))
         with as_step_error(lambda: step.doing, remedies), Operators(execution):

@@ -14,13 +14,12 @@ from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.equality import kinds_of
 from modelsummary.layer_info import CallKey, LayerInfo
-from modelsummary.memory.checkpointing import recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.saved import saved_of
 from modelsummary.memory.stage_actions import StageActions, actions_of
 from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
 
-__all__ = ["predict", "simulate", "simulate_step", "stage_actions"]
+__all__ = ["memory_of", "predict", "simulate", "simulate_step", "stage_actions"]
 
 
 def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
@@ -31,7 +30,7 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
             model or its input lacks.
     """
     trace = observed(live, plan, storages=True)
-    estimate, memory = _read(trace, root, plan)
+    estimate, memory = memory_of(trace, plan)
     rows = list(root.walk()) if plan.train else []
     for row in rows:
         row_memory = memory.get(row.key) if row.executed else None
@@ -45,16 +44,15 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
     return replace(estimate, saved=saved_of(trace, {row.key: kinds[id(row)] for row in rows}))
 
 
-def simulate(live: LiveModel, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
+def simulate(live: LiveModel, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
     """Predict the memory of a step without writing into the rows; see ``simulate_step``."""
-    return _read(observed(live, plan, storages=True), root, plan)
+    return memory_of(observed(live, plan, storages=True), plan)
 
 
-def _read(trace: Trace, root: LayerInfo, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
+def memory_of(trace: Trace, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
     """Return the memory of a step, and of each call, from its trace."""
     workspaces = _workspaces(trace, plan)
-    recomputed = recomputed_macs(root, plan.checkpoint) if plan.train else 0
-    return replace(estimate_of(trace, workspaces), recomputed_macs=recomputed), by_call(trace, workspaces)
+    return estimate_of(trace, workspaces), by_call(trace, workspaces)
 
 
 def simulate_step(
@@ -75,9 +73,7 @@ def simulate_step(
         InputError: no result requires a gradient, or the loss is not a scalar.
         StepError: the step raised.
     """
-    trace = observe(model, call, plan, storages=True, routes_evenly=routes_evenly)
-    workspaces = _workspaces(trace, plan)
-    return estimate_of(trace, workspaces), by_call(trace, workspaces)
+    return memory_of(observe(model, call, plan, storages=True, routes_evenly=routes_evenly), plan)
 
 
 def stage_actions(model: nn.Module, call: CallArguments, plan: StepPlan) -> StageActions:

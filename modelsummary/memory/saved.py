@@ -29,9 +29,17 @@ from modelsummary.units import NOTHING, duration, number_of, percent, scaled
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["SavedStorage", "SavedStorages", "draws_random_numbers", "saved_of"]
+__all__ = [
+    "PERSISTENT",
+    "Remaking",
+    "SavedStorage",
+    "SavedStorages",
+    "contents_read",
+    "draws_random_numbers",
+    "saved_of",
+]
 
-_PERSISTENT = frozenset({"params", "buffers", "inputs", "optimizer_state"})
+PERSISTENT = frozenset({"params", "buffers", "inputs", "optimizer_state"})
 _NAMED = 2  # operators in a cell
 
 
@@ -260,7 +268,7 @@ class Remaking:
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
         self._touched: defaultdict[int, list[int]] = defaultdict(list)
         self._kinds = {storage.identity: storage.kind for storage in trace.storages}
-        self._kept = {storage.identity for storage in trace.storages if storage.is_saved or storage.kind in _PERSISTENT}
+        self._kept = {storage.identity for storage in trace.storages if storage.is_saved or storage.kind in PERSISTENT}
         for index, run in enumerate(self.runs):
             for storage in {*run.reads, *run.makes}:
                 self._touched[storage].append(index)
@@ -297,10 +305,10 @@ class Remaking:
                 if obstacle:
                     return (), obstacle
                 chosen.add(index)
-                for read in _contents_read(self.runs[index]).difference(self.runs[index].makes, {wanted}):
+                for read in contents_read(self.runs[index]).difference(self.runs[index].makes, {wanted}):
                     is_there = read in self._kept and self.written_last.get(read, -1) < index
                     if not is_there and (read, index) not in seen:
-                        if self._kinds.get(read) in _PERSISTENT:
+                        if self._kinds.get(read) in PERSISTENT:
                             return (), f"{self.runs[index].call.name} reads what is written later"
                         seen.add((read, index))
                         pending.append((read, index))
@@ -311,11 +319,11 @@ class Remaking:
         run = self.runs[index]
         if run.call.rule.is_collective:
             return f"{run.call.name} communicates"
-        written = _PERSISTENT.intersection(self._kinds.get(storage) for storage in run.writes)
+        written = PERSISTENT.intersection(self._kinds.get(storage) for storage in run.writes)
         return f"{run.call.name} writes {' and '.join(sorted(written))}" if written else ""
 
 
-def _contents_read(run: OperatorRun) -> set[int]:
+def contents_read(run: OperatorRun) -> set[int]:
     """Return the storages whose contents an operator reads; of some arguments, only the shape counts."""
     takes_shape = run.call.rule.overwrites and isinstance(next(iter(run.call.args), None), TensorSpec)
     return set(run.reads[1:] if takes_shape else run.reads)

@@ -41,8 +41,9 @@ class StepOptions(TypedDict, total=False):
         loss: function from the model's result to a scalar. Default: None, the result's ``loss`` if it has one, else the
             sum of its tensors; a ``loss`` of several elements is added up.
         checkpoint: FQNs of modules to run under activation checkpointing, or segments of an ``nn.Sequential``, as
-            ``apply_checkpoint`` takes them; ``"every"``: all repeated blocks; ``"sqrt"``: about sqrt(n) segments of n
-            repeated blocks in an ``nn.Sequential``. Default: None, no checkpointing.
+            ``apply_checkpoint`` takes them, also with the results that each keeps; ``"every"``: all repeated blocks;
+            ``"sqrt"``: about sqrt(n) segments of n repeated blocks in an ``nn.Sequential``. Default: None, no
+            checkpointing.
         autocast: ``torch.float16`` or ``torch.bfloat16`` for ``torch.autocast`` around forward and loss. Default: None,
             no autocast.
         accumulates: gradients of earlier micro-batches already exist. Default: False.
@@ -62,7 +63,7 @@ class StepOptions(TypedDict, total=False):
     dtype: torch.dtype | None
     device: torch.device | str | None
     loss: Callable[[Any], Tensor] | None
-    checkpoint: Sequence[str] | str | None
+    checkpoint: Mapping[str, Sequence[str]] | Sequence[str] | str | None
     autocast: torch.dtype | None
     accumulates: bool
     block_bytes: int | None
@@ -90,7 +91,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         checkpoint = [row.fqn for row in blocks] if checkpoint == "every" else square_root(blocks)
     if isinstance(checkpoint, str):
         raise InputError(f"checkpoint must be a list of names, 'every' or 'sqrt', got one name; pass [{checkpoint!r}]")
-    if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
+    if checkpoint is not None and not isinstance(checkpoint, (list, tuple, Mapping)):
         raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
     dtype, device = options.get("dtype"), options.get("device")
     if mode == "train" and dtype is not None and dtype.itemsize == 1:
@@ -104,12 +105,19 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         device=None if device is None else _target(device),
         dtype=dtype,
         loss=options.get("loss"),
-        checkpoint=tuple(checkpoint or ()),
+        checkpoint=_kept_by_name(checkpoint or ()),
         autocast=options.get("autocast"),
         accumulates=options.get("accumulates", False),
         block_bytes=options.get("block_bytes"),
         workspaces=options.get("workspaces", True),
     )
+
+
+def _kept_by_name(checkpoint: Mapping[str, Sequence[str]] | Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the modules that run under activation checkpointing, each with the results that it keeps."""
+    if isinstance(checkpoint, Mapping):
+        return tuple((fqn, tuple(kept)) for fqn, kept in checkpoint.items())
+    return tuple((fqn, ()) for fqn in checkpoint)
 
 
 def _target(device: torch.device | str) -> torch.device:

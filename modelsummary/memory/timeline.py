@@ -18,7 +18,7 @@ from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoi
 from modelsummary.operators.kernels import one_kernel_of
 from modelsummary.operators.operator_calls import OperatorCall
 
-__all__ = ["RowMemory", "Workspaces", "by_call", "estimate_of", "timeline_of", "workspaces_on"]
+__all__ = ["RowMemory", "Workspaces", "by_call", "estimate_of", "recomputed_calls", "timeline_of", "workspaces_on"]
 
 Workspaces = Callable[[OperatorCall], int] | None  # bytes that an operator takes for itself; None: not counted
 # torch gives cuBLAS 2 x 4 MiB + 8 x 16 KiB for each handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp).
@@ -91,9 +91,23 @@ def estimate_of(trace: Trace, workspaces: Workspaces) -> MemoryEstimate:
         held_after_forward=trace.held_after_forward,
         peak=max(point.total for point in timeline),
         timeline=timeline,
+        recomputed_macs=sum(call.cost.macs for call in recomputed_calls(trace)),
         execution=trace.execution,
         notes=list(trace.notes),
     )
+
+
+def recomputed_calls(trace: Trace) -> list[OperatorCall]:
+    """Return the operator calls of the forward that checkpoints make again in the backward, views included.
+
+    A checkpoint stops as soon as it has all that the backward needs, so what follows in its region is not run again.
+    """
+    backward = [operator for operator in trace.operators if operator.phase == "backward"]
+    if (
+        backward and backward[0].run.call.name == "aten.ones_like"
+    ):  # the gradient of the loss, made with gradients enabled
+        del backward[0]
+    return [operator.run.call for operator in backward if operator.run.with_grad]
 
 
 def by_call(trace: Trace, workspaces: Workspaces) -> dict[CallKey, RowMemory]:

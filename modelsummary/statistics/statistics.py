@@ -430,20 +430,55 @@ class Statistics(ModelStatistics):
         Raises:
             InputError: an argument is unusable, or the model has no values.
         """
-        return _memory.measure(self._live_for("measuring memory"), self.root, step_plan(mode, options, self.root))
+        return _memory.measure(self._live_for("measuring memory"), step_plan(mode, options, self.root))
 
     @exclusive
-    def suggest_checkpoint(
-        self, budget_bytes: int | str, *, by: str = "macs", **options: Unpack[StepOptions]
+    def memory_plan(
+        self,
+        budget_bytes: int | str,
+        *,
+        granularity: str = "operator",
+        by: str | None = None,
+        **options: Unpack[StepOptions],
     ) -> CheckpointPlan:
-        """Choose modules to checkpoint so that a training step fits a budget with the least recomputation.
+        """Choose what a training step runs again instead of keeping it, so that it fits a budget at the least cost.
 
-        Candidates are the repeated blocks of the model.
+        Candidates are the repeated blocks of the model, and in each the operators whose results it keeps nevertheless.
+        The peak of the plan is simulated. A larger budget never gets a plan that costs more.
 
         Args:
             budget_bytes: largest allowed peak: an integer, or text such as ``"24GB"``.
-            by: measure of recomputation: ``"macs"``, or ``"latency"``, predicted by ``estimate_latency``.
-            **options: as for ``memory``, without ``checkpoint``.
+            granularity: ``"operator"``, or ``"block"``: blocks run again as a whole.
+            by: what recomputation costs: ``"latency"``, predicted seconds on the device, or ``"macs"``. Default:
+                ``"latency"`` if ``device`` names an accelerator.
+            **options: as for ``memory``, without ``checkpoint``; ``device`` may also name an accelerator, such as
+                ``"A100"``, whose seconds count.
+
+        Returns:
+            The plan, with ``apply(model)`` and ``to_code()``; ``memory(checkpoint=plan.checkpoint)`` predicts its step.
+
+        Raises:
+            InputError: an argument is unusable, or recomputing all blocks is not enough.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> layers = (nn.TransformerEncoderLayer(64, 2, 256, batch_first=True) for _ in range(4))
+        >>> stats = Statistics(nn.Sequential(*layers), (32, 64, 64))
+        >>> plans = [stats.memory_plan("30MB", device="A100", granularity=name) for name in ("operator", "block")]
+        >>> plans[0].seconds < plans[1].seconds
+        True
+        """
+        live = self._live_for("predicting memory")
+        return _memory.memory_plan(live, self.root, budget_bytes, granularity, by, options)
+
+    def suggest_checkpoint(
+        self, budget_bytes: int | str, *, by: str = "macs", **options: Unpack[StepOptions]
+    ) -> CheckpointPlan:
+        """Choose whole modules to checkpoint: ``memory_plan`` with ``granularity="block"``.
+
+        Args:
+            budget_bytes, by: as for ``memory_plan``.
+            **options: as for ``memory``, without ``checkpoint``; ``device`` as for ``memory_plan``.
 
         Returns:
             The plan, for ``apply_checkpoint(model, plan.fqns)``.
@@ -451,9 +486,7 @@ class Statistics(ModelStatistics):
         Raises:
             InputError: an argument is unusable, or recomputing all blocks is not enough.
         """
-        live = self._live_for("predicting memory")
-        plan = step_plan("train", options, self.root)
-        return _memory.suggest_checkpoint(live, self.root, budget_bytes, plan, by)
+        return self.memory_plan(budget_bytes, granularity="block", by=by, **options)
 
     @exclusive
     def max_batch_size(self, memory_bytes: int | str, mode: str = "train", **options: Unpack[StepOptions]) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from modelsummary import InputError, Statistics, checkpoint_graph, sim_env, symbolic_trace
+from modelsummary import CheckpointPlan, InputError, Statistics, checkpoint_graph, sim_env, symbolic_trace
 from tests.graphs import assert_same, tensors
 from tests.idioms import Gpt2, ids
 from tests.untouched import untouched
@@ -87,6 +87,14 @@ def test_without_the_flag_nothing_is_marked():
     graph = symbolic_trace(Regions(), meta_args={"x": torch.rand(3, 4)})
     assert not any(regions(graph).values())
     assert "checkpoint" not in graph.code
+
+
+def test_a_plan_that_keeps_results_is_refused():
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU())
+    plan = CheckpointPlan(("0",), 10, 20, 0, {"0": ("aten.addmm.default#0",)})
+    gm = symbolic_trace(model, meta_args={"input": torch.rand(4, 8)})
+    with pytest.raises(InputError, match=r"a region of a graph keeps none; pass a plan of suggest_checkpoint"):
+        checkpoint_graph(gm, plan)
 
 
 def test_a_mark_by_hand_applies_checkpointing():

@@ -1,0 +1,177 @@
+"""What a checkpoint around a block runs again, and which of its results may be kept instead."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from modelsummary.capture.checkpoints import result_name
+from modelsummary.capture.trace import Trace
+from modelsummary.memory.saved import PERSISTENT, Remaking, contents_read, draws_random_numbers
+from modelsummary.operators.operator_calls import OperatorCall, OperatorRun
+
+__all__ = ["DETACH", "KeptGroup", "RecomputedBlock"]
+
+DETACH = torch.ops.aten.detach.default  # a checkpoint adds some of its own, and numbers none
+
+
+@dataclass
+class KeptGroup:
+    """Results that are kept together: what an operator made, and what later ones wrote into it in place.
+
+    If the first is kept, it has the values of the last, so none of them may run again.
+
+    Attributes:
+        names: their names, as ``apply_checkpoint`` takes them.
+        calls: the operator calls that do not run again.
+        nbytes: bytes that keeping them takes, beyond what is kept anyway.
+        is_forced: they have to be kept, as making them again would change the model, or communicate.
+        is_random: some draw random numbers.
+        may_be_kept: nothing else that runs again reads the values before the last write.
+        last: number of its last operator.
+    """
+
+    names: list[str] = field(default_factory=list)
+    calls: list[OperatorCall] = field(default_factory=list)
+    nbytes: int = 0
+    is_forced: bool = False
+    is_random: bool = False
+    may_be_kept: bool = True
+    last: int = -1
+
+
+class RecomputedBlock:
+    """The operators of a block that a checkpoint runs again.
+
+    Args:
+        groups: their results.
+        repeats_effects: it runs operators again that must not, as their results are not known one by one.
+
+    Attributes:
+        groups: their results, by the order of the last operator of each.
+    """
+
+    def __init__(self, groups: Sequence[KeptGroup], *, repeats_effects: bool = False) -> None:
+        self.groups = sorted(groups, key=lambda group: group.last)
+        self._repeats_effects = repeats_effects
+
+    @property
+    def can_keep(self) -> bool:
+        """True if all that must not run again can be kept."""
+        return not self._repeats_effects and all(group.may_be_kept for group in self.groups if group.is_forced)
+
+    @property
+    def free(self) -> list[KeptGroup]:
+        """The results that may be kept or made again."""
+        return [group for group in self.groups if group.may_be_kept and not (group.is_forced or group.is_random)]
+
+    def kept_at_least(self) -> list[list[KeptGroup]]:
+        """Return sets of results of which one is kept: the forced ones, and none or some of the random ones.
+
+        A generator does not advance when an operator is skipped. So if one random result is kept, all later ones are.
+        """
+        forced = [group for group in self.groups if group.is_forced]
+        sets = [forced]
+        for group in reversed([group for group in self.groups if group.is_random and not group.is_forced]):
+            if not group.may_be_kept:
+                break
+            sets.append([*sets[-1], group])
+        return sets
+
+    @classmethod
+    def of(cls, trace: Trace, fqn: str, again: Sequence[OperatorCall]) -> RecomputedBlock | None:
+        """Return the region of a block in a step in which a checkpoint runs it again.
+
+        Return None if a checkpoint would compute something else: what the block reads is written later in the forward,
+        or by the block itself after it has read it.
+
+        Args:
+            trace: the step; storages were followed.
+            fqn: name of the block.
+            again: the operator calls that run again, without ``DETACH``.
+        """
+        call = next(call for call in trace.calls if call.key == (fqn, 0))
+        runs = [operator.run for operator in trace.operators]
+        inside = [index for index in range(call.begin, call.end) if runs[index].call.func is not DETACH]
+        remaking = Remaking(trace)
+        first = _begin_of(again, [runs[index].call for index in inside])
+        if first is None:  # it is called several times, or what runs again depends on what ran before
+            return cls([], repeats_effects=any(map(remaking.obstacle, inside)))
+        region = inside[first : first + len(again)]
+        made = {
+            storage: index
+            for index in reversed(region)
+            if not runs[index].is_view
+            for storage in set(runs[index].makes).difference(runs[index].reads)
+        }
+        readers: defaultdict[int, list[int]] = defaultdict(list)
+        group_of: dict[int, list[int]] = {}  # operator -> the operators of its group, shared by all of them
+        touching: dict[int, int] = {}  # storage -> an operator that makes it or writes into it
+        for index in region:
+            if runs[index].is_view:
+                continue
+            for storage in contents_read(runs[index]):
+                readers[storage].append(index)
+            group_of[index] = [index]
+            for storage in _touched(runs[index]):
+                other = touching.setdefault(storage, index)
+                if group_of[other] is not group_of[index]:
+                    merged = group_of[other] + group_of[index]
+                    group_of.update(dict.fromkeys(merged, merged))
+        written_by_region = {storage for index in group_of for storage in _touched(runs[index])}
+        for storage, indices in readers.items():
+            is_written_later = remaking.written_last.get(storage, -1) > indices[0]
+            if storage not in made and storage not in written_by_region and is_written_later:
+                return None
+        names = _names([runs[index].call for index in region])
+        name_of = dict(zip(region, names, strict=True))
+        kinds = {storage.identity: storage for storage in trace.storages}
+        groups = []
+        for indices in {id(indices): sorted(indices) for indices in group_of.values()}.values():
+            storages = {storage for index in indices for storage in _touched(runs[index])}
+            group = KeptGroup([name_of[index] for index in indices], [runs[index].call for index in indices])
+            group.last = indices[-1]
+            group.nbytes = sum(
+                kinds[storage].nbytes
+                for storage in storages
+                if storage in made and storage in kinds and not kinds[storage].is_saved
+            )
+            is_from_outside = any(storage not in made and storage in kinds for storage in storages)
+            group.is_forced = is_from_outside or any(map(remaking.obstacle, indices))
+            group.is_random = any(map(draws_random_numbers, group.calls))
+            group.may_be_kept = not any(call.rule.facts.casts for call in group.calls)  # autocast keeps some itself
+            for storage in storages:
+                last_write = remaking.written_last.get(storage, -1)
+                others = [reader for reader in readers[storage] if reader not in indices and reader < last_write]
+                is_outside = storage in made and last_write > region[-1]
+                group.may_be_kept &= not others and not is_outside
+                if others and storage not in made and kinds[storage].kind not in PERSISTENT:
+                    return None  # the block would read what it wrote
+            groups.append(group)
+        return cls(groups)
+
+
+def _begin_of(again: Sequence[OperatorCall], inside: Sequence[OperatorCall]) -> int | None:
+    """Return where in a block the operators begin that run again; hooks of the block may run others before."""
+    for first in range(len(inside) - len(again) + 1):
+        if all(call is other for call, other in zip(again, inside[first:], strict=False)):
+            return first
+    return None
+
+
+def _touched(run: OperatorRun) -> set[int]:
+    """Return the storages that an operator makes, or writes in place."""
+    return {*set(run.makes).difference(run.reads), *run.writes}
+
+
+def _names(calls: Sequence[OperatorCall]) -> list[str]:
+    """Return the names of the results of a region, from its begin."""
+    counts: Counter[object] = Counter()
+    names = []
+    for call in calls:
+        names.append(result_name(call.func, counts[call.func]))
+        counts[call.func] += 1
+    return names

@@ -1,0 +1,301 @@
+"""Memory plans: peaks of real steps, the same bits as without a plan, and no plan where there cannot be one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from modelsummary import InputError, Statistics, apply_checkpoint
+from modelsummary.devices.target import target_of
+from modelsummary.memory.planning import Planner
+from modelsummary.memory.step_options import step_plan
+from tests.models import Call
+from tests.untouched import untouched
+
+
+class Attention(nn.Module):
+    """A block of a decoder without dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(heads.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.silu(self.up(x)))
+
+
+class Residual(nn.Module):
+    """Convolutions with batch norm, and activations in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.norm, self.again, self.relu = nn.BatchNorm2d(16), nn.BatchNorm2d(16), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.relu(self.again(self.two(self.relu(self.norm(self.one(x))))) + x)
+
+
+class Shared(nn.Module):
+    """One layer and its batch norm, called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = torch.relu(self.norm(self.conv(x)))
+        return x
+
+
+class InPlace(nn.Module):
+    """Writes into results, also through views, before and after dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.dropout = nn.Linear(64, 256), nn.Linear(256, 64), nn.Dropout(0.2)
+
+    def forward(self, x):
+        y = self.dropout(F.gelu(self.up(x)).mul_(2.0))
+        z = torch.zeros_like(y)
+        z[:, :128] += y[:, 128:]
+        return x + self.dropout(self.down(z.add_(y).sigmoid()))
+
+
+class Noise(nn.Module):
+    """Random numbers of several kinds, as new tensors and in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        y = self.up(x)
+        y = F.dropout(torch.tanh(y + torch.randn_like(y)))
+        return x + self.down(F.rrelu(y * torch.rand_like(y), training=True))
+
+
+def images(block):
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), *(block() for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)
+    )
+
+
+def frozen():
+    model = nn.Sequential(*(Attention() for _ in range(5)), nn.Linear(64, 100))
+    model[:2].requires_grad_(False)
+    return model
+
+
+MODELS = {
+    "decoder": (lambda: nn.Sequential(*(Attention() for _ in range(5)), nn.Linear(64, 100)), (8, 64, 64)),
+    "encoder with dropout": (
+        lambda: nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(3))),
+        (8, 64, 64),
+    ),
+    "frozen": (frozen, (8, 64, 64)),
+    "batch norm": (lambda: images(Residual), (8, 3, 32, 32)),
+    "shared": (lambda: images(Shared), (8, 3, 32, 32)),
+    "in place": (lambda: nn.Sequential(*(InPlace() for _ in range(4))), (256, 64)),
+    "noise": (lambda: nn.Sequential(*(Noise() for _ in range(4))), (256, 64)),
+}
+
+
+def bits(model, x, autocast=None):
+    """Return the results of a step: output, gradients, buffers, and the state of the generator after it."""
+    torch.manual_seed(7)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        output = model(x)
+    output.float().square().mean().backward()
+    return [
+        output,
+        *(p.grad for p in model.parameters() if p.grad is not None),
+        *model.buffers(),
+        torch.get_rng_state(),
+    ]
+
+
+def assert_same(model, plan, x, **options):
+    planned, plain = copy.deepcopy(model), copy.deepcopy(model)
+    applied = plan.apply(planned)
+    for _ in range(2):
+        planned.zero_grad()
+        plain.zero_grad()
+        assert all(map(torch.equal, bits(planned, x, **options), bits(plain, x, **options)))
+    applied.undo()
+    with untouched(planned):
+        assert not any("forward" in vars(module) for module in planned.modules())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("share", [0.9, 0.75])
+def test_planned_steps(name, share):
+    make, size = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(size)
+    stats = Statistics(model, x)
+    budget = int(share * stats.memory().peak)
+    if (name, share) in (("batch norm", 0.75), ("shared", 0.75)):  # the results of batch norm have to be kept
+        with pytest.raises(InputError, match="is too little: with all 4 blocks recomputed"):
+            stats.memory_plan(budget)
+        return
+    with untouched(model):
+        plan = stats.memory_plan(budget, by="macs")
+    assert plan.peak <= budget < plan.peak_without
+    memory = stats.memory(checkpoint=plan.checkpoint)
+    assert (memory.peak, memory.recomputed_macs) == (plan.peak, plan.recomputed_macs)
+    if name not in ("batch norm", "shared"):  # convolutions have workspaces, which were not measured
+        assert stats.measure_memory(checkpoint=plan.checkpoint).peak == pytest.approx(plan.peak, rel=0.005)
+    assert_same(model, plan, x)
+
+
+def test_whole_blocks_update_batch_norm_twice():
+    """Why the results of batch norm are kept; torch's checkpoints of whole modules run it again."""
+    torch.manual_seed(0)
+    model, x = images(Residual), torch.randn(8, 3, 32, 32)
+    stats = Statistics(model, x)
+    plan = stats.suggest_checkpoint(int(0.8 * stats.memory().peak))
+    with plan.apply(model):
+        model(x).sum().backward()
+    counts = [model.get_submodule(f"{fqn}.norm").num_batches_tracked.item() for fqn in ("1", "2", "3", "4")]
+    assert max(counts) == 2
+
+
+def test_autocast():
+    torch.manual_seed(0)
+    model, x = MODELS["decoder"][0](), torch.randn(8, 64, 64)
+    stats = Statistics(model, x)
+    budget = int(0.8 * stats.memory(autocast=torch.bfloat16).peak)
+    plan = stats.memory_plan(budget, autocast=torch.bfloat16)
+    assert plan.kept
+    assert_same(model, plan, x, autocast=torch.bfloat16)
+
+
+def planner(stats, granularity, device="A100"):
+    step = step_plan("train", {"device": "cuda"}, stats.root)
+    return Planner(stats._live, stats.root, step, target_of(device), granularity, lambda: None)
+
+
+def test_monotonic_and_better_than_whole_blocks():
+    stats = Statistics(nn.Sequential(*(Attention() for _ in range(4))), (32, 256, 64))
+    plain = stats.memory(device="cuda").peak
+    finer, whole = planner(stats, "operator"), planner(stats, "block")
+    budgets = [int(plain * (0.55 + 0.06 * step)) for step in range(8)]
+    plans = [finer.plan(budget) for budget in budgets]
+    seconds = [plan.seconds for plan in plans]
+    assert seconds == sorted(seconds, reverse=True)
+    assert all(plan.peak <= budget for plan, budget in zip(plans, budgets, strict=True))
+    blocks = [whole.plan(budget).seconds for budget in budgets]
+    assert all(own <= other for own, other in zip(seconds, blocks, strict=True))
+    assert sum(seconds) < 0.75 * sum(blocks)
+
+
+def test_seconds_are_the_kernels_that_run_again():
+    stats = Statistics(nn.Sequential(*(Attention() for _ in range(4))), (32, 256, 64))
+    budget = int(0.7 * stats.memory(device="cuda").peak)
+    plan = stats.memory_plan(budget, device="A100")
+    plain, again = (
+        stats.estimate_latency("A100", backward=True, **options) for options in ({}, {"checkpoint": plan.checkpoint})
+    )
+    assert plan.device == "A100 80GB"
+    if again.limited_by == plain.limited_by == "device":
+        assert 1e-3 * (again - plain) == pytest.approx(plan.seconds, rel=0.02)
+    assert f"on A100 80GB: {1e6 * plan.seconds:.2f} us" in str(plan)
+
+
+def test_recomputed_macs_are_what_a_real_step_does_again():
+    """A checkpoint stops early: the last product of a block is not run again."""
+    torch.manual_seed(0)
+    model, x = MODELS["in place"][0](), torch.randn(256, 64)  # torch's counter does not know attention on the CPU
+    stats = Statistics(model, x)
+    plan = stats.memory_plan(int(0.55 * stats.memory().peak))
+    flops = []
+    for checkpoint in ({}, plan.checkpoint, ["0", "1"]):
+        with FlopCounterMode(display=False) as counter, apply_checkpoint(model, checkpoint):
+            model(x).sum().backward()
+        flops.append(counter.get_total_flops())
+    assert 2 * plan.recomputed_macs == flops[1] - flops[0] > 0
+    assert 2 * stats.memory(checkpoint=["0", "1"]).recomputed_macs == flops[2] - flops[0]
+
+
+class Stream(nn.Module):
+    """Writes into its input, which a checkpoint around it would have kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x.add_(self.down(F.gelu(self.up(x.clone()))))
+
+
+def test_a_stream_that_is_written_in_place():
+    model = nn.Sequential(nn.Linear(64, 64), *(Stream() for _ in range(3)), nn.Linear(64, 8))
+    stats = Statistics(model, (64, 64))
+    for granularity in ("operator", "block"):
+        with untouched(model), pytest.raises(InputError, match="with all 0 blocks recomputed"):
+            stats.memory_plan(int(0.9 * stats.memory().peak), granularity=granularity)
+
+
+def test_one_block_called_several_times():
+    torch.manual_seed(0)
+    model = Call(lambda self, x: self.layers[0](self.layers[0](self.layers[0](x))), layers=nn.ModuleList([Attention()]))
+    x = torch.randn(8, 64, 64)
+    stats = Statistics(model, x)
+    plan = stats.memory_plan(int(0.8 * stats.memory().peak))
+    assert plan.fqns == ("layers.0",)
+    assert_same(model, plan, x)
+
+
+def test_code():
+    torch.manual_seed(0)
+    model, x = MODELS["in place"][0](), torch.randn(256, 64)
+    stats = Statistics(model, x)
+    plan = stats.memory_plan(int(0.6 * stats.memory().peak))
+    by_code, applied = copy.deepcopy(model), copy.deepcopy(model)
+    exec(plan.to_code(), {"model": by_code})
+    plan.apply(applied)
+    assert all(map(torch.equal, bits(by_code, x), bits(applied, x)))
+    restored = pickle.loads(pickle.dumps(applied))
+    restored.zero_grad()
+    applied.zero_grad()
+    assert all(map(torch.equal, bits(restored, x), bits(applied, x)))
+    assert json.loads(json.dumps(plan.to_dict()))["kept"] == {fqn: list(names) for fqn, names in plan.kept.items()}
+    assert f"Kept in {', '.join(plan.kept)}" in str(plan) or len(set(plan.kept.values())) > 1
+
+
+def test_a_failing_step_leaves_the_plan_applied():
+    model = nn.Sequential(*(Attention() for _ in range(2)))
+    applied = apply_checkpoint(model, {"0": ["aten.addmm.default#0"]})
+    with pytest.raises(RuntimeError), applied:
+        model(torch.randn(1, 2, 63))
+    assert not any("forward" in vars(module) for module in model.modules())
+    applied.undo()
+
+
+def test_refusals():
+    stats = Statistics(nn.Sequential(*(Attention() for _ in range(2))), (2, 8, 64))
+    for options, message in [
+        ({"granularity": "layer"}, "granularity must be 'operator' or 'block', got 'layer'"),
+        ({"by": "time"}, "by must be 'latency', predicted for the device, or 'macs', got 'time'"),
+        ({"checkpoint": ["0"]}, "a memory plan chooses the modules to recompute; leave out checkpoint="),
+        ({"device": "A1OO"}, "no accelerator 'A1OO' in the table"),
+        ({"budget": 1}, "unknown option 'budget' of a step"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            stats.memory_plan(10**6, **options)
+    with pytest.raises(InputError, match="budget_bytes=1,000 is too little"):
+        stats.memory_plan(1000)
