@@ -106,8 +106,8 @@ def collectives_of(
         if call is not None:
             phase = "loss" if operator.phase == "forward" and operator.row is None else operator.phase
             fqn = "" if operator.row is None else operator.row[0]
-            is_of_unit = unit_groups is not None and operator.run.call.name.startswith("c10d.")
-            names = unit_groups if is_of_unit else groups
+            is_of_unit = operator.run.call.name.startswith("c10d.")
+            names = unit_groups if is_of_unit and unit_groups is not None else groups
             key = call.operation, phase, fqn, names[call.group], str(call.dtype).removeprefix("torch.")
             counts[key] += 1
             nbytes[key] += call.nbytes
