@@ -82,8 +82,8 @@ class _Part:
         row: its row; None for a function, and for a module without a row.
         step: the step; None for a call that is opened.
         children: the parts inside a call that is opened.
-        shown: key of the node that represents the step.
-        position: key of the first of equal parts around the step, or the step -> which of them it is in.
+        shown: key of the node or group that represents the part.
+        position: key of the first of equal parts around the part, or the part -> which of them it is in.
     """
 
     key: str
@@ -100,12 +100,11 @@ class _Part:
         assert self.event is not None
         return call_label(self.event.name, self.event.call_index if self.event.is_module else 0)
 
-    def steps(self) -> Iterator[_Part]:
-        """Yield the steps inside, or this one."""
-        if self.step is not None:
-            yield self
+    def walk(self) -> Iterator[_Part]:
+        """Yield this part and the parts inside it."""
+        yield self
         for child in self.children:
-            yield from child.steps()
+            yield from child.walk()
 
 
 class _Building:
@@ -119,7 +118,7 @@ class _Building:
 
     def __init__(self, root: LayerInfo, steps: Sequence[FlowStep], kinds: dict[int, int] | None) -> None:
         whole, parts = _nested(steps)
-        self._equal = None if kinds is None else looks_equal(list(_walk(whole)), lambda part: _facts(part, kinds))
+        self._equal = None if kinds is None else looks_equal(list(whole.walk()), lambda part: _facts(part, kinds))
         model = Group("model", one_line(root.class_name), self._items(whole.children))
         shapes: dict[tuple[str, str], list[tuple[int, ...]]] = {}
         for step, part in zip(steps, parts, strict=True):
@@ -146,7 +145,7 @@ class _Building:
             lines[:2] = [name_range(first.name, equal[-1].name), f"{times} x {lines[1]}"]
         items = self._items(first.children)
         for index, part in enumerate(equal):
-            for inside, same in zip(part.steps(), first.steps(), strict=True):
+            for inside, same in zip(part.walk(), first.walk(), strict=True):
                 inside.shown = inside.key if part is first and not inside.shown else same.shown
                 inside.position = {**same.position, **({first.key: index} if times > 1 else {})}
         if first.step is None:
@@ -173,12 +172,6 @@ def _nested(steps: Sequence[FlowStep]) -> tuple[_Part, list[_Part]]:
         parts.append(_Part(f"n{step.node_id}", event, step.inside if is_call else None, step))
         around.children.append(parts[-1])
     return whole, parts
-
-
-def _walk(part: _Part) -> Iterator[_Part]:
-    yield part
-    for child in part.children:
-        yield from _walk(child)
 
 
 def _facts(part: _Part, kinds: dict[int, int]) -> Hashable:
