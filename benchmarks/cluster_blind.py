@@ -27,7 +27,7 @@ from titan_model import titan_llama
 from modelsummary.cluster import Cluster, Plan, Recipe
 from modelsummary.devices.device_spec import DeviceSpec
 
-EAGER = Recipe(loss=token_loss, kernels="eager", attention="flash2")
+EAGER = Recipe(loss=token_loss, sequence="megatron", kernels="eager", attention="flash2")
 COMPILED = replace(EAGER, kernels="compiled")
 LLAMA = {  # layers, width, heads, groups, inner width, vocabulary
     "Llama 2 13B": (40, 5120, 40, 40, 13824, 32000),

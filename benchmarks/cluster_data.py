@@ -32,9 +32,9 @@ from torch import nn
 from modelsummary import DeviceSpec
 from modelsummary.cluster import Cluster, Plan, Recipe
 
-EAGER = Recipe(loss=token_loss, kernels="eager", attention="flash2")
+EAGER = Recipe(loss=token_loss, sequence="megatron", kernels="eager", attention="flash2")
 FOUNDRY = replace(EAGER, loss=fused_token_loss, attention="flash1")
-SIMUMAX = Recipe(loss=fused_token_loss, kernels="fused", overlap_tensor=True)
+SIMUMAX = Recipe(loss=fused_token_loss, sequence="megatron", kernels="fused", overlap_tensor=True)
 B200 = DeviceSpec("B200", sustained_flops={torch.bfloat16: 1.107e15})
 MPT = {  # width, heads, layers
     "125m": (768, 12, 12),

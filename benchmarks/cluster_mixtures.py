@@ -25,7 +25,7 @@ from cluster_runs import Run
 
 from modelsummary.cluster import Cluster, Plan, Recipe
 
-EAGER = Recipe(loss=token_loss, kernels="eager")
+EAGER = Recipe(loss=token_loss, sequence="megatron", kernels="eager")
 MEGATRON = replace(EAGER, kernels="fused")
 BRIDGE = replace(MEGATRON, gradient_dtype=None)  # its recipes set ``grad_reduce_in_fp32 = False``
 DEEP_EP = replace(  # torch.optim.Adam has its states in the dtype of the parameters

@@ -52,10 +52,11 @@ MEGATRON = Recipe(
     loss=token_loss,
     overlap_gradients=False,
     share_messages=True,
+    sequence="megatron",
 )
 # The 18 bytes per parameter of the paper's figure 1 hold gradients in float32.
 KORTHIKANTI = replace(MEGATRON, gradient_dtype=torch.float32, overlap_tensor=True)
-LLAMA = Recipe(precision=torch.bfloat16, loss=token_loss)
+LLAMA = Recipe(precision=torch.bfloat16, loss=token_loss, sequence="megatron")
 
 DRAWS, KEPT = 3, 40  # of runs to calibrate with, and ratios after a calibration that are stored
 

@@ -5,9 +5,10 @@ parallelism have them:
 
 - tensor parallelism: an all-reduce of what a row-parallel layer returns, and of the gradient of what column-parallel
   layers take.
-- sequence parallelism (Korthikanti et al. 2022): between the regions of tensor parallelism each rank holds its share of
-  the tokens. Column-parallel layers take an all-gather of them, row-parallel layers return a reduce-scatter. In the
-  backward the two change places, and what column-parallel layers took is gathered again instead of kept.
+- sequence parallelism (Korthikanti et al. 2022), where a recipe asks for it or experts are divided: between the regions
+  of tensor parallelism each rank holds its share of the tokens. Column-parallel layers take an all-gather of them,
+  row-parallel layers return a reduce-scatter. In the backward the two change places, and what column-parallel layers
+  took is gathered again instead of kept.
 - expert parallelism: an all-to-all of what stacked experts take, and of what they return. They are not split further
   by tensor parallelism.
 """
@@ -15,12 +16,13 @@ parallelism have them:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.cluster.divided_experts import DividedExperts, exchange
 from modelsummary.cluster.tensor_functions import enter, gather, join, leave, scatter, share_out, take
@@ -29,7 +31,7 @@ from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput
 from modelsummary.parallel.rank_model import change_arguments, local_shapes, model_of_rank
 
-__all__ = ["NO_EXPERTS", "MegatronRank"]
+__all__ = ["NO_EXPERTS", "MegatronRank", "before_call", "note_entered"]
 
 
 NO_EXPERTS = DividedExperts()
@@ -106,10 +108,10 @@ class MegatronRank:
                 )
 
     def _add_hooks(self, prepared: Sequence[PreparedInput]) -> None:
-        for fqn in self._blocks:
-            block = self.module.get_submodule(fqn)
-            # a ScriptModule refuses hooks by a method of its own, though its calls run them
-            nn.Module.register_forward_pre_hook(block, self._begin(fqn), with_kwargs=True)
+        if self._sequence:
+            for fqn in self._blocks:
+                before_call(self.module.get_submodule(fqn), self._begin)
+        note_entered(self.module, self._blocks, self.entered)
         if self._sequence and self._last:
             self.module.get_submodule(self._last).register_forward_hook(self._end)
         done = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
@@ -136,17 +138,8 @@ class MegatronRank:
 
     # ----------------------------------------------------------------------------------------------- hooks
 
-    def _begin(self, fqn: str) -> Any:
-        def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if self._sequence and self._dim is None:
-                args, kwargs = self._share_out(args, kwargs)
-            taken = {id(tensor): tensor for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point()}
-            held = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values() if tensor.requires_grad)
-            everything = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values())
-            self.entered[fqn] = held, held or everything
-            return args, kwargs
-
-        return hook
+    def _begin(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return self._share_out(args, kwargs) if self._dim is None else (args, kwargs)
 
     def _share_out(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replace the first tensor that a block takes by the share of one rank."""
@@ -224,6 +217,28 @@ class MegatronRank:
 
     def _take(self, tensor: Tensor) -> Tensor:
         return take(tensor, self.tensor, tensor.dim() - 1)
+
+
+def note_entered(model: nn.Module, blocks: Iterable[str], entered: dict[str, tuple[int, int]]) -> None:
+    """Note the bytes with which blocks are called, with a gradient, and for a stage that begins with the block."""
+
+    def noting(fqn: str) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            tensors = map(_torch.local_part, tensors_of((args, kwargs)))
+            taken = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
+            held = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values() if tensor.requires_grad)
+            everything = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values())
+            entered[fqn] = held, held or everything
+
+        return hook
+
+    for fqn in blocks:
+        before_call(model.get_submodule(fqn), noting(fqn))
+
+
+def before_call(module: nn.Module, hook: Any) -> None:
+    """Call a hook before the forward of a module; a ScriptModule refuses hooks by its own method, but runs them."""
+    nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
 
 
 def _entered(tensor: Tensor) -> Tensor:

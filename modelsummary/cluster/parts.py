@@ -114,6 +114,8 @@ class Observed(NamedTuple):
         timeline: bytes alive at each operator.
         callers: call of a module -> the call around it.
         gradients: storages of the gradients of parameters.
+        groups: name of a process group -> what its ranks share out, if the name is another one.
+        cut_once: blocks whose input is cut; the others take chunks, so this counts for what precedes the blocks.
     """
 
     operators: Sequence[StepOperator]
@@ -121,13 +123,17 @@ class Observed(NamedTuple):
     timeline: list[TimelinePoint]
     callers: Mapping[CallKey, CallKey | None]
     gradients: frozenset[int]
+    groups: Mapping[str, str]
+    cut_once: frozenset[str]
 
     @classmethod
-    def of(cls, trace: Trace) -> Observed:
+    def of(
+        cls, trace: Trace, groups: Mapping[str, str] | None = None, cut_once: frozenset[str] = frozenset()
+    ) -> Observed:
         """Return the facts of a trace."""
         callers = {call.key: call.parent for call in trace.calls}
         gradients = frozenset(storage.identity for storage in trace.storages if storage.kind == "grads")
-        return cls(trace.operators, trace.saved, timeline_of(trace, None), callers, gradients)
+        return cls(trace.operators, trace.saved, timeline_of(trace, None), callers, gradients, groups or {}, cut_once)
 
 
 def parts_of(
@@ -151,7 +157,7 @@ def parts_of(
         weights: part -> its weights.
         columns: FQNs of column-parallel layers.
         mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
-        ranks: of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
+        ranks: of tensor parallelism, if what is gathered for a column-parallel layer is kept in shares; else 1.
         context: ranks over which the sequence is split; attention sees keys of all of them.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
     """
@@ -188,7 +194,7 @@ def parts_of(
             works[part_name, "weights"][work] += 1
         if mark & _COLUMN and kernel.flops:
             works[part_name, "column weights" if is_of_weights else "columns"][work] += 1
-    collectives = _collectives(observed.operators, part_names, context)
+    collectives = _collectives(observed, part_names, context)
     between = frozenset(index for index, mark in enumerate(marks) if mark == _CORE)
     kept, core = kept_bytes(
         observed.operators, observed.saved, part_names, between, ranks, compiled=mode == "compiled", before=BEFORE
@@ -330,15 +336,17 @@ def _casts(work: Work) -> list[Work]:
 
 
 def _collectives(
-    operators: Sequence[StepOperator], part_names: Sequence[str], context: int
+    observed: Observed, part_names: Sequence[str], context: int
 ) -> defaultdict[str, list[MicrobatchCollective]]:
     collectives: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
-    for operator, part_name in zip(operators, part_names, strict=True):
+    for operator, part_name in zip(observed.operators, part_names, strict=True):
         call = operator.run.call
         collective = collective_of(call, operator.phase)
         if collective is not None:
+            is_cut = operator.row is not None and operator.row[0] in observed.cut_once
+            part_name = BEFORE if is_cut else part_name  # noqa: PLW2901
             operation, group, _, nbytes, rows = collective
-            copies = rows if operation == "all_to_all" else 1
+            group, copies = observed.groups.get(group, group), rows if operation == "all_to_all" else 1
             collectives[part_name].append(MicrobatchCollective(operation, operator.phase, nbytes, group, copies))
         elif context > 1 and "scaled_dot_product" in call.name:
             whole = context * _keys_nbytes(call)

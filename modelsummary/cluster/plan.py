@@ -291,6 +291,9 @@ class Recipe:
         overlap_experts: tokens travel to experts and back while the layers of another micro-batch compute, whose
             backward runs beside this one's forward, as in DualPipe and with Megatron's
             ``--overlap-moe-expert-parallel-comm``.
+        sequence: layers of ``Plan(sequence=True)``: ``"torch"``: the ones that ``parallel_plan`` applies, which keep
+            what column-parallel layers gather; ``"megatron"``: these layers keep their share of it, and gather it again
+            in the backward. Where experts are divided, they are Megatron's.
         overlap_tensor: gradients of the inputs of column-parallel layers are reduced while these layers compute the
             gradients of their weights.
 
@@ -315,6 +318,7 @@ class Recipe:
     overlap_experts: bool = False
     overlap_tensor: bool = False
     share_messages: bool = False
+    sequence: str = "torch"
 
     def __post_init__(self) -> None:
         for name in ("precision", "gradient_dtype", "state_dtype"):
@@ -327,6 +331,8 @@ class Recipe:
             raise InputError(f"optimizer must be one of {', '.join(map(repr, _STATES))}, got {self.optimizer!r}")
         if self.kernels not in ("eager", "fused", "compiled"):
             raise InputError(f"kernels must be 'eager', 'fused' or 'compiled', got {self.kernels!r}")
+        if self.sequence not in ("torch", "megatron"):
+            raise InputError(f"sequence of a Recipe must be 'torch' or 'megatron', got {self.sequence!r:.80}")
         if self.attention not in (None, *KERNELS):
             raise InputError(
                 f"attention must be None or one of {', '.join(map(repr, KERNELS))}, got {self.attention!r}"

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized, observe
 from modelsummary.capture.step_error import NeedsValuesError, as_step_error
 from modelsummary.capture.step_plan import StepPlan
+from modelsummary.capture.trace import Trace
 from modelsummary.cluster.divided_experts import (
     DividedExperts,
     divide,
@@ -24,7 +26,7 @@ from modelsummary.cluster.divided_experts import (
     may_have_experts,
     number_of_experts,
 )
-from modelsummary.cluster.megatron import NO_EXPERTS, MegatronRank
+from modelsummary.cluster.megatron import NO_EXPERTS, MegatronRank, note_entered
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.weights import Weight, Weights, weight_of
@@ -32,10 +34,11 @@ from modelsummary.errors import DataDependentError, InputError, ModelSummaryErro
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.operators.kernels import StepOperator
+from modelsummary.parallel.applied_rank import rank_of, sharded_copy
 from modelsummary.parallel.context import length_of
 from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
 from modelsummary.parallel.make import make_plan
-from modelsummary.parallel.plan import ParallelPlan
+from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_once
@@ -83,7 +86,7 @@ class StepModel:
             raise InputError("the recorded input has a batch of 0, which no step has; record a batch of 1 or more")
         self.recorded_batch = size or 1
         self.recorded_sequence = length_of(self._call)
-        self._plans: dict[tuple[int, int], ParallelPlan] = {}
+        self._plans: dict[tuple[int, int, bool], ParallelPlan] = {}
         self._experts: dict[int, DividedExperts] = {}
         self._parts: dict[tuple[object, ...], dict[str, Part]] = {}
         self._failed: dict[tuple[object, ...], ModelSummaryError] = {}
@@ -124,23 +127,29 @@ class StepModel:
             counts[kind] = counts.get(kind, 0) + 1
         return counts
 
-    def parallel_plan(self, tensor: int, expert: int = 1) -> ParallelPlan:
+    def parallel_plan(self, tensor: int, expert: int = 1, *, sequence: bool = False) -> ParallelPlan:
         """Return how the folded model is split over ranks of tensor parallelism, without experts that are divided.
+
+        Args:
+            tensor: ranks over which layers are split.
+            expert: ranks over which experts are divided.
+            sequence: the layers of the plan shard activations along the sequence.
 
         Raises:
             InputError: it cannot be split over that many.
         """
-        if (tensor, expert) not in self._plans:
+        key = tensor, expert, sequence
+        if key not in self._plans:
             if expert > 1:
                 whole, experts = self.parallel_plan(tensor), self.experts(expert)
                 layers = tuple(layer for layer in whole.layers if not experts.has(layer.fqn))
                 attributes = tuple(attribute for attribute in whole.attributes if not experts.has(attribute.fqn))
-                self._plans[tensor, expert] = replace(whole, layers=layers, attributes=attributes)
+                self._plans[key] = replace(whole, layers=layers, attributes=attributes)
             else:
                 live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
                 with _without_values():
-                    self._plans[tensor, expert] = make_plan(live, self._root, tensor=tensor)
-        return self._plans[tensor, expert]
+                    self._plans[key] = make_plan(live, self._root, tensor=tensor, sequence=sequence)
+        return self._plans[key]
 
     def experts(self, ranks: int) -> DividedExperts:
         """Return how the experts of the folded model are divided.
@@ -208,6 +217,8 @@ class StepModel:
     def _observed(self, plan: Plan, length: int) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
         alone = Plan(micro_batch=plan.micro_batch)
+        if self._is_applied(plan):
+            return self._run_applied(plan, length)
         rank = self._rank(plan, gather_head=False)
         try:
             return self._run(rank, plan, length)
@@ -244,6 +255,32 @@ class StepModel:
         self, rank: MegatronRank, plan: Plan, length: int
     ) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank on shapes."""
+        trace = self._step_of(rank.module, rank.entered, plan, length)
+        return Observed.of(trace), trace.noted, rank.module
+
+    def _is_applied(self, plan: Plan) -> bool:
+        """Return True for a plan whose rank runs the layers of ``parallel_plan``, not Megatron's."""
+        return plan.sequence and plan.expert == 1 and self.recipe.sequence == "torch"
+
+    def _run_applied(self, plan: Plan, length: int) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
+        """Run a step of one rank, to which the parallel plan was applied, on shapes.
+
+        Raises:
+            InputError, StepError: it cannot be applied, or does not run.
+        """
+        applied = self.parallel_plan(plan.tensor, sequence=True)
+        entered: dict[str, tuple[int, int]] = {}
+        with (
+            rank_of(applied, 0, applied.world_size, "the step of a rank"),
+            sharded_copy(applied, self._folded, None) as (twin, (groups, _)),
+        ):
+            note_entered(twin, list(self.counts), entered)
+            trace = self._step_of(twin, entered, plan, length)
+        gathering = {layer.fqn for layer in applied.layers if layer.role == "output"}
+        cut = {layer.fqn for layer in applied.layers if layer.role == "input" and _cuts(layer)} - gathering
+        return Observed.of(trace, groups, frozenset(cut.intersection(self.counts))), trace.noted, twin
+
+    def _step_of(self, module: nn.Module, entered: Mapping[str, tuple[int, int]], plan: Plan, length: int) -> Trace:
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, plan.micro_batch)
         tokens = length // plan.context
         if tokens and tokens != self.recorded_sequence:
@@ -251,8 +288,7 @@ class StepModel:
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
         with cuda_kernels(), _without_values():
             # what entered blocks is forgotten when the run is over
-            trace = observe(rank.module, call, step, storages=True, note=lambda: dict(rank.entered))
-        return Observed.of(trace), trace.noted, rank.module
+            return observe(module, call, step, storages=True, note=lambda: dict(entered))
 
     def _parts_of(
         self, plan: Plan, observed: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
@@ -271,7 +307,7 @@ class StepModel:
             self._weights(module, kinds, experts),
             [layer.fqn for layer in layers if layer.role in ("column", "head")],
             self.recipe.kernels,
-            ranks=plan.tensor,
+            ranks=1 if self._is_applied(plan) else plan.tensor,
             context=plan.context,
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
         )
@@ -319,9 +355,15 @@ class StepModel:
             if kind is not None:
                 model_tensor = whole.get(name, tensor)
                 is_expert = id(tensor) in experts
-                weight = weight_of(tensor, model_tensor, self.recipe, _kind_of(tensor), is_expert=is_expert)
+                local = _torch.local_part(tensor)
+                weight = weight_of(local, model_tensor, self.recipe, _kind_of(tensor), is_expert=is_expert)
                 weights[kind][id(tensor)] = weight
         return weights
+
+
+def _cuts(layer: LayerPlan) -> bool:
+    """Return True if a module takes a chunk of a tensor that is whole where it is called."""
+    return any("Shard" in str(value) for name, value in layer.options.items() if name.startswith("desired"))
 
 
 def _kind_of(tensor: Tensor) -> str:

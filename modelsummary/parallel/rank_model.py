@@ -1,7 +1,7 @@
 """The model of one rank: a copy of a model with the parameters that the rank holds, which runs on shapes.
 
-The check of a plan and the simulation of a cluster observe it; memory and serving observe a copy to which the plan was
-applied (``modelsummary.parallel.memory``). The model is left alone.
+The check of a plan and the simulation of a cluster observe it; memory, serving and sequence parallelism of a cluster
+observe a copy to which the plan was applied (``modelsummary.parallel.applied_rank``). The model is left alone.
 """
 
 from __future__ import annotations

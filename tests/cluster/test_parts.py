@@ -22,7 +22,7 @@ STATISTICS = 8  # bytes per token that the norms keep
 
 @pytest.fixture(scope="module")
 def model():
-    return StepModel(statistics().live, statistics().root, Recipe(precision=torch.float16))
+    return StepModel(statistics().live, statistics().root, Recipe(precision=torch.float16, sequence="megatron"))
 
 
 def parts(model, tensor, micro_batch=1, *, sequence=False):
@@ -122,11 +122,14 @@ def test_a_block_that_needs_whole_sequences_is_refused_with_what_shares_them():
 
     module = nn.Sequential(nn.Embedding(64, WIDTH), *(Shifted() for _ in range(3)))
     stats = Statistics(module, torch.zeros(1, LENGTH, dtype=torch.long))
-    model = StepModel(stats.live, stats.root, Recipe())
-    assert parts(model, 2)
-    message = r"^tensor=2, sequence=True: the step does not run .*; pass sequence=False$"
-    with pytest.raises(InputError, match=message):
-        parts(model, 2, sequence=True)
+    for layers, message in (
+        ("megatron", r"^tensor=2, sequence=True: the step does not run .*; pass sequence=False$"),
+        ("torch", r"^sequence=True: Sequential does not run on chunks of the sequence: add in 1 takes a chunk"),
+    ):
+        model = StepModel(stats.live, stats.root, Recipe(sequence=layers))
+        assert parts(model, 2)
+        with pytest.raises(InputError, match=message):
+            parts(model, 2, sequence=True)
 
 
 def test_context_parallelism_gathers_keys_and_values():
@@ -143,21 +146,61 @@ def test_context_parallelism_gathers_keys_and_values():
     }
 
 
-def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
-    stats = Statistics(*models.make("mixture"))
-    model = StepModel(stats.live, stats.root, Recipe(precision=torch.float32))
+def _moved(model, plan):
+    """Collectives of a rank's micro-batch, and their bytes, as a parallel plan counts them."""
     found = {}
-    for name, part in model.parts(Plan(tensor=2, micro_batch=model.recorded_batch)).items():
+    for name, part in model.parts(plan).items():
         for each in part.collectives:
             count, nbytes = found.get((each.phase, each.operation), (0, 0))
             times = model.counts.get(name, 1)
             found[each.phase, each.operation] = (count + times, nbytes + times * each.nbytes)
+    return found
+
+
+def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
+    stats = Statistics(*models.make("mixture"))
+    model = StepModel(stats.live, stats.root, Recipe(precision=torch.float32, sequence="megatron"))
     plan = stats.parallel_plan(tensor=2)
     planned = {key: (count, nbytes // 2) for key, (count, nbytes) in plan.collectives.items()}  # its float64 halved
     del planned["forward", "all_gather"]  # of the logits: here the loss takes shards
-    assert found == planned
+    assert _moved(model, Plan(tensor=2, micro_batch=model.recorded_batch)) == planned
     with pytest.raises(InputError, match=r"sequence=True is not costed for .*; use sequence=False"):
         model.parts(Plan(tensor=2, sequence=True, micro_batch=model.recorded_batch))
+
+
+@pytest.mark.parametrize(("name", "scalars"), [("decoder", 0), ("mixture", 16)])
+def test_sequence_parallelism_costs_what_is_applied(name, scalars):
+    """Collectives and kept bytes of a rank to which the plan is applied, but for the scalars of a loss."""
+    stats = Statistics(*models.make(name))
+    model = StepModel(stats.live, stats.root, Recipe(precision=None, kernels="eager"))
+    plan, applied = (
+        Plan(tensor=2, sequence=True, micro_batch=model.recorded_batch),
+        stats.parallel_plan(2, sequence=True),
+    )
+    assert _moved(model, plan) == applied.collectives
+    kept = sum(part.kept_bytes * model.counts.get(name, 1) for name, part in model.parts(plan).items())
+    assert applied.memory(device="cuda", block_bytes=1).activations - kept == scalars
+
+
+def test_the_cut_of_the_first_block_counts_once():
+    """The input of the first block is cut there, and its gradient gathered; the other blocks take chunks."""
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(WIDTH, WIDTH)
+            self.blocks = nn.ModuleList(gpt(1)[0].blocks[0] for _ in range(4))
+
+        def forward(self, x):
+            x = self.project(x)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    with torch.device("meta"):
+        stats = Statistics(First(), torch.ones(1, LENGTH, WIDTH))
+    model = StepModel(stats.live, stats.root, Recipe(precision=None))
+    assert _moved(model, Plan(tensor=2, sequence=True)) == stats.parallel_plan(2, sequence=True).collectives
 
 
 def test_gradients_of_weights_alone():
