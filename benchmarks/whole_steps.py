@@ -1,10 +1,11 @@
 """Steps of models in half precision: five tables of timm, iterations on A100s (vTrain, MICRO 2024).
 
-    python benchmarks/whole_steps.py DATA_FOLDER [--models 60] [--cache FOLDER] [--without [TABLE ...]]
+    python benchmarks/whole_steps.py DATA_FOLDER [--models 60] [--cache FOLDER] [--without [TABLE ...]] [--calibrated]
 
 Prints error and bias of each table for the models that a fit may see and for those held out in all tables. With
 ``--without``, the coefficients are first fitted to the shown models of the other tables, so that a whole table (a
-device, a mode) is left out.
+device, a mode) is left out. With ``--calibrated``, also the errors of the models held out after a calibration with one,
+and with five, of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -29,6 +31,7 @@ from single_kernels import error_of, put_value
 from tabulate import tabulate
 
 from modelsummary import DeviceSpec
+from modelsummary.devices.factors import OF_DEVICES, Factors, calibrated_factors
 from modelsummary.devices.kernel_time import DeviceModel, device_model, fits
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall
@@ -205,6 +208,7 @@ HALF_START: dict[tuple[str, ...], float] = {
     ("moving", "depthwise"): 0.7,
     ("moving", "triton"): 0.95,
 }
+_DRAWS = 10  # of steps to calibrate with
 _PRIOR = 0.5  # weight of the logarithm of a coefficient over its start, beside one residual per model
 
 
@@ -228,6 +232,26 @@ def step_ratios(models: list[Model], device: DeviceModel) -> np.ndarray:
         stream += 20 * params / (device.spec.bandwidth * device.stream)
         ratios.append(max(stream, dispatched * device.host) / measured)
     return np.array(ratios)
+
+
+def calibrated_errors(table: Table, steps: list[Model], coefficients: dict[str, Any], count: int) -> list[float]:
+    """Return the errors of held-out models after calibrations with some of the others, drawn at random."""
+    device = device_of(table, coefficients)
+
+    def ratios(part: list[Model], factors: Factors) -> np.ndarray:
+        return step_ratios(part, replace(device, spec=replace(device.spec, factors=factors)))
+
+    others, unseen = ([step for step in steps if is_held_out(step[0]) is part] for part in (False, True))
+    errors = []
+    for draw in range(_DRAWS):
+        chosen = Random(draw).sample(others, count)
+        seconds = [step[1] for step in chosen]
+
+        def predict(factors: Factors, chosen: list[Model] = chosen) -> list[float]:
+            return [ratio * step[1] for ratio, step in zip(ratios(chosen, factors), chosen, strict=True)]
+
+        errors.append(error_of(ratios(unseen, calibrated_factors(predict, seconds, names=OF_DEVICES))))
+    return errors
 
 
 def device_of(table: Table, coefficients: dict[str, Any]) -> DeviceModel:
@@ -276,6 +300,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=60, help="of each table")
     parser.add_argument("--cache", type=Path, help="folder that keeps the operators of the models")
     parser.add_argument("--without", nargs="*", help="fit to the other tables first; with no name, to all")
+    parser.add_argument("--calibrated", action="store_true", help="also after a calibration with one and with five")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     models = timm_models(options.folder, options.models, options.cache)
@@ -284,6 +309,9 @@ def main() -> None:
         fit_half(coefficients, shown(models, options.without))
         print({".".join(path): round(value_at(coefficients, path), 3) for path in HALF_START})
     print(report(models, coefficients))
+    for name, steps in models.items() if options.calibrated else ():
+        errors = [np.mean(calibrated_errors(TABLES[name], steps, coefficients, count)) for count in (1, 5)]
+        print(name, *(f"{error:.1%}" for error in errors))
 
 
 def timm_models(folder: Path, count: int, cache: Path | None) -> dict[str, list[Model]]:
