@@ -36,7 +36,7 @@ from modelsummary.units import parse_bytes
 __all__ = ["GRANULARITIES", "memory_plan"]
 
 GRANULARITIES = ("operator", "block")
-_HALVINGS = 10
+_INTERVALS, _HALVINGS = 64, 4  # of the range of peaks; of an interval
 _MOST_OPTIONS = 32  # of a block; they are spread evenly over their costs
 _NANOSECONDS = 1e9
 _LEAVE = Option(0, 0)
@@ -186,8 +186,9 @@ class Planner:
     def plan(self, budget_bytes: int) -> CheckpointPlan:
         """Return the cheapest plan whose simulated peak is at most the budget.
 
-        A target for the predicted peak is halved towards the budget. Whether the simulated peak fits decides where to
-        go on, and nothing else, so a larger budget never gets a plan that costs more.
+        Targets for the predicted peak are tried one after the other, from just above the budget down, until a simulated
+        peak fits. The interval before this target is then halved. Targets are the same for all budgets, so a larger
+        budget stops no later, and never gets a plan that costs more.
 
         Raises:
             InputError: no plan suffices.
@@ -195,17 +196,23 @@ class Planner:
         best = self._plan_of({})
         if best.peak <= budget_bytes:
             return best
-        low, high = self._least_peak(), best.peak
-        every = {fqn: kept[-1] for fqn, kept in zip(self._fqns, self._kept, strict=True) if kept}
-        for kept in (self._chosen_for(low), every):
-            best = self._plan_of(kept)
+        width = max((best.peak - self._least_peak()) // _INTERVALS, 1)
+        targets = [*range(best.peak, self._least_peak(), -width), self._least_peak()]
+        for index in range(min((best.peak - budget_bytes) // width, len(targets) - 1), len(targets)):
+            best = self._plan_of(self._chosen_for(targets[index]))
             if best.peak <= budget_bytes:
-                break
-        else:
+                return self._between(targets[index], targets[max(index - 1, 0)], budget_bytes) or best
+        best = self._plan_of({fqn: kept[-1] for fqn, kept in zip(self._fqns, self._kept, strict=True) if kept})
+        if best.peak > budget_bytes:
             raise InputError(
-                f"budget_bytes={budget_bytes:,} is too little: with all {len(every)} blocks recomputed a step takes "
-                f"{best.peak:,} bytes; pass a larger budget or a smaller batch"
+                f"budget_bytes={budget_bytes:,} is too little: with all {len(best.fqns)} blocks recomputed a step "
+                f"takes {best.peak:,} bytes; pass a larger budget or a smaller batch"
             )
+        return best
+
+    def _between(self, low: int, high: int, budget_bytes: int) -> CheckpointPlan | None:
+        """Return the plan of the largest target between two whose simulated peak fits; None if none does."""
+        best = None
         for _ in range(_HALVINGS):
             middle = (low + high) // 2
             plan = self._plan_of(self._chosen_for(middle))
