@@ -218,7 +218,11 @@ class StepModel:
         """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
         alone = Plan(micro_batch=plan.micro_batch)
         if self._is_applied(plan):
-            return self._run_applied(plan, length)
+            try:
+                return self._run_applied(plan, length)
+            except InputError as error:
+                advice = "Recipe(sequence='megatron') costs Megatron's layers, which step.apply does not apply"
+                raise InputError(f"{error}; {advice}") from error
         rank = self._rank(plan, gather_head=False)
         try:
             return self._run(rank, plan, length)

@@ -187,16 +187,22 @@ def _ring(live: LiveModel, calls: Calls, context: int) -> RingPlan:
 def _check_rings(plan: ParallelPlan, ring: RingPlan) -> None:
     """Refuse a plan whose step does not run as rings, or in which an attention stays with the tokens of its rank."""
     where = f"context={plan.context}: {plan.model_class}"
-    try:
-        communication = plan.communication
-    except ModelSummaryError as error:
+    error = _unknown(plan)
+    if error is not None:
+        without = _unknown(replace(plan, context=1, context_shards=False))
+        if without is not None:
+            raise InputError(
+                f"{where} does not run on shapes, without context parallelism either: {without}"
+            ) from error
         cause = error.__cause__ or error
         raise InputError(
             f"{where} does not run with torch's ring attention, which is of CUDA's fused kernels alone: in half "
             "precision (precision=torch.bfloat16), or in float32 with multiples of 64 tokens on each rank and as many "
             f"heads of keys as of queries; torch says {type(cause).__name__}: {' '.join(str(cause).split()):.200}"
         ) from error
-    rings = {(collective.fqn, collective.operation) for collective in communication if collective.group == "context"}
+    rings = {
+        (collective.fqn, collective.operation) for collective in plan.communication if collective.group == "context"
+    }
     alone = next((fqn for fqn in ring.attentions if (fqn, "all_gather") not in rings), None)
     if alone is not None:
         raise InputError(
@@ -228,15 +234,19 @@ def _running(plan: ParallelPlan) -> ParallelPlan:
     return plan
 
 
-def _failure(plan: ParallelPlan) -> StepError | None:
-    """Return what the step of a plan raises; None if it runs, or if shapes do not tell."""
+def _unknown(plan: ParallelPlan) -> ModelSummaryError | None:
+    """Return why it is not known what the step of a plan communicates; None if it is."""
     try:
         plan.communication  # noqa: B018
-    except StepError as error:
+    except ModelSummaryError as error:
         return error
-    except ModelSummaryError:
-        return None
     return None
+
+
+def _failure(plan: ParallelPlan) -> StepError | None:
+    """Return what the step of a plan raises; None if it runs, or if shapes do not tell."""
+    error = _unknown(plan)
+    return error if isinstance(error, StepError) else None
 
 
 def _kinds(live: LiveModel, root: LayerInfo, calls: Calls | None) -> dict[str, str]:

@@ -124,7 +124,7 @@ def test_a_block_that_needs_whole_sequences_is_refused_with_what_shares_them():
     stats = Statistics(module, torch.zeros(1, LENGTH, dtype=torch.long))
     for layers, message in (
         ("megatron", r"^tensor=2, sequence=True: the step does not run .*; pass sequence=False$"),
-        ("torch", r"^sequence=True: Sequential does not run on chunks of the sequence: add in 1 takes a chunk"),
+        ("torch", r"^sequence=True: Sequential does not run on chunks .*; Recipe\(sequence='megatron'\) costs"),
     ):
         model = StepModel(stats.live, stats.root, Recipe(sequence=layers))
         assert parts(model, 2)
@@ -180,6 +180,18 @@ def test_sequence_parallelism_costs_what_is_applied(name, scalars):
     assert _moved(model, plan) == applied.collectives
     kept = sum(part.kept_bytes * model.counts.get(name, 1) for name, part in model.parts(plan).items())
     assert applied.memory(device="cuda", block_bytes=1).activations - kept == scalars
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="ring attention of older versions has other names")
+def test_context_parallelism_gathers_what_is_applied():
+    """Keys and values; what is applied sends their gradients round, which is costed as one reduce-scatter."""
+    module, ids = gpt(fused=True)
+    stats = Statistics(module.bfloat16(), ids)
+    costed = _moved(StepModel(stats.live, stats.root, Recipe(precision=None)), Plan(context=2))
+    applied = stats.parallel_plan(context=2).collectives
+    for phase in ("forward", "backward"):
+        assert costed[phase, "all_gather"] == applied[phase, "all_gather"]
+    assert costed["backward", "reduce_scatter"][0] * 2 == applied["backward", "all_to_all"][0]
 
 
 def test_the_cut_of_the_first_block_counts_once():

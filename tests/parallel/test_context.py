@@ -41,14 +41,26 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
+class Block(nn.Module):
+    """An attention and an MLP."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.mlp = attention(), Mlp(WIDTH)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
 class Decoder(nn.Module):
     """A decoder with learned positions that are passed, a table of positions, or both."""
 
     def __init__(self, attention=Attention, rows=0):
         super().__init__()
         self.embed, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.attentions = nn.ModuleList(attention() for _ in range(2))
-        self.mlps = nn.ModuleList(Mlp(WIDTH) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(attention) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
         if rows:
             self.register_buffer("table", torch.linspace(-1, 1, rows * WIDTH).view(rows, WIDTH))
@@ -62,9 +74,8 @@ class Decoder(nn.Module):
 
     def forward(self, ids, positions=None, labels=None):
         x = self.embedded(ids, positions)
-        for attention, mlp in zip(self.attentions, self.mlps, strict=True):
-            x = x + attention(self.norm(x))
-            x = x + mlp(x)
+        for block in self.blocks:
+            x = block(x)
         logits = self.head(self.norm(x))
         return logits if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -221,8 +232,8 @@ REFUSED = [
     (_Shifted, {}, r"getitem\(\) in the model works along the sequence"),
     (_Conditional, {}, "reads values"),
     (lambda: Decoder(_masked), {}, "takes a mask, which torch's ring attention refuses"),
-    (lambda: Decoder(_early), {}, "attentions.0 calls scaled_dot_product_attention by a name of its own"),
-    (lambda: Decoder(_products), {}, r"matmul\(\) in attentions.0 "),
+    (lambda: Decoder(_early), {}, "blocks.0.attention calls scaled_dot_product_attention by a name of its own"),
+    (lambda: Decoder(_products), {}, r"matmul\(\) in blocks.0.attention "),
     (Decoder, {"context": 3}, "context=3 does not divide the 16 tokens of the recorded input"),
     (Decoder, {"pipeline": 2}, "context=2 with pipeline=2: stages are recorded with whole sequences"),
 ]
@@ -245,6 +256,20 @@ def test_kernels_without_a_ring_are_refused():
         Statistics(Decoder(), _inputs()[:1]).parallel_plan(context=2)
 
 
+class _Upcast(Block):
+    def forward(self, x):
+        return x + self.attention(self.norm1(x.float()))
+
+
+def test_a_step_that_does_not_run_anyway_is_not_blamed_on_the_ring():
+    """FSDP casts the parameters of a norm, and the forward makes its input float32."""
+    model = Decoder()
+    for block in model.blocks:
+        block.__class__ = _Upcast
+    with pytest.raises(InputError, match=r"does not run on shapes, without context parallelism either: .* one dtype"):
+        Statistics(model, _inputs()[:1]).parallel_plan(context=2, precision=torch.bfloat16)
+
+
 def test_a_model_without_a_sequence_is_refused():
     with pytest.raises(InputError, match="context=2: Linear has no sequence to cut"):
         Statistics(nn.Linear(4, 4), (2, 4)).parallel_plan(context=2)
@@ -263,7 +288,7 @@ def _refused_on_the_cpu(_rank, _n):
 
 
 def test_the_cpu_is_refused():
-    processes.stop(2)  # processes of another test have rings of the CPU
+    processes.stop()  # processes of another test have rings of the CPU
     assert all(processes.run(_refused_on_the_cpu, 2))
 
 
