@@ -9,13 +9,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.cluster.simulated_stages import SimulatedStage
-from modelsummary.cluster.weights import FsdpUnit, Weights
+from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit
+from modelsummary.cluster.weights import RankWeights
 from modelsummary.devices.factors import Factors
 from modelsummary.split.schedule import Action
 from modelsummary.views.memory_snapshot import MemoryBlock
 
-__all__ = ["RankLoad", "RankMemory", "blocks_of", "gathered", "memory_of", "sharded"]
+__all__ = ["RankLoad", "RankMemory", "blocks_of", "memory_of"]
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,31 @@ class _Moment(NamedTuple):
     """The pass through an FSDP unit.
 
     Attributes:
-        before, unit, after: the unit with the ones that are called before and after it.
+        before, unit, after: weights of the unit, and of the ones that are called before and after it.
+        kept: bytes of activations that the unit keeps.
         later: bytes of activations that the units after it keep. They are not there yet, or not any more.
     """
 
-    before: FsdpUnit
-    unit: FsdpUnit
-    after: FsdpUnit
+    before: RankWeights
+    unit: RankWeights
+    after: RankWeights
+    kept: int
     later: int
 
 
-def _moments(units: Sequence[FsdpUnit]) -> list[_Moment]:
+def _moments(units: Sequence[StageUnit]) -> list[_Moment]:
     """Return the distinct moments of a stage; of equal ones, the one with the most activations."""
     kept = accumulate(unit.kept_bytes for unit in reversed(units))
     with_weights = [
-        (unit, later - unit.kept_bytes) for unit, later in zip(reversed(units), kept, strict=True) if unit.nbytes
+        (unit, later - unit.kept_bytes)
+        for unit, later in zip(reversed(units), kept, strict=True)
+        if unit.weights.total.nbytes
     ]
-    called = [FsdpUnit(), *(unit for unit, _ in with_weights), FsdpUnit()]
-    moments: dict[tuple[FsdpUnit, FsdpUnit, FsdpUnit], _Moment] = {}
+    called = [RankWeights(), *(unit.weights for unit, _ in with_weights), RankWeights()]
+    moments: dict[tuple[int, ...], _Moment] = {}  # by the identity of weights: equal units are one object
     for after, (unit, later), before in zip(called, with_weights, called[2:], strict=False):
-        moments.setdefault((before, unit, after), _Moment(before, unit, after, later))
+        key = (*map(id, (before, unit.weights, after)), unit.kept_bytes)
+        moments.setdefault(key, _Moment(before, unit.weights, after, unit.kept_bytes, later))
     return list(moments.values())
 
 
@@ -86,15 +91,13 @@ class RankLoad:
     """What a rank holds, before parameters are sharded over copies.
 
     Attributes:
-        weights: without divided experts.
-        experts: weights of divided experts.
+        weights: of all its stages.
         units: of each stage, the unit that stays gathered, and the distinct moments of the others.
         recomputed, temporary: bytes, as in ``RankMemory``.
     """
 
-    weights: Weights
-    experts: Weights
-    units: tuple[tuple[FsdpUnit, tuple[_Moment, ...]], ...]
+    weights: RankWeights
+    units: tuple[tuple[RankWeights, tuple[_Moment, ...]], ...]
     recomputed: int
     temporary: int
 
@@ -102,32 +105,11 @@ class RankLoad:
     def of(cls, stages: Sequence[SimulatedStage]) -> RankLoad:
         """Return what the rank of the given stages holds, without the activations."""
         return cls(
-            sum((stage.weights for stage in stages), Weights()),
-            sum((stage.experts for stage in stages), Weights()),
-            tuple((stage.root, tuple(_moments([unit.weights for unit in stage.units]))) for stage in stages),
+            sum((stage.weights for stage in stages), RankWeights()),
+            tuple((stage.root, tuple(_moments(stage.units))) for stage in stages),
             max(stage.working_bytes for stage in stages),
             max(stage.temporary_bytes for stage in stages),
         )
-
-
-def sharded(weights: Weights, experts: Weights, plan: Plan) -> Weights:
-    """Return what a rank holds if each parameter is held by one of the ranks that have the same ones.
-
-    Args:
-        weights: of a rank without sharding, without divided experts.
-        experts: weights of divided experts.
-        plan: the plan.
-    """
-    return weights.over(plan.shards) + experts.over(plan.expert_copies)
-
-
-def gathered(unit: FsdpUnit, plan: Plan) -> Weights:
-    """Return what a rank has to gather if parameters are sharded: what only one rank has is whole there."""
-    return _of_several(unit, plan.shards > 1, plan.expert_copies > 1)
-
-
-def _of_several(unit: FsdpUnit, has_shards: bool, has_copies: bool) -> Weights:
-    return (unit.shared if has_shards else Weights()) + (unit.experts if has_copies else Weights())
 
 
 @lru_cache(maxsize=2**14)
@@ -147,24 +129,22 @@ def _gathered_bytes(rank: RankLoad, zero_stage: int, has_shards: bool, has_copie
     """
     if zero_stage < 2:
         return 0
-
-    def gathered(unit: FsdpUnit) -> Weights:
-        return _of_several(unit, has_shards, has_copies)
-
     most = 0
     for root, moments in rank.units:
-        always = gathered(root)
+        always = root.of_several(has_shards, has_copies)
         if zero_stage == 2:  # parameters are whole anyway
-            most = max(most, always.trained, *(gathered(moment.unit).trained for moment in moments))
+            most = max(
+                most, always.trained, *(moment.unit.of_several(has_shards, has_copies).trained for moment in moments)
+            )
             continue
         most = max(most, always.nbytes + always.trained)
         for moment in moments:
-            before, unit, after = map(gathered, moment[:3])
+            before, unit, after = (weights.of_several(has_shards, has_copies) for weights in moment[:3])
             waiting = after.gradient_bytes(recipe)
             forward = 2 * unit.nbytes + after.nbytes
             copying = 2 * unit.nbytes + waiting
             backward = unit.nbytes + unit.trained + before.nbytes + waiting
-            reducing = unit.trained + unit.gradient_bytes(recipe) + before.nbytes - moment.unit.kept_bytes
+            reducing = unit.trained + unit.gradient_bytes(recipe) + before.nbytes - moment.kept
             held = max(forward, max(copying, backward, reducing) + always.trained)
             most = max(most, always.nbytes + held - moment.later)
     return most
@@ -183,7 +163,7 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, fact
         recipe: what is trained with.
         factors: of them, the one on activations.
     """
-    whole, share = rank.weights + rank.experts, sharded(rank.weights, rank.experts, plan)
+    whole, share = rank.weights.total, rank.weights.sharded(plan)
     in_states = share if plan.zero_stage >= 1 else whole
     return RankMemory(
         parameters=share.stored if plan.is_fsdp else whole.nbytes,

@@ -16,7 +16,7 @@ import torch
 
 from modelsummary.capture.trace import Storage, Trace
 from modelsummary.cluster.kept import kept_bytes
-from modelsummary.cluster.weights import FsdpUnit, Weight
+from modelsummary.cluster.weights import RankWeights, Weight
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
 from modelsummary.memory.timeline import timeline_of
@@ -95,9 +95,9 @@ class Part:
     uncounted: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def unit(self) -> FsdpUnit:
-        """What FSDP gathers for it, without its activations."""
-        return FsdpUnit.of(self.weights.values())
+    def held(self) -> RankWeights:
+        """The sums of its weights."""
+        return RankWeights.of(self.weights.values())
 
     @property
     def has_backward(self) -> bool:

@@ -12,7 +12,7 @@ from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds, SecondsByCause
-from modelsummary.cluster.weights import FsdpUnit, Weights
+from modelsummary.cluster.weights import RankWeights, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 from modelsummary.split.schedule import StageLoad
@@ -25,7 +25,8 @@ class StageUnit(NamedTuple):
 
     Attributes:
         is_block: it is a block.
-        weights: what FSDP can gather at once, also of a unit without parameters.
+        weights: what FSDP can gather at once.
+        kept_bytes: bytes of its activations that are kept for the backward.
         is_gathered_again: FSDP gathers it for the backward: the backward passes through it, and it is neither behind
             the blocks nor in the root.
         forward, backward: seconds by cause; the backward with recomputation, also of what it communicates again.
@@ -33,7 +34,8 @@ class StageUnit(NamedTuple):
     """
 
     is_block: bool
-    weights: FsdpUnit
+    weights: RankWeights
+    kept_bytes: int
     is_gathered_again: bool
     forward: SecondsByCause
     backward: SecondsByCause
@@ -57,7 +59,7 @@ class SimulatedStage:
     crossing_bytes: int
     working_bytes: int
     temporary_bytes: int
-    root: FsdpUnit
+    root: RankWeights
     tied: Weights
 
     @cached_property
@@ -90,17 +92,12 @@ class SimulatedStage:
     @cached_property
     def kept_bytes(self) -> int:
         """Bytes of activations kept from the forward to the backward."""
-        return sum(count * unit.weights.kept_bytes for unit, count in self._counts)
+        return sum(count * unit.kept_bytes for unit, count in self._counts)
 
     @cached_property
-    def weights(self) -> Weights:
-        """Weights on the rank, without divided experts."""
-        return sum((unit.weights.shared.times(count) for unit, count in self._counts), self.root.shared)
-
-    @cached_property
-    def experts(self) -> Weights:
-        """Weights of experts that are divided over ranks."""
-        return sum((unit.weights.experts.times(count) for unit, count in self._counts), self.root.experts)
+    def weights(self) -> RankWeights:
+        """Weights on the rank."""
+        return sum((unit.weights.times(count) for unit, count in self._counts), self.root)
 
 
 def added(spent: Iterable[tuple[SecondsByCause, float]]) -> dict[str, float]:
@@ -244,7 +241,7 @@ def _stage(
         for name, is_recomputed in counts
     }
     units = tuple(unit_of[call] for call in calls)
-    root = FsdpUnit.of(
+    root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
     working = [parts[name].kept_bytes - parts[name].entered_bytes for name, is_recomputed in counts if is_recomputed]
@@ -278,10 +275,10 @@ def _unit(
         kept, backward["recomputation"] = part.kept_bytes - part.core_bytes, seconds.core
     elif name not in (BEFORE, AFTER) and not part.has_backward:
         kept = 0
-    weights = FsdpUnit() if is_in_root else part.unit
     return StageUnit(
         is_block=name not in (BEFORE, AFTER),
-        weights=weights._replace(kept_bytes=kept),
+        weights=RankWeights() if is_in_root else part.held,
+        kept_bytes=kept,
         is_gathered_again=part.has_backward and name != AFTER and not is_in_root,
         forward=seconds.forward,
         backward=backward,

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from modelsummary.cluster.memory import gathered, sharded
 from modelsummary.cluster.pipeline import WeightUpdate, by_rank, rank_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit, added
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import SecondsByCause, TimeModel, UnitSeconds
-from modelsummary.cluster.weights import Weights
+from modelsummary.cluster.weights import RankWeights
 from modelsummary.split.schedule import StageLoad
 
 __all__ = ["StageTimer"]
@@ -55,7 +54,7 @@ class StageTimer:
         them to their sums over micro-batches is part of it. Under FSDP a stage passes through its units.
         """
         time_model, recipe = self._time_model, self._model.recipe
-        held = sharded(stage.weights, stage.experts, plan) if plan.is_fsdp else stage.weights + stage.experts
+        held = stage.weights.sharded(plan) if plan.is_fsdp else stage.weights.total
         adding = time_model.accumulation(held, recipe) if accumulates else 0.0
         load, waits = stage.load, [0.0, 0.0]
         if plan.is_fsdp:
@@ -82,7 +81,7 @@ class StageTimer:
         that run between the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). The root is gathered
         before all others, and reduced after them.
         """
-        root = StageUnit(False, stage.root, False, {}, {}, 0.0)
+        root = StageUnit(False, stage.root, 0, False, {}, {}, 0.0)
         order = [root, *stage.units] if is_forward else [*reversed(stage.units), root]
         seconds: dict[int, UnitSeconds] = {}
         for unit in order:
@@ -93,7 +92,8 @@ class StageTimer:
     def _fsdp_unit(self, unit: StageUnit, plan: Plan, *, is_forward: bool) -> UnitSeconds:
         time_model, recipe = self._time_model, self._model.recipe
         shared, experts = unit.weights.shared, unit.weights.experts
-        moved, spent = gathered(unit.weights, plan), unit.forward if is_forward else unit.backward
+        moved = unit.weights.of_several(plan.shards > 1, plan.expert_copies > 1)
+        spent = unit.forward if is_forward else unit.backward
         gather = copies = reduction = replicas = 0.0
         if moved.nbytes and (is_forward or unit.is_gathered_again):
             gather = time_model.over_copies("all_gather", shared.nbytes, experts.nbytes, plan)
@@ -151,9 +151,9 @@ class StageTimer:
         gradients of weights that they share.
         """
         time_model, recipe = self._time_model, self._model.recipe
-        weights = sum((stage.weights for stage in stages), Weights())
-        experts = sum((stage.experts for stage in stages), Weights())
-        gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
+        weights = sum((stage.weights for stage in stages), RankWeights())
+        shared, experts = weights.shared, weights.experts
+        gradients = shared.gradient_bytes(recipe), experts.gradient_bytes(recipe)
         blocks = max(sum(unit.is_block for stage in stages for unit in stage.units), 1)
         pieces = 1
         if recipe.overlap_gradients:
@@ -165,7 +165,7 @@ class StageTimer:
         elif plan.zero_stage < 3:
             reduction = time_model.over_copies("reduce_scatter", of_piece[0], of_piece[1], plan)
             replicas = time_model.between_replicas(of_piece[0], plan)
-            gather = time_model.over_copies("all_gather", weights.trained / pieces, experts.trained / pieces, plan)
+            gather = time_model.over_copies("all_gather", shared.trained / pieces, experts.trained / pieces, plan)
         forward, backward = sum(load.forward for load in loads), sum(load.backward for load in loads)
         waited = 0.0
         for unit, computing in (
@@ -179,5 +179,5 @@ class StageTimer:
         if len(tied) == 1:  # another rank has the other end
             distance = plan.tensor * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
             waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
-        held = sharded(weights, experts, plan) if plan.sharded else weights + experts
+        held = weights.sharded(plan) if plan.sharded else weights.total
         return WeightUpdate(waited, time_model.optimizer(held, recipe))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import add
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from modelsummary.cluster.plan import Recipe
+from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.operators.tensor_bytes import is_wrapper, nbytes_of, numel_of
 
-__all__ = ["FsdpUnit", "Weight", "Weights", "weight_of"]
+__all__ = ["RankWeights", "Weight", "Weights", "weight_of"]
 
 
 class Weight(NamedTuple):
@@ -166,26 +166,49 @@ def _sums(weight: Weight) -> tuple[int, ...]:
     return weight.elements, weight.nbytes, 0, *masters
 
 
-class FsdpUnit(NamedTuple):
-    """What FSDP gathers at once: a block, or what precedes or follows the blocks.
+@dataclass(frozen=True)
+class RankWeights:
+    """What a rank holds of a part of the model, such as of a unit that FSDP gathers at once.
 
     Attributes:
-        shared: its weights on a rank, without divided experts.
+        shared: its weights without divided experts.
         experts: weights of experts that are divided over ranks.
-        kept_bytes: bytes of its activations that are kept for the backward.
+
+    >>> both = RankWeights.of([Weight(4, 8, "trained"), Weight(6, 12, "trained", is_expert=True)])
+    >>> both.total.nbytes, (both + both.times(2)).experts.nbytes
+    (20, 36)
     """
 
     shared: Weights = Weights()
     experts: Weights = Weights()
-    kept_bytes: int = 0
 
     @classmethod
-    def of(cls, weights: Iterable[Weight]) -> FsdpUnit:
+    def of(cls, weights: Iterable[Weight]) -> RankWeights:
         """Return the sums over weights."""
         held = tuple(weights)
         return cls(Weights.of(held, are_experts=False), Weights.of(held, are_experts=True))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parameters."""
-        return self.shared.nbytes + self.experts.nbytes
+    @cached_property
+    def total(self) -> Weights:
+        """All weights."""
+        return self.shared + self.experts
+
+    def __add__(self, other: RankWeights) -> RankWeights:
+        return RankWeights(self.shared + other.shared, self.experts + other.experts)
+
+    def times(self, count: int) -> RankWeights:
+        """Return the sums over so many of the same."""
+        return RankWeights(self.shared.times(count), self.experts.times(count))
+
+    def sharded(self, plan: Plan) -> Weights:
+        """Return the weights if each is held by one of the ranks that have the same ones."""
+        return self.shared.over(plan.shards) + self.experts.over(plan.expert_copies)
+
+    def of_several(self, has_shards: bool, has_copies: bool) -> Weights:
+        """Return the weights that several ranks have, which they gather if they are sharded.
+
+        Args:
+            has_shards: several ranks have the same parameters.
+            has_copies: several ranks have the same experts.
+        """
+        return (self.shared if has_shards else Weights()) + (self.experts if has_copies else Weights())

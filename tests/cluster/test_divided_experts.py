@@ -228,8 +228,8 @@ def test_experts_of_one_rank_are_not_reduced(simulator):
     network = simulator.time_model.network
     plan = Plan(data=8, expert=8, micro_batch=2)
     (stage,) = simulator.stages(plan)
-    nbytes = 4 * stage.experts.elements
-    assert (nbytes, stage.weights.elements) == (4 * LAYERS * ONE_BLOCK // 8, OTHERS)
+    nbytes = 4 * stage.weights.experts.elements
+    assert (nbytes, stage.weights.shared.elements) == (4 * LAYERS * ONE_BLOCK // 8, OTHERS)
     alone = simulator.time_model.over_copies("all_reduce", 4 * OTHERS, nbytes, plan)
     assert alone == network.seconds("all_reduce", 4 * OTHERS, network.group(8))
     halves = Plan(data=8, expert=4, micro_batch=2)

@@ -247,8 +247,8 @@ def test_fsdp_copies_and_waits_without_overlap(simulator):
     plan = Plan(shard=4)
     (load,), time_model = simulator.items(plan).loads, simulator.time_model
     (stage,), group = simulator.stages(plan), time_model.groups(plan)["gradients"]
-    root, block = stage.root.shared.nbytes, stage.units[1].weights.nbytes
-    assert root + LAYERS * block == stage.weights.nbytes  # the blocks, and the root with the weight of both ends
+    root, block = stage.root.shared.nbytes, stage.units[1].weights.total.nbytes
+    assert root + LAYERS * block == stage.weights.total.nbytes  # the blocks, and the root with the weight of both ends
     of_root, of_block = (time_model.network.seconds("all_gather", nbytes, group) for nbytes in (root, block))
     copies = time_model.moved("copies", 2 * root) + LAYERS * time_model.moved("copies", 2 * block)
     forward = sum(stage.forward.values()) + copies
@@ -268,7 +268,11 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(sharded):
     simulator = StepSimulator(model, cluster, 32, LENGTH)
     plan = Plan(data=2, shard=8, sharded=sharded)
     stage, items = simulator.stages(plan)[0], simulator.items(plan)
-    n, root, units = stage.weights.elements, stage.root.shared.elements, LAYERS + 1 if sharded == "parameters" else 1
+    n, root, units = (
+        stage.weights.total.elements,
+        stage.root.shared.elements,
+        LAYERS + 1 if sharded == "parameters" else 1,
+    )
     base = simulator.time_model.network._base
     gather = units * base + 7 / 8 * 2 * n / 100e9
     scatter = units * base + 7 / 8 * 4 * n / 100e9
@@ -278,7 +282,7 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(sharded):
         out, into = ([time_model.moved("copies", each * of) for of in (root, (n - root) // LAYERS)] for each in (4, 6))
         (load,) = items.loads
         assert load.forward == pytest.approx(sum(stage.forward.values()) + gather + out[0] + LAYERS * out[1])
-        adding = time_model.accumulation(stage.weights.over(8), model.recipe)
+        adding = time_model.accumulation(stage.weights.total.over(8), model.recipe)
         again = LAYERS * (base + out[1]) + 7 / 8 * 2 * (n - root) / 100e9  # the root stays gathered
         copied = into[0] + LAYERS * into[1]
         backward = sum(stage.backward.values()) + adding + again + scatter + between + copied
@@ -302,7 +306,7 @@ def test_ends_of_the_model_are_units_unless_they_share_a_weight():
         stats = Statistics(model, torch.zeros(4, 8, dtype=torch.long))
         simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), cluster, 32, 8)
         (stage,) = simulator.stages(plan)
-        gathered = [unit for unit in (stage.root, *(unit.weights for unit in stage.units)) if unit.nbytes]
+        gathered = [unit for unit in (stage.root, *(unit.weights for unit in stage.units)) if unit.total.nbytes]
         assert (len(gathered), max(unit.shared.elements for unit in gathered)) == (n_units, largest)
         units = stats.parallel_plan(shard=8)
         assert len(units.units) + (units.unit_bytes[-1] != (0, 0)) == n_units

@@ -168,7 +168,7 @@ def test_frozen_layers_are_gathered_and_not_reduced():
     plan = Plan(shard=4, micro_batch=BATCH)
     (stage,), items, times = simulator.stages(plan), simulator.items(plan), simulator.time_model
     group, root, block = times.groups(plan)["shards"], stage.root.shared, stage.units[1].weights.shared
-    assert root.nbytes + LAYERS * block.nbytes == stage.weights.nbytes
+    assert root.nbytes + LAYERS * block.nbytes == stage.weights.total.nbytes
 
     def of_units(root_seconds, block_seconds):
         return root_seconds + LAYERS * block_seconds
@@ -184,7 +184,7 @@ def test_frozen_layers_are_gathered_and_not_reduced():
     backward = of_units(*reduced) + LAYERS * again
     assert load.backward == pytest.approx(sum(stage.backward.values()) + backward)
     memory = simulator.simulate(plan).memory[0]
-    frozen, trained = stage.weights.frozen, stage.weights.elements
+    frozen, trained = stage.weights.total.frozen, stage.weights.total.elements
     downs = (each for name, each in model.module.named_parameters() if name.endswith("qkv.down.weight"))
     of_two_rows = sum(each.numel() for each in downs)
     shards = of_two_rows // 2 + (trained - of_two_rows) // 4  # the first rank has one of two rows
