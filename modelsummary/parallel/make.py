@@ -33,7 +33,7 @@ from modelsummary.parallel.plan_arguments import check_checkpoint, check_sequenc
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_stream
-from modelsummary.record.events import Event
+from modelsummary.record.events import Event, values_in
 from modelsummary.record.runs import record_of
 
 __all__ = ["make_plan"]
@@ -438,20 +438,26 @@ def _keep_inside_experts_whole(derivation: Derivation, experts: Sequence[LayerPl
 def _keep_crossing_whole(derivation: Derivation, boundaries: Sequence[str]) -> None:
     """Leave activations whole of which a stage would send a part, such as a bias that the first block makes for all.
 
+    Keys and values in a cache that the model returns go through all later stages.
+
     Args:
         boundaries: FQNs of the modules with which the second and each later stage begin.
     """
     calls = derivation.calls
+    results = set(values_in(calls.record.root.result))
     for begin in boundaries:
         cut = next(
             (position for position, event in enumerate(calls.events) if f"{event.fqn}.".startswith(f"{begin}.")), -1
         )
         for region in list(derivation.regions):
-            makers = (calls.maker[value] for value in region.placements if calls.last_use.get(value, -1) >= cut >= 0)
-            sent = next((event for event in makers if calls.position[event] < cut), None)
+            later = (value for value in region.placements if value in results or calls.last_use.get(value, -1) >= cut)
+            sent = next((value for value in later if calls.position[calls.maker[value]] < cut), None)
             if sent is not None:
-                what = f"the result of {sent.name} in {sent.fqn or 'the model'}"
-                derivation.gather(region, f"{what} goes to the stage that begins with {begin}; pipeline=1 works")
+                maker = calls.maker[sent]
+                what = f"the result of {maker.name} in {maker.fqn or 'the model'}"
+                works = "a model that is called without a cache, or pipeline=1, works" if sent in results else ""
+                works = works or "pipeline=1 works"
+                derivation.gather(region, f"{what} goes to the stage that begins with {begin}; {works}")
 
 
 def _checked(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from modelsummary import Statistics
-from tests.parallel import processes
+from tests.parallel import processes, training
 from tests.parallel.models import _hf
 
 KINDS = ("LlamaForCausalLM", "Gemma2ForCausalLM", "GPT2LMHeadModel")
@@ -95,3 +97,32 @@ def test_two_processes_generate_as_the_model():
         for kind, (is_equal, logits, gradients) in result.items():
             assert is_equal, kind
             assert max(logits, gradients) <= 1e-6, kind  # the models compute positions and the loss in float32
+
+
+def test_activations_are_whole_whose_keys_go_through_later_stages():
+    plan = Statistics(model_of("LlamaForCausalLM"), {"input_ids": ids()}).parallel_plan(tensor=2, pipeline=2)
+    reasons = {layer.fqn: layer.reason for layer in plan.layers if layer.fqn.endswith("k_proj")}
+    assert (
+        "goes to the stage that begins with model.layers.1; a model that is called without a cache, or pipeline=1"
+        in (reasons["model.layers.0.self_attn.k_proj"])
+    )
+    assert reasons["model.layers.1.self_attn.k_proj"] == ""  # its keys stay in the last stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "schedule"),
+    [
+        ({"tensor": 2, "sequence": True}, ""),
+        ({"shard": 2}, ""),
+        ({"pipeline": 2}, "1f1b"),
+        ({"tensor": 2, "shard": 2}, ""),
+        ({"tensor": 2, "data": 2}, ""),
+        ({"tensor": 2, "pipeline": 2}, "1f1b"),
+    ],
+)
+def test_models_with_a_cache_train_like_one_process(sizes, schedule):
+    pytest.importorskip("transformers")
+    n = math.prod(size for size in sizes.values() if size is not True)
+    for rank in processes.run(training.compared, n, "transformers/llama", sizes, schedule):
+        assert rank.get("difference", 1.0) <= 1e-9, rank
