@@ -82,7 +82,8 @@ class Applier:
             InputError: the plan or the recipe has a part that ``parallel_plan`` does not apply.
         """
         self._check(plan)
-        return replace(self._make(**self._arguments(plan)), parameter_dtypes=self._cast_dtypes)
+        applied, dtypes = self._make(**self._arguments(plan)), self._cast_dtypes
+        return replace(applied, parameter_dtypes=dtypes) if dtypes else applied  # a copy would read its step again
 
     def to_code(self, plan: Plan) -> str:
         """Return code that trains by a plan; with stages, it needs this library besides torch.

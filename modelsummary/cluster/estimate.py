@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -191,7 +191,7 @@ class StepEstimate(Printed):
                 with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, or gradients
                 of another dtype than its stored weights; or the estimate was loaded without its model.
         """
-        return replace(self._applier().parallel_plan(self.plan), _estimate=self)
+        return self._applier().parallel_plan(self.plan)._with_estimate(self)
 
     def to_code(self) -> str:
         """Return Python code that trains by this plan: with torch alone, or with stages of this library."""

@@ -395,6 +395,12 @@ class ParallelPlan(Printed):
         plan.__dict__.update(self.__getstate__())
         return plan
 
+    def _with_estimate(self, estimate: Any) -> ParallelPlan:
+        """Return a copy with an estimate of its step, which keeps what was read of the step."""
+        plan = object.__new__(ParallelPlan)
+        plan.__dict__.update({**self.__dict__, "_estimate": estimate})
+        return plan
+
     def _report(self) -> Report:
         from modelsummary.parallel.plan_table import report
 

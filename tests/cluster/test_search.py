@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from torch import nn
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepSimulator
 from modelsummary.cluster.search import candidates, find_plans
+from modelsummary.parallel import applied_rank
 from tests.cluster.models import LENGTH, statistics, step_model
+from tests.parallel.models import OLD
 from tests.parallel.models import make as decoder
 
 SPACE = {
@@ -284,6 +287,18 @@ def test_replicas_become_a_dimension_of_the_mesh():
     step = stats.simulate(Plan(data=2, shard=4), Cluster("A100"), 8)
     assert step.parallel_plan() == stats.parallel_plan(data=2, shard=4, precision=torch.bfloat16)
     assert "data" in step.to_code()
+
+
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
+def test_a_plan_that_is_applied_reads_its_step_once():
+    stats = Statistics(nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4))), (1, 64))
+    step = stats.simulate(Plan(shard=2, checkpoint="every"), Cluster("A100"), 8)
+    reading = mock.patch("modelsummary.parallel.applied_rank.communication_of", wraps=applied_rank.communication_of)
+    with reading as read:
+        plan = step.parallel_plan()  # the step runs, to tell whether checkpoints keep it from running
+        assert plan.collectives_over("shard")
+    assert read.call_count == 1
+    assert plan.estimate is step
 
 
 def test_sequence_parallelism_is_applied_without_stages():
