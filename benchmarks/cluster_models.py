@@ -12,29 +12,29 @@ __all__ = ["Sizes", "fused_token_loss", "gpt", "llama", "mixture", "mpt", "token
 
 
 class CoreAttention(nn.Module):
-    """Attention between scores and context, operator by operator, as before fused kernels."""
+    """Attention between scores and context, kernel by kernel, as before kernels that fuse all of it.
 
-    def __init__(self, size: int, length: int) -> None:
+    One kernel of Megatron scales, masks and normalises the scores (``ScaledUpperTriangMaskedSoftmax`` in
+    megatron/model/fused_softmax.py; section 4.2 of arXiv:2104.04473): it moves and keeps the bytes of a softmax.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self.scale = size**-0.5
         self.dropout = nn.Dropout(0.1)
-        self.register_buffer("mask", torch.ones(length, length, dtype=torch.bool).triu(1))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        length = q.shape[-2]
-        scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
-        scores = scores.masked_fill(self.mask[:length, :length], -10000.0)
+        scores = torch.matmul(q, k.transpose(-1, -2))
         return torch.matmul(self.dropout(F.softmax(scores, dim=-1)), v)
 
 
 class GptAttention(nn.Module):
     """Self-attention with one projection for queries, keys and values, laid out head by head."""
 
-    def __init__(self, width: int, heads: int, length: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads, self.size = heads, width // heads
         self.qkv, self.dense = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.core = CoreAttention(self.size, length)
+        self.core = CoreAttention()
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -45,10 +45,10 @@ class GptAttention(nn.Module):
 class GptBlock(nn.Module):
     """A block of GPT-3 with dropout, as in Megatron-LM."""
 
-    def __init__(self, width: int, heads: int, length: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = GptAttention(width, heads, length)
+        self.attention = GptAttention(width, heads)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout1, self.dropout2 = nn.Dropout(0.1), nn.Dropout(0.1)
 
@@ -64,7 +64,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.dropout = nn.Dropout(0.1)
-        self.blocks = nn.ModuleList(GptBlock(width, heads, length) for _ in range(layers))
+        self.blocks = nn.ModuleList(GptBlock(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
@@ -82,14 +82,17 @@ def gpt(layers: int, width: int, heads: int, *, length: int = 2048, vocabulary: 
 
 
 class MptBlock(nn.Module):
-    """A block of MPT: no biases, no dropout, and a fused kernel for attention."""
+    """A block of MPT: no dropout, and a fused kernel for attention.
+
+    Its layers have biases: with them, the model of 760M has the published number of parameters, 760,470,528.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.size = width // heads
-        self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -107,7 +110,7 @@ class Mpt(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(MptBlock(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, vocabulary, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor) -> Tensor:

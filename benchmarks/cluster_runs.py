@@ -295,7 +295,7 @@ class Result(NamedTuple):
 
 
 def summary_row(name: str, results: Sequence[Result]) -> list[object]:
-    """Return the errors of a table: of its seconds, of those that are shown and held out, and of its peaks.
+    """Return the errors of a table: of all its seconds, of the shown and the held-out ones, and of its peaks.
 
     The last entry is the number of runs that do not fit.
     """

@@ -58,7 +58,16 @@ def product(groups: int, m: int, n: int, k: int, stage: str, sum_bytes: int) -> 
     flops, weights, rows = 2 * groups * m * n * k, groups * n * k, groups * m * (n + k)
     sizes = {"fwd": (m, n, k), "bwd_grad_act": (m, k, n), "bwd_grad_w": (n, k, m)}[stage]
     nbytes = 2 * rows + (2 * sum_bytes if stage == "bwd_grad_w" else 2) * weights
-    return Work("aten._grouped_mm", "gemm", torch.bfloat16, (groups, *sizes), flops, nbytes, is_grouped=True)
+    return Work(
+        "aten._grouped_mm",
+        "gemm",
+        torch.bfloat16,
+        (groups, *sizes),
+        flops,
+        nbytes,
+        is_grouped=True,
+        is_added=stage == "bwd_grad_w",
+    )
 
 
 def ratios(rows: Iterable[Row], coefficients: dict[str, Any], overlap: float) -> np.ndarray:

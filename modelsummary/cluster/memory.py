@@ -28,10 +28,11 @@ class RankMemory:
         gradients: sums of gradients, of trained parameters.
         optimizer: states of the optimizer, and its float32 weights where these are not the parameters.
         activations: kept from forwards to backwards, of all micro-batches in flight.
-        recomputed: activations of the block whose backward runs, where it is recomputed.
+        recomputed: activations of the block whose backward runs, where it is recomputed, and where they and
+            ``temporary`` take most together.
         gathered: whole parameters of the units of FSDP that are used or gathered ahead, and whole gradients until they
             are reduced, when they and the activations take most together.
-        temporary: results of operators that are used at once.
+        temporary: results of operators that are used at once, at that moment.
         buffers: whole on each rank.
     """
 
@@ -104,11 +105,12 @@ class RankLoad:
     @classmethod
     def of(cls, stages: Sequence[SimulatedStage]) -> RankLoad:
         """Return what the rank of the given stages holds, without the activations."""
+        fullest = max(stages, key=lambda stage: stage.working_bytes + stage.temporary_bytes)
         return cls(
             sum((stage.weights for stage in stages), RankWeights()),
             tuple((stage.root, tuple(_moments(stage.units))) for stage in stages),
-            max(stage.working_bytes for stage in stages),
-            max(stage.temporary_bytes for stage in stages),
+            fullest.working_bytes,
+            fullest.temporary_bytes,
         )
 
 

@@ -7,9 +7,10 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from modelsummary.operators.weight_gradients import of_weights_alone
 __all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "Part", "parts_of"]
 
 BEFORE, AFTER = "before the blocks", "after the blocks"
-_PLAIN, _CORE, _COLUMN, _WEIGHTS = 0, 1, 2, 4  # marks of operators, which add up
+_PLAIN, _CORE, _COLUMN, _WEIGHTS, _LAST = 0, 1, 2, 4, 8  # marks of operators, which add up
 
 
 class MicrobatchCollective(NamedTuple):
@@ -43,6 +44,7 @@ class MicrobatchCollective(NamedTuple):
         nbytes: bytes of the whole tensor.
         group: ``"tensor"``, ``"context"`` or ``"expert"``.
         copies: rows for each token, where tokens are sent to experts; else 1.
+        is_repeated: recomputation of its part runs it again; in a backward always.
     """
 
     operation: str
@@ -50,6 +52,7 @@ class MicrobatchCollective(NamedTuple):
     nbytes: int
     group: str = "tensor"
     copies: int = 1
+    is_repeated: bool = True
 
 
 Works = tuple[tuple[Work, int], ...]  # distinct kernels, and how often each runs
@@ -60,11 +63,11 @@ class Part:
     """What one rank does and holds for a part of the model and one micro-batch.
 
     Attributes:
-        works: ``"forward"`` and ``"backward"`` -> kernels; ``"core"``: kernels of the forward from the scores to the
-            context of attention; ``"weights"``: kernels of the backward that compute gradients of weights alone;
-            ``"columns"`` and ``"column weights"``: the products in the backward of column-parallel layers, for
-            gradients of their input, and of their weights.
-        operators: phase -> number of operators that the host dispatches.
+        works: ``"forward"`` and ``"backward"`` -> kernels; ``"again"``: kernels of the forward that recomputation
+            repeats; ``"core"``: kernels of the forward from the scores to the context of attention; ``"weights"``:
+            kernels of the backward that compute gradients of weights alone; ``"columns"`` and ``"column weights"``: the
+            products in the backward of column-parallel layers, for gradients of their input, and of their weights.
+        operators: ``"forward"``, ``"backward"`` and ``"again"`` -> number of operators that the host dispatches.
         collectives: what is communicated for tensor, context and expert parallelism.
         kept_bytes: bytes kept for the backward.
         core_bytes: bytes among them that attention between scores and context makes.
@@ -98,6 +101,11 @@ class Part:
     def held(self) -> RankWeights:
         """The sums of its weights."""
         return RankWeights.of(self.weights.values())
+
+    @property
+    def repeated_flops(self) -> int:
+        """Floating point operations of products that recomputation runs again."""
+        return sum(work.flops * times for work, times in self.works["again"])
 
     @property
     def has_backward(self) -> bool:
@@ -147,6 +155,8 @@ def parts_of(
     ranks: int = 1,
     context: int = 1,
     eight_bits: torch.dtype | None = None,
+    sorts_rows: bool = False,
+    sum_dtype: torch.dtype | None = None,
 ) -> dict[str, Part]:
     """Return the parts of a step: ``BEFORE``, each block that ran, ``AFTER``.
 
@@ -160,42 +170,29 @@ def parts_of(
         ranks: of tensor parallelism, if what is gathered for a column-parallel layer is kept in shares; else 1.
         context: ranks over which the sequence is split; attention sees keys of all of them.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
+        sorts_rows: rows that came from several ranks are sorted by expert, and back.
+        sum_dtype: dtype of the sums that products add gradients of weights to; None: a kernel of its own adds them.
     """
     part_names = _part_names(observed, blocks)
     marks = _marks(observed.operators, set(columns))
     for index in of_weights_alone(observed.operators, part_names, observed.gradients):
         marks[index] += _WEIGHTS
+    if mode != "fused":
+        for index in _after_the_last_kept(observed, part_names):
+            marks[index] += _LAST
     labelled = [
         operator._replace(
             row=(part_name, mark), phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase
         )
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
     ]
-    works: defaultdict[tuple[str, str], Counter[Work]] = defaultdict(Counter)
-    counts: Counter[tuple[str, str]] = Counter()
-    for kernel in kernels_of(labelled, "eager" if mode == "eager" else "compiled"):
-        assert kernel.row is not None
-        part_name, mark = kernel.row
-        phase = kernel.phase.partition(" ")[0]
-        work = _with_context(kernel.work, context)
-        if mode == "fused" and work.op_class not in POINTWISE:  # a library's kernel, not one of Inductor's
-            work = work._replace(part="")
-        if eight_bits is not None and _may_have_eight_bits(work):
-            casts = _casts(work)
-            works[part_name, phase].update(casts)
-            counts[part_name, phase] += len(casts)
-            work = _in_eight_bits(work, eight_bits)
-        works[part_name, phase][work] += 1
-        counts[part_name, phase] += kernel.n_operators if mode == "eager" else 1
-        if mark == _CORE and phase == "forward":
-            works[part_name, "core"][work] += 1
-        is_of_weights = bool(mark & _WEIGHTS) or (phase == "backward" and work.part in ("weight", "bias"))
-        if is_of_weights:
-            works[part_name, "weights"][work] += 1
-        if mark & _COLUMN and kernel.flops:
-            works[part_name, "column weights" if is_of_weights else "columns"][work] += 1
-    collectives = _collectives(observed, part_names, context)
-    between = frozenset(index for index, mark in enumerate(marks) if mark == _CORE)
+    works, counts = _kernels_by_part(labelled, mode, context, eight_bits, sum_dtype)
+    collectives = _collectives(observed, part_names, marks, context)
+    for part_name, collective in _exchanges(collectives) if sorts_rows else ():
+        for phase in _phases_of(collective.phase, is_repeated=collective.is_repeated):
+            works[part_name, phase][_sorting(collective.nbytes)] += 1
+            counts[part_name, phase] += 1
+    between = frozenset(index for index, mark in enumerate(marks) if mark & _CORE)
     kept, core = kept_bytes(
         observed.operators, observed.saved, part_names, between, ranks, compiled=mode == "compiled", before=BEFORE
     )
@@ -213,11 +210,11 @@ def parts_of(
             backward_flops[part_name] += 2 * (call.cost.macs - scores_again(call.rule, call.bound))
     parts = {}
     for name in (BEFORE, *blocks, AFTER):
-        phases = ("forward", "backward", "core", "weights", "columns", "column weights")
+        phases = ("forward", "backward", "again", "core", "weights", "columns", "column weights")
         entered_bytes, crossing_bytes = entered.get(name, (0, 0))
         parts[name] = Part(
             works={phase: tuple(works[name, phase].items()) for phase in phases},
-            operators={phase: counts[name, phase] for phase in phases[:2]},
+            operators={phase: counts[name, phase] for phase in phases[:3]},
             collectives=tuple(collectives[name]),
             kept_bytes=kept[name],
             core_bytes=core[name],
@@ -234,6 +231,52 @@ def parts_of(
 
 
 # ------------------------------------------------------------------------------------------------- dealing
+
+
+def _kernels_by_part(
+    operators: Sequence[StepOperator],
+    mode: str,
+    context: int,
+    eight_bits: torch.dtype | None,
+    sum_dtype: torch.dtype | None,
+) -> tuple[defaultdict[tuple[str, str], Counter[Work]], Counter[tuple[str, str]]]:
+    """Return the kernels of each part and phase, as ``Part.works`` has them, and how many the host dispatches.
+
+    Args:
+        operators: their rows are a part and a mark.
+        mode, context, eight_bits, sum_dtype: as for ``parts_of``.
+    """
+    works: defaultdict[tuple[str, str], Counter[Work]] = defaultdict(Counter)
+    counts: Counter[tuple[str, str]] = Counter()
+    for kernel in kernels_of(operators, "eager" if mode == "eager" else "compiled"):
+        assert kernel.row is not None
+        part_name, mark = kernel.row
+        phase = kernel.phase.partition(" ")[0]
+        phases = _phases_of(phase, is_repeated=not mark & _LAST)
+        work = _with_context(kernel.work, context)
+        if mode == "fused" and work.part == "triton" and work.op_class not in POINTWISE:  # a kernel of a library
+            work = work._replace(part="")
+        is_of_weights = bool(mark & _WEIGHTS) or (phase == "backward" and work.part in ("weight", "bias"))
+        if sum_dtype is not None and is_of_weights and work.op_class == "gemm":
+            work = _added(work, sum_dtype)
+        casts = _casts(work) if eight_bits is not None and _may_have_eight_bits(work) else []
+        if eight_bits is not None and casts:
+            work = _in_eight_bits(work, eight_bits)
+        for name in phases:
+            works[part_name, name].update([*casts, work])
+            counts[part_name, name] += len(casts) + (kernel.n_operators if mode == "eager" else 1)
+        if mark & _CORE and phase == "forward":
+            works[part_name, "core"][work] += 1
+        if is_of_weights:
+            works[part_name, "weights"][work] += 1
+        if mark & _COLUMN and kernel.flops:
+            works[part_name, "column weights" if is_of_weights else "columns"][work] += 1
+    return works, counts
+
+
+def _phases_of(phase: str, *, is_repeated: bool) -> tuple[str, ...]:
+    """Return the phases in which a kernel or a collective runs: recomputation repeats what runs in the forward."""
+    return (phase, "again") if phase == "forward" and is_repeated else (phase,)
 
 
 def _fusing_phase(operator: StepOperator, index: int) -> str:
@@ -292,6 +335,29 @@ def _marks(operators: Sequence[StepOperator], columns: set[str]) -> list[int]:
     return marks
 
 
+def _after_the_last_kept(observed: Observed, part_names: Sequence[str]) -> list[int]:
+    """Return the indices of the operators of the forward behind the last one whose result their part keeps.
+
+    Recomputation ends when it has all that the backward of its part reads (``set_checkpoint_early_stop`` in
+    torch/utils/checkpoint.py); a compiled one leaves out what nothing reads. Megatron's own checkpoints run all again.
+    """
+    operators, last = observed.operators, dict.fromkeys(part_names, -1)
+    saved_in: dict[CallKey | None, str] = {}
+    for operator, part_name in zip(operators, part_names, strict=True):
+        if operator.phase == "forward":
+            saved_in.setdefault(operator.row, part_name)
+    for storage in observed.saved:
+        if 0 <= storage.born < len(operators):
+            part_name = part_names[storage.born]
+            if saved_in.get(storage.row, part_name) == part_name:
+                last[part_name] = max(last[part_name], storage.born)
+    return [
+        index
+        for index, (operator, part_name) in enumerate(zip(operators, part_names, strict=True))
+        if operator.phase == "forward" and index > last[part_name]
+    ]
+
+
 def _multiplies_activations(call: OperatorCall) -> bool:
     return call.rule.facts.multiplies == "batches" and not any(spec.is_param for spec in call.tensors)
 
@@ -335,11 +401,22 @@ def _casts(work: Work) -> list[Work]:
     ]
 
 
+def _added(work: Work, dtype: torch.dtype) -> Work:
+    """Return a product that adds its result to a sum of a dtype, instead of writing it."""
+    elements = prod(work.sizes[:3])
+    return work._replace(nbytes=work.nbytes + elements * (2 * dtype.itemsize - work.dtype.itemsize), is_added=True)
+
+
+def _sorting(nbytes: int) -> Work:
+    """Return the kernel that sorts rows by expert: they come rank by rank, from each rank sorted by expert."""
+    return Work("rows sorted by expert", "index", torch.bfloat16, (nbytes // 2,), 0, 2 * nbytes)
+
+
 def _collectives(
-    observed: Observed, part_names: Sequence[str], context: int
+    observed: Observed, part_names: Sequence[str], marks: Sequence[int], context: int
 ) -> defaultdict[str, list[MicrobatchCollective]]:
     collectives: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
-    for operator, part_name in zip(observed.operators, part_names, strict=True):
+    for operator, part_name, mark in zip(observed.operators, part_names, marks, strict=True):
         call = operator.run.call
         collective = collective_of(call, operator.phase)
         if collective is not None:
@@ -347,7 +424,10 @@ def _collectives(
             part_name = BEFORE if is_cut else part_name  # noqa: PLW2901
             operation, group, _, nbytes, rows = collective
             group, copies = observed.groups.get(group, group), rows if operation == "all_to_all" else 1
-            collectives[part_name].append(MicrobatchCollective(operation, operator.phase, nbytes, group, copies))
+            is_repeated = not mark & _LAST
+            collectives[part_name].append(
+                MicrobatchCollective(operation, operator.phase, nbytes, group, copies, is_repeated)
+            )
         elif context > 1 and "scaled_dot_product" in call.name:
             whole = context * _keys_nbytes(call)
             if operator.phase == "forward":
@@ -356,6 +436,14 @@ def _collectives(
                 collectives[part_name].append(MicrobatchCollective("all_gather", "backward", whole, "context"))
                 collectives[part_name].append(MicrobatchCollective("reduce_scatter", "backward", whole, "context"))
     return collectives
+
+
+def _exchanges(
+    collectives: Mapping[str, Sequence[MicrobatchCollective]],
+) -> Iterator[tuple[str, MicrobatchCollective]]:
+    """Yield the exchanges of rows with experts, each with its part."""
+    for part_name, sent in collectives.items():
+        yield from ((part_name, collective) for collective in sent if collective.operation == "all_to_all")
 
 
 def _keys_nbytes(call: OperatorCall) -> int:

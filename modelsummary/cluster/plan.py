@@ -271,9 +271,10 @@ class Recipe:
         state_dtype: dtype of the optimizer's states.
         master_weights: the optimizer updates float32 copies of trained parameters that compute in fewer bits. Under
             FSDP these copies are the shards; what is gathered has ``precision``.
-        kernels: ``"eager"``: one kernel per operator; ``"fused"``: chains of element-wise operators are one kernel, as
-            by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as
-            by ``torch.compile``.
+        kernels: ``"eager"``: one kernel per operator; ``"fused"``: as in Megatron: chains of element-wise operators are
+            one kernel, the products that compute gradients of weights add them to their sums, the optimizer is one
+            kernel, and recomputation repeats whole blocks; ``"compiled"``: norms, softmax and reductions join the
+            chains, as by ``torch.compile``. Where torch recomputes, it stops when it has what the backward reads.
         attention: fused kernels of attention on an NVIDIA device: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the
             generations of FlashAttention, ``"cudnn"``, ``"efficient"`` for xFormers' memory-efficient ones, or None:
             what torch prefers there since version 2.10, which is cuDNN on Hopper and data center Blackwell, else
@@ -351,6 +352,11 @@ class Recipe:
         """The dtype of weights and activations in memory: ``precision``, or bfloat16 if products compute in 8 bits."""
         has_eight_bits = self.precision is not None and self.precision.itemsize == 1
         return torch.bfloat16 if has_eight_bits else self.precision
+
+    @property
+    def adds_in_products(self) -> bool:
+        """Whether products add gradients of weights to their sums; otherwise a kernel of its own does."""
+        return self.kernels == "fused"
 
     @property
     def state_bytes(self) -> int:

@@ -70,7 +70,7 @@ class PublishedErrors(NamedTuple):
     """The errors of predictions on published tables, of which the ones that are nearest to a step count most.
 
     Each attribute of the case in which a table agrees makes it count three times as much. If tables are left out one
-    after the other, 79 % of their runs are in the range that the others give, averaged over tables.
+    after the other, 74 % of their runs are in the range that the others give, averaged over tables.
 
     Attributes:
         typical: mean of the absolute predicted / measured - 1.

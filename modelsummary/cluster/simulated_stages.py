@@ -49,8 +49,8 @@ class SimulatedStage:
     Attributes:
         units: its blocks, and what precedes and follows them, in the order of the calls; equal ones are one object.
         crossing_bytes: bytes that it takes from the stage before it.
-        working_bytes: bytes of activations that exist only while a block is recomputed.
-        temporary_bytes: the most bytes alive for a moment.
+        working_bytes, temporary_bytes: bytes of activations that exist only while a block is recomputed, and bytes that
+            are alive for a moment, of the unit where both are most together.
         root: what stays gathered under FSDP: what precedes and what follows the blocks, if they share a parameter.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
@@ -244,16 +244,27 @@ def _stage(
     root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
-    working = [parts[name].kept_bytes - parts[name].entered_bytes for name, is_recomputed in counts if is_recomputed]
-    working += [parts[kind].core_bytes for kind in kinds if parts[kind].has_backward] if selective else []
+    moments = [
+        (_working_bytes(parts[name], name, plan, is_recomputed=flag), parts[name].temporary_bytes)
+        for name, flag in counts
+    ]
+    working, temporary = max(moments, key=sum)
     return SimulatedStage(
         units=units,
         crossing_bytes=crossing_bytes,
-        working_bytes=max(working, default=0),
-        temporary_bytes=max(parts[name].temporary_bytes for name, _ in counts),
+        working_bytes=working,
+        temporary_bytes=temporary,
         root=root,
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )
+
+
+def _working_bytes(part: Part, name: str, plan: Plan, *, is_recomputed: bool) -> int:
+    """Return the bytes of activations that exist only while a block is recomputed."""
+    if is_recomputed:
+        return part.kept_bytes - part.entered_bytes
+    is_block = name not in (BEFORE, AFTER)
+    return part.core_bytes if plan.checkpoint == "selective" and is_block and part.has_backward else 0
 
 
 def _unit(
@@ -268,7 +279,7 @@ def _unit(
     kept, backward = part.kept_bytes, dict(seconds.backward)
     if is_recomputed:
         kept = part.entered_bytes
-        for cause, value in seconds.forward.items():
+        for cause, value in seconds.again.items():
             again = cause if cause in ("tensor", "context", "expert") else "recomputation"
             backward[again] = backward.get(again, 0.0) + value
     elif has_core_recomputed:

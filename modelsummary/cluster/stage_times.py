@@ -16,6 +16,7 @@ from modelsummary.split.schedule import StageLoad
 
 __all__ = ["StageTimer"]
 
+_OF_KERNELS = frozenset({"compute", "recomputation"})
 _BUCKET_BYTES = 25 * 2**20  # of gradients that DistributedDataParallel reduces at once, by default
 
 
@@ -51,25 +52,28 @@ class StageTimer:
         """Return the load of a stage, and its seconds by cause.
 
         What a stage does for the gradients of its weights alone is the half of the backward that may come later; adding
-        them to their sums over micro-batches is part of it. Under FSDP a stage passes through its units.
+        them to their sums over micro-batches is part of it. Under FSDP a stage passes through its units. All ranks keep
+        the pace of the slowest.
         """
-        time_model, recipe = self._time_model, self._model.recipe
+        time_model, recipe, slowest = self._time_model, self._model.recipe, self._time_model.slowest(plan.devices)
         held = stage.weights.sharded(plan) if plan.is_fsdp else stage.weights.total
-        adding = time_model.accumulation(held, recipe) if accumulates else 0.0
-        load, waits = stage.load, [0.0, 0.0]
+        adds = accumulates and not recipe.adds_in_products
+        adding = slowest * time_model.accumulation(held, recipe) if adds else 0.0
+        forward, backward = (_on_slowest(spent, slowest) for spent in (stage.forward, stage.backward))
+        weight_seconds, waits = slowest * stage.of_weights, [0.0, 0.0]
         if plan.is_fsdp:
             passes = [self._fsdp_units(stage, plan, is_forward=is_forward) for is_forward in (True, False)]
-            computing = load.forward, load.backward
+            computing = sum(forward.values()), sum(backward.values())
             waits = [
                 time_model.over_units(units, plan, overlaps=recipe.overlap_gradients) - seconds
                 for units, seconds in zip(passes, computing, strict=True)
             ]
-        spent = added([(stage.forward, 1), (stage.backward, 1), ({"accumulation": adding, "fsdp": sum(waits)}, 1)])
+        spent = added([(forward, 1), (backward, 1), ({"accumulation": adding, "fsdp": sum(waits)}, 1)])
         load = replace(
-            load,
-            forward=load.forward + waits[0],
-            backward_input=load.backward_input + waits[1],
-            backward_weight=load.backward_weight + adding,
+            stage.load,
+            forward=sum(forward.values()) + waits[0],
+            backward_input=sum(backward.values()) - weight_seconds + waits[1],
+            backward_weight=weight_seconds + adding,
             message=message,
         )
         return load, spent
@@ -92,8 +96,9 @@ class StageTimer:
     def _fsdp_unit(self, unit: StageUnit, plan: Plan, *, is_forward: bool) -> UnitSeconds:
         time_model, recipe = self._time_model, self._model.recipe
         shared, experts = unit.weights.shared, unit.weights.experts
+        slowest = time_model.slowest(plan.devices)
         moved = unit.weights.of_several(plan.shards > 1, plan.expert_copies > 1)
-        spent = unit.forward if is_forward else unit.backward
+        spent = _on_slowest(unit.forward if is_forward else unit.backward, slowest)
         gather = copies = reduction = replicas = 0.0
         if moved.nbytes and (is_forward or unit.is_gathered_again):
             gather = time_model.over_copies("all_gather", shared.nbytes, experts.nbytes, plan)
@@ -103,7 +108,7 @@ class StageTimer:
             reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
             replicas = time_model.between_replicas(gradients[0], plan)
             copies += time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
-        return UnitSeconds(gather, sum(spent.values()) + copies, reduction, replicas)
+        return UnitSeconds(gather, sum(spent.values()) + slowest * copies, reduction, replicas)
 
     def _message(self, stages: Sequence[SimulatedStage], index: int, plan: Plan) -> float:
         """Return the seconds of sending the result of a stage to the next one, by the slowest of its ranks.
@@ -181,3 +186,8 @@ class StageTimer:
             waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
         held = weights.sharded(plan) if plan.sharded else weights.total
         return WeightUpdate(waited, time_model.optimizer(held, recipe))
+
+
+def _on_slowest(spent: SecondsByCause, slowest: float) -> SecondsByCause:
+    """Return the seconds by cause of a pass on the slowest rank, whose kernels take so many times as long."""
+    return {cause: seconds * (slowest if cause in _OF_KERNELS else 1.0) for cause, seconds in spent.items()}

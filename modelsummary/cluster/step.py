@@ -134,7 +134,7 @@ class StepSimulator:
     def _loads_key(self, plan: Plan, microbatches: int) -> tuple[object, ...]:
         stride = min(plan.tensor * plan.copies, self.time_model.cluster.devices_per_node)
         fsdp = (plan.copies, plan.shards) if plan.zero_stage == 3 else None
-        return plan.stages_key, microbatches > 1, stride, plan.schedule in IN_V, fsdp
+        return plan.stages_key, microbatches > 1, stride, plan.schedule in IN_V, fsdp, plan.devices
 
     def _causes(self, items: StepItems) -> dict[str, float]:
         """Return the seconds of a step by cause, on the rank that is busy for longest."""
@@ -269,7 +269,7 @@ class StepSimulator:
         part_counts = (*model.counts.items(), (BEFORE, 1), (AFTER, 1))
         everything = sum(count * (parts[name].flops + parts[name].backward_flops) for name, count in part_counts)
         passed = {kind: count for kind, count in model.counts.items() if parts[kind].has_backward}
-        blocks = sum(count * parts[kind].flops for kind, count in passed.items())
+        blocks = sum(count * parts[kind].repeated_flops for kind, count in passed.items())
         repeated = sum(count * parts[name].recomputed_flops for name, count in part_counts) if again else 0.0
         if again and plan.checkpoint == "every":
             repeated += blocks

@@ -314,6 +314,8 @@ class StepModel:
             ranks=1 if self._is_applied(plan) else plan.tensor,
             context=plan.context,
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
+            sorts_rows=self.recipe.copies_per_token is None and self.number_of_experts > plan.expert > 1,
+            sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
         )
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,36 @@ __all__ = ["PartSeconds", "SecondsByCause", "TimeModel", "UnitSeconds"]
 
 _GROUPS = ("tensor", "context", "expert")
 _KERNELS = Resource("kernels")
+# Standard deviation of the speed of boards of one type, which power and its chip decide. The boards of five clusters,
+# some hundreds to thousands each, differ by 8 % from the slowest to the fastest but outliers (Sinha et al. 2022,
+# https://arxiv.org/abs/2208.11035): six standard deviations.
+_SPREAD_OF_BOARDS = 0.08 / 6
 _MOST_EQUAL = 4  # equal units in a row that are run; each further one adds as much as the last of these
+
+_CLIPPING = 3  # times that gradients are read or written for their norm, and to scale them
+
+
+class _Passes(NamedTuple):
+    """How often the foreach kernels of an optimizer of torch read or write each tensor (torch/optim/adamw.py).
+
+    Attributes:
+        parameters, gradients: times.
+        states: times, on average over the states.
+        temporaries: times of a tensor like the parameter.
+    """
+
+    parameters: int
+    gradients: int
+    states: float = 0.0
+    temporaries: int = 0
+
+
+_PASSES = {
+    "sgd": _Passes(2, 1),  # p += -lr * g
+    "sgd-momentum": _Passes(2, 1, 5),  # m *= mu; m += g; p += -lr * m
+    "adam": _Passes(2, 2, 4, 6),  # m.lerp_(g); v *= b; v += g * g; t = sqrt(v); t /= c; t += eps; p += m / t
+    "adamw": _Passes(4, 2, 4, 6),  # p *= 1 - lr * decay, before
+}
 
 SecondsByCause = Mapping[str, float]
 """Seconds by cause: ``"compute"``, or what was waited for: ``"host"``, ``"tensor"``, ``"context"``, ``"expert"`` ..."""
@@ -36,12 +66,14 @@ class PartSeconds:
 
     Attributes:
         forward, backward: by cause.
+        again: of recomputation, by cause.
         weights: the fraction of its kernels in the backward that compute gradients of weights alone.
         core: seconds of the kernels that selective recomputation repeats.
     """
 
     forward: SecondsByCause
     backward: SecondsByCause
+    again: SecondsByCause
     weights: float
     core: float
 
@@ -77,6 +109,19 @@ class TimeModel:
         self.network = Network(cluster)
         self.factors = cluster.factors
         self._work_seconds: dict[Work, float] = {}
+
+    def slowest(self, ranks: int) -> float:
+        """Return the seconds of kernels on the slowest of some boards, over those on a usual one.
+
+        Ranks wait for each other in each step. Devices without a generation, such as CPUs, count as equal.
+
+        >>> times = TimeModel(Cluster("A100"))
+        >>> times.slowest(1), round(times.slowest(8), 3), round(times.slowest(1024), 3)
+        (1.0, 1.019, 1.043)
+        """
+        if not self.device.spec.generation:
+            return 1.0
+        return 1 + _SPREAD_OF_BOARDS * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))  # Blom 1958
 
     def groups(self, plan: Plan) -> dict[str, RankGroup]:
         """Return the groups in which a rank communicates, by what they share.
@@ -130,12 +175,21 @@ class TimeModel:
         groups = self.groups(plan)
         spent: dict[str, dict[str, float]] = {}
         exchanged: dict[str, float] = {}
-        for phase in ("forward", "backward"):
+        for phase in ("forward", "backward", "again"):
+            collectives = [
+                collective
+                for collective in part.collectives
+                if (
+                    collective.is_repeated and collective.phase == "forward"
+                    if phase == "again"
+                    else collective.phase == phase
+                )
+            ]
             sent = {
                 (name, operation): sum(
                     self._collective(collective, groups[name], recipe)
-                    for collective in part.collectives
-                    if (collective.group, collective.phase, collective.operation) == (name, phase, operation)
+                    for collective in collectives
+                    if (collective.group, collective.operation) == (name, operation)
                 )
                 for name in _GROUPS
                 for operation in OPERATIONS
@@ -159,12 +213,16 @@ class TimeModel:
             spent[phase] = {"compute": compute, **dict.fromkeys(_GROUPS, 0.0), **idle}
             spent[phase]["tensor"] += max(ends) - sum(spent[phase].values())  # by which kernels were slower meanwhile
         if sum(exchanged.values()):
-            computing = sum(of_phase["compute"] + of_phase.get("host", 0.0) for of_phase in spent.values())
+            passes = [spent["forward"], spent["backward"]]
+            exchanged.pop("again")
+            computing = sum(of_phase["compute"] + of_phase.get("host", 0.0) for of_phase in passes)
             ends = _SIDE_BY_SIDE.run([computing, sum(exchanged.values())], self._speed(groups))
             for phase, seconds_sent in exchanged.items():
                 spent[phase]["expert"] = (max(ends) - computing) * seconds_sent / sum(exchanged.values())
+            spent["again"]["expert"] = spent["forward"]["expert"]
         share = kernels.get("weights", 0.0) / kernels["backward"] if kernels.get("backward") else 0.0
-        return PartSeconds(spent["forward"], spent["backward"], share, kernels.get("core", 0.0))
+        there, back, again = spent.values()
+        return PartSeconds(there, back, again, share, kernels.get("core", 0.0))
 
     def over_units(self, units: Sequence[UnitSeconds], plan: Plan, *, overlaps: bool = True) -> float:
         """Return the seconds of a pass over the units of a rank, forward or backward.
@@ -228,12 +286,19 @@ class TimeModel:
         return self.moved("accumulation", weights.trained + 2 * weights.gradient_bytes(recipe))
 
     def optimizer(self, weights: Weights, recipe: Recipe) -> float:
-        """Return the seconds of an optimizer step: it reads and writes trained parameters once.
+        """Return the seconds of an optimizer step behind the norm of the gradients.
 
-        Read: gradients (once more for their norm), states, master weights. Written: all but gradients.
+        Megatron's optimizer is one kernel, which reads gradients, once more than their norm does, states and float32
+        weights, and writes all but gradients. torch's optimizers run a kernel for each operation on all tensors
+        (``foreach``, the default on accelerators), after the gradients are scaled.
         """
-        states = weights.state_bytes(recipe) + 4 * weights.masters
-        return self.moved("optimizer", 2 * (weights.gradient_bytes(recipe) + states + weights.trained) - weights.narrow)
+        states, stored = weights.state_bytes(recipe), 4 * weights.masters + weights.trained - weights.narrow
+        gradients = weights.gradient_bytes(recipe)
+        if recipe.kernels == "fused":
+            return self.moved("optimizer", 2 * (gradients + states + stored) + weights.narrow)
+        passes = _PASSES[recipe.optimizer]
+        moved = (passes.parameters + passes.temporaries) * stored + (_CLIPPING + passes.gradients) * gradients
+        return self.moved("optimizer", moved + passes.states * states)
 
 
 def _phase() -> ItemGraph:

@@ -6,11 +6,12 @@ A kernel computes and moves data at the same time, so it takes a little more tha
 
 *Moving* is bytes divided by the bandwidth times an efficiency of the operator's class. *Computing* of a matrix product
 is the time of its tiles (``product_time``), but in half precision no less than what the power of the board allows
-(``sustained``). Products of groups of rows, as of experts, hide less of their moving: each group is a small product
-that reads weights of its own. Their ``p`` is fitted apart (``benchmarks/fit_grouped.py``). Efficiencies hold for the
-largest tile, as a fraction of the peak; GeForce cards, whose clock exceeds the data sheet's, reach more than 1 on
-tensor cores. The coefficients are fitted by ``benchmarks/fit_kernels.py`` and, for half-precision products,
-``benchmarks/fit_products.py``, and kept, with their sources and errors, in ``kernel_fits.json``.
+(``sustained``). Products of groups of rows, as of experts, and products that add to sums, hide less of their moving: a
+group reads weights of its own, and a tile ends by reading and writing its part of the sums. Their ``p`` is fitted apart
+(``benchmarks/fit_grouped.py``). Efficiencies hold for the largest tile, as a fraction of the peak; GeForce cards, whose
+clock exceeds the data sheet's, reach more than 1 on tensor cores. The coefficients are fitted by
+``benchmarks/fit_kernels.py`` and, for half-precision products, ``benchmarks/fit_products.py``, and kept, with their
+sources and errors, in ``kernel_fits.json``.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class DeviceModel:
         computing = self.computing(work) if work.flops else 0.0
         if not computing:
             return moving
-        power = float(self.coefficients["grouped_overlap" if work.is_grouped else "overlap"])
+        power = float(self.coefficients["grouped_overlap" if work.is_grouped or work.is_added else "overlap"])
         half = self._half_of(work)
         fixed = 0.0 if half is None else 1e-6 * float(half["fixed_us"])
         return float(fixed + (computing**power + moving**power) ** (1 / power))

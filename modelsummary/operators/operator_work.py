@@ -41,6 +41,7 @@ class Work(NamedTuple):
         is_efficient: attention by the memory-efficient kernel.
         channels_last: the channels of an image are next to each other.
         is_grouped: products of groups of rows with weights of their own, as of experts.
+        is_added: a product adds its result to a sum, which it reads and writes.
 
     >>> Work("aten.convolution", "conv", torch.float32, (1, 64, 8, 27, 8, 8), 27_648, 9_000, is_3x3=True).name
     'aten.convolution (3x3)'
@@ -59,6 +60,7 @@ class Work(NamedTuple):
     is_efficient: bool = False
     channels_last: bool = False
     is_grouped: bool = False
+    is_added: bool = False
 
     @property
     def name(self) -> str:

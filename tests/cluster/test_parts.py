@@ -8,12 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Plan, Recipe, StepModel
 from modelsummary.cluster.parts import AFTER, BEFORE
 from modelsummary.cluster.weights import Weights
-from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, gpt, statistics
+from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, Block, gpt, statistics
 from tests.parallel import models
 
 S, H, A = LENGTH, WIDTH, HEADS
@@ -240,3 +242,49 @@ def test_no_gradient_of_frozen_weights():
     block = parts(StepModel(stats.live, stats.root, Recipe(kernels="eager")), 1)["blocks.0"]
     assert block.has_backward
     assert block.works["weights"] == ()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_recomputation_repeats_what_torch_repeats(dropout, reentrant):
+    """The products of a block that ``torch.utils.checkpoint`` runs again, counted as they are dispatched.
+
+    The backward of the last layer does not read its result, but the mask of a dropout behind it.
+    """
+    model, ids = gpt(fused=False)
+    block = Block(fused=False)
+    for module in (*model.modules(), *block.modules()):
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+    x = torch.randn(1, LENGTH, WIDTH, requires_grad=True)
+
+    def products(run):
+        with FlopCounterMode(display=False) as counter:
+            run().sum().backward()
+        return counter.get_total_flops()
+
+    stats, recipe = Statistics(model, ids), Recipe(kernels="fused" if reentrant else "eager")
+    part = StepModel(stats.live, stats.root, recipe).parts(Plan())["blocks.0"]
+    repeated = products(lambda: checkpoint(block, x, use_reentrant=reentrant)) - products(lambda: block(x))
+    assert part.repeated_flops == repeated
+    assert part.flops - repeated == (0 if reentrant or dropout else 2 * LENGTH * 4 * WIDTH**2)
+
+
+def test_products_of_megatron_add_gradients_of_weights_to_their_sums():
+    """A pass over micro-batches reads and writes the sums; elsewhere a kernel of its own adds them."""
+    stats = statistics()
+    by_kernels = {
+        kernels: StepModel(stats.live, stats.root, Recipe(kernels=kernels)).parts(Plan())["blocks.0"]
+        for kernels in ("compiled", "fused")
+    }
+    products = {
+        kernels: {work.sizes: work for work, _ in part.works["weights"] if work.op_class == "gemm"}
+        for kernels, part in by_kernels.items()
+    }
+    assert products["compiled"].keys() == products["fused"].keys()
+    for sizes, work in products["fused"].items():
+        plain, elements = products["compiled"][sizes], sizes[1] * sizes[2]
+        assert (work.is_added, plain.is_added) == (True, False)
+        assert (
+            work.nbytes - plain.nbytes == (2 * 4 - 2) * elements
+        )  # read and written in float32, not written in bfloat16

@@ -9,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from modelsummary import InputError, Statistics, StepError
+from modelsummary import DeviceSpec, InputError, Statistics, StepError
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.parts import AFTER
 from modelsummary.cluster.pipeline import StepItems, WeightUpdate, in_flight
 from modelsummary.cluster.timing import UnitSeconds
+from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.memory.estimate import CATEGORIES
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 from tests.as_called.ways import group
@@ -166,7 +169,7 @@ def test_recomputation_adds_its_forward(simulator):
     assert plain.seconds_by_cause["recomputation"] == 0
     assert one.seconds_by_cause["recomputation"] == pytest.approx(added / LAYERS)
     block = simulator.model.parts(Plan())["blocks.0"]
-    assert full.hardware_flops - full.model_flops == 32 * LAYERS * block.flops
+    assert full.hardware_flops - full.model_flops == 32 * LAYERS * block.repeated_flops
     kept, entered = block.kept_bytes, block.entered_bytes
     assert plain.memory[0].activations - full.memory[0].activations == LAYERS * (kept - entered)
     assert full.memory[0].recomputed == kept - entered
@@ -243,6 +246,24 @@ def test_equal_units_run_for_a_period(simulator, count, times, head):
     assert time_model.over_units(units, plan) == pytest.approx(time_model.over_units(whole, plan), rel=0.02)
 
 
+def on_slowest(spent, slowest):
+    """Return the seconds of a pass whose kernels take so many times as long."""
+    return sum(seconds * (slowest if cause == "compute" else 1) for cause, seconds in spent.items())
+
+
+def test_ranks_keep_the_pace_of_the_slowest_board(simulator):
+    """The expected maximum of 2, 8 and 512 normal numbers: 0.564, 1.424 and 3.04 standard deviations."""
+    time_model = simulator.time_model
+    deviations = [(time_model.slowest(ranks) - 1) / (0.08 / 6) for ranks in (1, 2, 8, 512)]
+    assert deviations == pytest.approx([0, 0.564, 1.424, 3.04], rel=0.05)
+    one, two, all_ranks = (simulator.simulate(Plan(data=each)).seconds_by_cause for each in (1, 2, 16))
+    assert two["compute"] * 16 / one["compute"] / 8 == pytest.approx(time_model.slowest(2))
+    assert all_ranks["compute"] * 16 / one["compute"] == pytest.approx(time_model.slowest(16))
+    own = Cluster(DeviceSpec("mine", {torch.bfloat16: 1e12}, 1e11), link_bandwidth=1e11, memory_bytes=2**34)
+    equal = StepSimulator(step_model(), own, 32, LENGTH)
+    assert equal.time_model.slowest(512) == 1
+
+
 def test_fsdp_copies_and_waits_without_overlap(simulator):
     plan = Plan(shard=4)
     (load,), time_model = simulator.items(plan).loads, simulator.time_model
@@ -250,8 +271,9 @@ def test_fsdp_copies_and_waits_without_overlap(simulator):
     root, block = stage.root.shared.nbytes, stage.units[1].weights.total.nbytes
     assert root + LAYERS * block == stage.weights.total.nbytes  # the blocks, and the root with the weight of both ends
     of_root, of_block = (time_model.network.seconds("all_gather", nbytes, group) for nbytes in (root, block))
+    slowest = time_model.slowest(4)
     copies = time_model.moved("copies", 2 * root) + LAYERS * time_model.moved("copies", 2 * block)
-    forward = sum(stage.forward.values()) + copies
+    forward = on_slowest(stage.forward, slowest) + slowest * copies
     hidden = of_root + time_model.moved("copies", 2 * root)  # no other kernels run while the root is gathered
     assert of_root < load.forward - forward < hidden + of_block + LAYERS * of_block * 20 / 108
     waits = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
@@ -279,13 +301,16 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(sharded):
     between = units * base + 2 * 1 / 2 * 4 * n / 8 / 10e9
     time_model = simulator.time_model
     if sharded == "parameters":
-        out, into = ([time_model.moved("copies", each * of) for of in (root, (n - root) // LAYERS)] for each in (4, 6))
+        slowest = time_model.slowest(16)
+        out, into = (
+            [slowest * time_model.moved("copies", each * of) for of in (root, (n - root) // LAYERS)] for each in (4, 6)
+        )
         (load,) = items.loads
-        assert load.forward == pytest.approx(sum(stage.forward.values()) + gather + out[0] + LAYERS * out[1])
-        adding = time_model.accumulation(stage.weights.total.over(8), model.recipe)
+        assert load.forward == pytest.approx(on_slowest(stage.forward, slowest) + gather + out[0] + LAYERS * out[1])
+        adding = slowest * time_model.accumulation(stage.weights.total.over(8), model.recipe)
         again = LAYERS * (base + out[1]) + 7 / 8 * 2 * (n - root) / 100e9  # the root stays gathered
         copied = into[0] + LAYERS * into[1]
-        backward = sum(stage.backward.values()) + adding + again + scatter + between + copied
+        backward = on_slowest(stage.backward, slowest) + adding + again + scatter + between + copied
         assert load.backward == pytest.approx(backward)
         assert items.updates[0].gradients == 0
     else:
@@ -643,3 +668,44 @@ def test_operators_of_unknown_work_are_named(simulator):
     assert dict(step.uncounted_ops)["aten._linalg_solve_ex"] == 3  # in the forwards
     assert str(step).splitlines()[-1].startswith("Not counted: aten._linalg_solve_ex")
     assert not simulator.simulate(Plan()).uncounted_ops
+
+
+class MovedBytes(TorchDispatchMode):
+    """Adds up the bytes that operators read, each tensor once, and write; scalars are left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        written = args[0] if func._schema.name.endswith("_") else out
+        for tensors in (tree_leaves((args, kwargs or {})), tree_leaves(written)):
+            self.nbytes += sum({id(each): each.nbytes for each in tensors if getattr(each, "ndim", 0)}.values())
+        return out
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("sgd", lambda params: torch.optim.SGD(params, foreach=True)),
+        ("sgd-momentum", lambda params: torch.optim.SGD(params, momentum=0.9, foreach=True)),
+        ("adam", lambda params: torch.optim.Adam(params, foreach=True)),
+        ("adamw", lambda params: torch.optim.AdamW(params, foreach=True)),
+    ],
+)
+def test_an_optimizer_moves_the_bytes_of_its_kernels(simulator, name, make):
+    """The second step of torch's own optimizer, behind the clipping of the gradients' norm."""
+    params = [nn.Parameter(torch.ones(2**20)) for _ in range(4)]
+    optimizer = make(params)
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.ones(2**20)
+        with MovedBytes() as moved:
+            nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+            optimizer.step()
+    weights = Weights.of(weight_of(param, param, Recipe(precision=None), "trained") for param in params)
+    recipe = Recipe(precision=None, optimizer=name, kernels="eager")
+    time_model = simulator.time_model
+    assert time_model.optimizer(weights, recipe) == pytest.approx(time_model.moved("optimizer", moved.nbytes), rel=1e-6)
+    assert time_model.optimizer(weights, replace(recipe, kernels="fused")) < time_model.optimizer(weights, recipe)

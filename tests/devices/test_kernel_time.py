@@ -344,3 +344,24 @@ def test_products_of_groups_hide_less_of_their_moving(groups, rows, share):
     seconds = [model.busy(work) for work in (one, one._replace(is_grouped=True))]
     assert seconds[0] < seconds[1]
     assert one.flops / seconds[1] / 2250e12 == pytest.approx(share, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "speed", "n", "k", "shares"),
+    [
+        ("B200", 1.107e15, 57344, 8192, (0.4536, 0.4867, 2250e12)),
+        ("B200", 1.107e15, 16384, 53248, (0.4536, 0.5109, 2250e12)),
+        ("A100 80GB PCIe", 2.34e14, 28672, 8192, (0.7116, 0.7411, 312e12)),
+        ("A100 80GB PCIe", 2.34e14, 8192, 8192, (0.7137, 0.7327, 312e12)),
+    ],
+)
+def test_products_that_add_to_sums_are_slower(name, speed, n, k, shares):
+    """Gradients of weights of 4,096 tokens in float32, and the forward (configs/system of SimuMax at e691807)."""
+    added, forward, peak = shares
+    model = device_model(DeviceSpec(name, sustained_flops={torch.bfloat16: speed}))
+    flops, operands = 2 * n * k * 4096, 2 * 4096 * (n + k)
+    plain = Work("", "gemm", torch.bfloat16, (1, 4096, n, k), flops, operands + 2 * n * k)
+    adding = plain._replace(sizes=(1, n, k, 4096), nbytes=operands + 8 * n * k, is_added=True)
+    assert flops / model.busy(plain) / peak == pytest.approx(forward, rel=0.05)
+    assert flops / model.busy(adding) / peak == pytest.approx(added, rel=0.05)
+    assert model.busy(plain) < model.busy(adding)
