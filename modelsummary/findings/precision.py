@@ -80,17 +80,21 @@ def _is_widening(call: OperatorCall) -> bool:
 
 @rule("D403", "cast-and-back", is_priced=True)
 def cast_and_back(evidence: Evidence) -> Iterator[Defect]:
-    """Yield casts whose results are only cast back."""
+    """Yield casts whose results are only cast back.
+
+    A cast of floating point numbers to integers, or to 8 bits, rounds on purpose and is left out.
+    """
     for index, call in evidence.forward():
         if not call.rule.facts.casts or not evidence.run(index).makes or not evidence.is_of_model(index):
             continue
         copy = evidence.run(index).makes[0]
         uses = evidence.readers[copy]
-        before = call.tensors[0].dtype
-        if before is call.outputs[0].dtype or not uses or evidence.is_held(copy):
+        before, after = call.tensors[0].dtype, call.outputs[0].dtype
+        rounds = before.is_floating_point and not (after.is_floating_point and after.itemsize > 1)
+        if before is after or rounds or not uses or evidence.is_held(copy):
             continue
         if all(evidence.call(use).rule.facts.casts and evidence.call(use).outputs[0].dtype is before for use in uses):
-            dtype = str(call.outputs[0].dtype).removeprefix("torch.")
+            dtype = str(after).removeprefix("torch.")
             seconds = sum(map(evidence.seconds, (index, *uses)))
             nbytes = call.outputs[0].nbytes + sum(evidence.call(use).outputs[0].nbytes for use in uses)
             what = f"casts to {dtype} and back, with nothing in between"

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from torch.nn.parameter import is_lazy
+
 from modelsummary import _torch
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
@@ -15,6 +17,7 @@ from modelsummary.operators.operator_calls import Line
 __all__ = ["Origin", "by_origin", "silent_modules"]
 
 _NAMED = 4  # operators in a message
+_LEAST_SHARE = 1e-5  # of the bytes of parameters and buffers
 
 
 def silent_modules(evidence: Evidence) -> set[str]:
@@ -56,17 +59,22 @@ def module_never_runs(evidence: Evidence) -> Iterator[Defect]:
 def buffer_never_read(evidence: Evidence) -> Iterator[Defect]:
     """Yield buffers of several elements that no operator of the forward reads, in modules that run.
 
-    Counters and markers of one element are left out.
+    Counters and markers of one element are left out, and what is less than 1/100,000 of the model's bytes, such as the
+    copy of frequencies that a rotary embedding keeps for longer texts.
     """
     if not evidence.is_complete:
         return
     silent = silent_modules(evidence)
+    model = evidence.live.model
+    total = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
     for fqn, module in evidence.modules.items():
         if fqn in silent or not silent.isdisjoint(_modules_around(fqn)):
             continue
         for name, buffer in module._buffers.items():
             storage = evidence.trace.tensors.get(f"{fqn}.{name}".lstrip("."), -1)
             if buffer is None or buffer.numel() <= 1 or storage < 0 or storage in evidence.touched:
+                continue
+            if buffer.nbytes < _LEAST_SHARE * total:
                 continue
             if isinstance(module, _torch.NormBase):  # the mode decides whether it reads its statistics
                 continue

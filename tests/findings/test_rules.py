@@ -211,6 +211,22 @@ def test_silence_where_the_work_is_needed(kind):
     assert [(finding.code, finding.what) for finding in Statistics(kind(), TEXT).check()] == []
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])
+def test_rounding_is_no_cast_and_back(dtype):
+    model = Block(lambda _, x: x + (x.detach() * 8).to(dtype).to(x.dtype))
+    assert list(Statistics(model, (64, 512, 64)).check(select="D403")) == []
+    wider = Block(lambda _, x: x + (x.detach() * 8).double().to(x.dtype))
+    assert [finding.code for finding in Statistics(wider, (64, 512, 64)).check(select="D403")] == ["D403"]
+
+
+def test_a_small_buffer_is_silent():
+    """256 of 2^26 bytes are less than 1/100,000; of the same bytes in a small model, more."""
+    for width, found in ((4096, []), (64, ["U202"])):
+        model = nn.Sequential(nn.Linear(width, width, device="meta"), nn.ReLU())
+        model[1].register_buffer("frequencies", torch.empty(64, device="meta"))
+        assert [finding.code for finding in Statistics(model, (4, width)).check(select="U202")] == found
+
+
 def test_fused_attention_is_silent():
     for model in (Attention(4, 16), Attention(4, 16).bfloat16(), Attention(4, 16, groups=2).bfloat16()):
         assert list(Statistics(model, (4, 128, 64)).check(select="S")) == []
