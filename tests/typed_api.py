@@ -21,6 +21,7 @@ from modelsummary import (
     Stages,
     Statistics,
 )
+from modelsummary.memory.checkpointing import MemoryCurve
 
 
 def making(model: nn.Module) -> None:
@@ -52,6 +53,7 @@ def predicting(stats: Statistics) -> None:
     assert_type(stats.memory("inference").peak, int)
     assert_type(stats.max_batch_size("24GB", autocast=torch.bfloat16), int)
     assert_type(stats.suggest_checkpoint(10**9, optimizer="adamw"), CheckpointPlan)
+    assert_type(stats.memory_curve(5, device="A100"), MemoryCurve)
     assert_type(stats.memory_plan("24GB", optimizer="adamw", device="A100"), CheckpointPlan)
     stats.max_batch_size("24GB", autocst=torch.bfloat16)  # type: ignore[call-arg]
 

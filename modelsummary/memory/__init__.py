@@ -2,7 +2,7 @@
 
 from modelsummary.memory.fit import max_batch_size
 from modelsummary.memory.measure import measure
-from modelsummary.memory.planning import memory_plan
+from modelsummary.memory.planning import memory_curve, memory_plan
 from modelsummary.memory.predict import predict
 
-__all__ = ["max_batch_size", "measure", "memory_plan", "predict"]
+__all__ = ["max_batch_size", "measure", "memory_curve", "memory_plan", "predict"]

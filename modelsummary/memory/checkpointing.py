@@ -8,19 +8,24 @@ from dataclasses import dataclass, field
 from inspect import getsource
 from itertools import groupby, pairwise
 from pprint import pformat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from modelsummary.capture.checkpoints import AppliedCheckpoint, apply_checkpoint, keeping
+from modelsummary.errors import MissingExtraError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.tables import PAGE, Printed, Report
-from modelsummary.units import duration, grouped, number_of, scaled
+from modelsummary.tables import PAGE, Printed, Report, data_frame
+from modelsummary.units import NOTHING, duration, grouped, number_of, percent, scaled
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = [
     "CheckpointPlan",
+    "MemoryCurve",
     "blocks_of",
     "bytes_by_block",
     "square_root",
@@ -63,6 +68,11 @@ class CheckpointPlan(Printed):
     def checkpoint(self) -> dict[str, tuple[str, ...]]:
         """The modules with what they keep, for ``memory(checkpoint=...)`` and ``apply_checkpoint``."""
         return {fqn: tuple(self.kept.get(fqn, ())) for fqn in self.fqns}
+
+    @property
+    def cost(self) -> float:
+        """What each step does again: predicted seconds on the device, or multiply-adds without a device."""
+        return self.recomputed_macs if self.seconds is None else self.seconds
 
     def apply(self, model: nn.Module) -> AppliedCheckpoint:
         """Run the modules of ``model`` under activation checkpointing until ``undo()`` of the result is called.
@@ -108,6 +118,71 @@ class CheckpointPlan(Printed):
             modules.setdefault(names, []).append(fqn)
         lines += [f"Kept in {', '.join(fqns)}: {', '.join(names)}" for names, fqns in modules.items()]
         return Report(rows, ["Figure", "Value", ""], "lrr", above=[title], below=lines)
+
+
+class MemoryCurve(Printed, tuple[CheckpointPlan, ...]):
+    """Plans of which none beats another in both peak and cost, from the cheapest to the one with the least peak.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> blocks = [nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(4)]
+    >>> curve = Statistics(nn.Sequential(*blocks), (256, 8)).memory_curve(4)
+    >>> [(plan.peak, plan.recomputed_macs) for plan in curve][0]
+    (477128, 0)
+    >>> all(plan.peak > other.peak for plan, other in zip(curve, curve[1:]))
+    True
+    """
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dict of plain data per plan."""
+        return [plan.to_dict() for plan in self]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the records as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_records())
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the peak of each plan against what it runs again, with matplotlib.
+
+        Args:
+            ax: axes to draw into; None: new axes.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise MissingExtraError("matplotlib", "plot") from error
+        axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        device = self[0].device
+        axes.plot([plan.peak / 1e9 for plan in self], [plan.cost for plan in self], marker="o", drawstyle="steps-post")
+        label = "MACs recomputed" if device is None else f"seconds recomputed on {device}"
+        axes.set(xlabel="peak (GB)", ylabel=label)
+        return axes
+
+    def _report(self) -> Report:
+        rows = [
+            [
+                scaled(plan.peak, "B"),
+                percent(plan.peak / plan.peak_without),
+                scaled(plan.recomputed_macs),
+                NOTHING if plan.seconds is None else duration(1e3 * plan.seconds),
+                str(len(plan.fqns)),
+                str(sum(map(len, plan.kept.values()))),
+            ]
+            for plan in self
+        ]
+        headers = ["Peak", "Of the peak without", "MACs again", "Time again", "Modules", "Results kept"]
+        device = "" if self[0].device is None else f" on {self[0].device}"
+        return Report(rows, headers, "rrrrrr", above=[f"Plans of a step{device}: less memory, more recomputation"])
 
 
 _CODE = """from collections import Counter

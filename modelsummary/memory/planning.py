@@ -22,7 +22,7 @@ from modelsummary.devices.target import Target, names_own_device, seconds_of_cal
 from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError, StepError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of, bytes_by_block
+from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, blocks_of, bytes_by_block
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.kept_results import DETACH, RecomputedBlock
 from modelsummary.memory.least_cost import Option, least_cost, undominated_options
@@ -33,7 +33,7 @@ from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
 
-__all__ = ["GRANULARITIES", "memory_plan"]
+__all__ = ["GRANULARITIES", "memory_curve", "memory_plan"]
 
 GRANULARITIES = ("operator", "block")
 _INTERVALS, _HALVINGS = 64, 4  # of the range of peaks; of an interval
@@ -60,6 +60,36 @@ def memory_plan(
         InputError: an argument is unusable, or recomputing all blocks does not suffice.
     """
     budget_bytes = parse_bytes(budget_bytes, "budget_bytes")
+    with counted("checkpoint plan", "estimate") as done:
+        return _planner(live, root, granularity, by, options, done).plan(budget_bytes)
+
+
+def memory_curve(
+    live: LiveModel, root: LayerInfo, points: int, granularity: str, by: str | None, options: StepOptions
+) -> MemoryCurve:
+    """Return plans from the peak without checkpoints down to the least one, of which none beats another.
+
+    Args:
+        live, root: the model and its tree.
+        points, granularity, by, options: as for ``Statistics.memory_curve``.
+
+    Raises:
+        InputError: an argument is unusable.
+    """
+    if type(points) is not int or points < 2:
+        raise InputError(f"points must be an integer >= 2, got {points!r:.80}")
+    with counted("memory curve", "estimate") as done:
+        return MemoryCurve(_planner(live, root, granularity, by, options, done).curve(points))
+
+
+def _planner(
+    live: LiveModel,
+    root: LayerInfo,
+    granularity: str,
+    by: str | None,
+    options: StepOptions,
+    done: Callable[[], object],
+) -> Planner:
     check_initialized(live)
     if options.get("checkpoint"):
         raise InputError("a memory plan chooses the modules to recompute; leave out checkpoint=")
@@ -69,9 +99,7 @@ def memory_plan(
     target = _target(device, by)
     if not names_own_device(device):
         options = {**options, "device": "cuda"}
-    step = step_plan("train", options, root)
-    with counted("checkpoint plan", "estimate") as done:
-        return Planner(live, root, step, target, granularity, done).plan(budget_bytes)
+    return Planner(live, root, step_plan("train", options, root), target, granularity, done)
 
 
 def _target(device: DeviceSpec | torch.device | str | None, by: str | None) -> Target | None:
@@ -220,6 +248,20 @@ class Planner:
                 best, low = plan, middle
             else:
                 high = middle
+        return best
+
+    def curve(self, points: int) -> list[CheckpointPlan]:
+        """Return the plans of so many targets, evenly from the peak without checkpoints to the least one.
+
+        Plans that another one beats in both peak and cost are left out.
+        """
+        low, high = self._least_peak(), self._plan_of({}).peak
+        targets = [high - (high - low) * number // (points - 1) for number in range(points)]
+        plans = [self._plan_of({} if target == high else self._chosen_for(target)) for target in targets]
+        best: list[CheckpointPlan] = []
+        for plan in sorted(plans, key=lambda plan: (plan.cost, plan.peak)):
+            if not best or plan.peak < best[-1].peak:
+                best.append(plan)
         return best
 
     def _least_peak(self) -> int:

@@ -22,7 +22,7 @@ from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, SplitError
 from modelsummary.keywords import takes, warn_renamed
 from modelsummary.latency.measure import measure_latency
-from modelsummary.memory.checkpointing import CheckpointPlan
+from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
 from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
@@ -470,6 +470,27 @@ class Statistics(ModelStatistics):
         """
         live = self._live_for("predicting memory")
         return _memory.memory_plan(live, self.root, budget_bytes, granularity, by, options)
+
+    @exclusive
+    def memory_curve(
+        self, points: int = 20, *, granularity: str = "operator", by: str | None = None, **options: Unpack[StepOptions]
+    ) -> MemoryCurve:
+        """Return the plans of a training step from the one without checkpoints down to the least peak.
+
+        The peak of each plan is simulated. Plans that another one beats in both peak and cost are left out.
+
+        Args:
+            points: plans that are simulated, evenly spread over the predicted peaks.
+            granularity, by, **options: as for ``memory_plan``.
+
+        Returns:
+            The plans, which print as a table and can be drawn by ``plot()``.
+
+        Raises:
+            InputError: an argument is unusable.
+        """
+        live = self._live_for("predicting memory")
+        return _memory.memory_curve(live, self.root, points, granularity, by, options)
 
     def suggest_checkpoint(
         self, budget_bytes: int | str, *, by: str = "macs", **options: Unpack[StepOptions]

@@ -203,6 +203,26 @@ def test_monotonic_and_better_than_whole_blocks():
     assert sum(seconds) < 0.75 * sum(blocks)
 
 
+def test_curve():
+    stats = Statistics(nn.Sequential(*(Attention() for _ in range(4))), (32, 256, 64))
+    curve = stats.memory_curve(6, device="A100")
+    assert (curve[0].fqns, curve[0].seconds) == ((), 0)
+    peaks, seconds = [plan.peak for plan in curve], [plan.seconds for plan in curve]
+    assert len(curve) > 3
+    assert peaks == sorted(set(peaks), reverse=True)
+    assert seconds == sorted(set(seconds))
+    middle = curve[2]
+    assert stats.memory(checkpoint=middle.checkpoint, device="cuda").peak == middle.peak
+    assert stats.memory_plan(middle.peak, device="A100").seconds <= middle.seconds
+    assert len(str(curve).splitlines()) == len(curve) + 2
+    assert [record["peak"] for record in curve.to_records()] == peaks
+    with pytest.raises(InputError, match="points must be an integer >= 2, got 1"):
+        stats.memory_curve(1)
+    pytest.importorskip("matplotlib").use("agg")
+    axes = curve.plot()
+    assert list(axes.lines[0].get_ydata()) == seconds
+
+
 def test_seconds_are_the_kernels_that_run_again():
     stats = Statistics(nn.Sequential(*(Attention() for _ in range(4))), (32, 256, 64))
     budget = int(0.7 * stats.memory(device="cuda").peak)
