@@ -19,6 +19,7 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.published_errors import Case, PublishedErrors, error_of
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError, is_number
+from modelsummary.parallel.plan import with_estimate
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
 from modelsummary.units import duration, percent, scaled
@@ -191,7 +192,7 @@ class StepEstimate(Printed):
                 with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, or gradients
                 of another dtype than its stored weights; or the estimate was loaded without its model.
         """
-        return self._applier().parallel_plan(self.plan)._with_estimate(self)
+        return with_estimate(self._applier().parallel_plan(self.plan), self)
 
     def to_code(self) -> str:
         """Return Python code that trains by this plan: with torch alone, or with stages of this library."""

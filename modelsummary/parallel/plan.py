@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from modelsummary.memory.estimate import MemoryEstimate
     from modelsummary.memory.step_options import StepOptions
 
-__all__ = ["MESH_NAMES", "LayerPlan", "ParallelPlan"]
+__all__ = ["MESH_NAMES", "LayerPlan", "ParallelPlan", "with_estimate"]
 
 # Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
 MESH_NAMES = ("pipeline", "data", "shard", "context", "expert", "tensor")
@@ -395,12 +395,6 @@ class ParallelPlan(Printed):
         plan.__dict__.update(self.__getstate__())
         return plan
 
-    def _with_estimate(self, estimate: Any) -> ParallelPlan:
-        """Return a copy with an estimate of its step, which keeps what was read of the step."""
-        plan = object.__new__(ParallelPlan)
-        plan.__dict__.update({**self.__dict__, "_estimate": estimate})
-        return plan
-
     def _report(self) -> Report:
         from modelsummary.parallel.plan_table import report
 
@@ -410,3 +404,10 @@ class ParallelPlan(Printed):
     def dtype(self) -> torch.dtype | None:
         """``precision`` as a dtype."""
         return None if self.precision is None else getattr(torch, self.precision)
+
+
+def with_estimate(plan: ParallelPlan, estimate: Any) -> ParallelPlan:
+    """Return a copy of a plan with an estimate of its step, which keeps what was read of the step."""
+    twin = object.__new__(ParallelPlan)
+    twin.__dict__.update({**plan.__dict__, "_estimate": estimate})
+    return twin
