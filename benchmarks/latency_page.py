@@ -83,10 +83,18 @@ def _cell(key: str, value: float) -> str:
 def written(page: str, errors: Mapping[str, Any]) -> str:
     """Return the text of the page with its tables as the errors have them."""
     for name, table in tables(errors).items():
-        begin = page.index(f"| {name} |")
-        end = page.index("\n\n", begin)
-        page = page[:begin] + table + page[end:]
+        page = replaced(page, name, table)
     return page
+
+
+def replaced(page: str, name: str, table: str) -> str:
+    """Return a text with another table instead of the one whose first header is ``name``.
+
+    >>> replaced("Before.\\n\\n| a | b |\\n|---|---|\\n\\nAfter.", "a", "| a |\\n|---|")
+    'Before.\\n\\n| a |\\n|---|\\n\\nAfter.'
+    """
+    begin = page.index(f"| {name} |")
+    return page[:begin] + table + page[page.index("\n\n", begin) :]
 
 
 def measured(folder: Path, count: int, cache: Path | None) -> dict[str, Any]:
