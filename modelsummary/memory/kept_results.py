@@ -128,18 +128,18 @@ class RecomputedBlock:
                 return None
         names = _names([runs[index].call for index in region])
         name_of = dict(zip(region, names, strict=True))
-        kinds = {storage.identity: storage for storage in trace.storages}
+        storages_by_id = {storage.identity: storage for storage in trace.storages}
         groups = []
         for indices in {id(indices): sorted(indices) for indices in group_of.values()}.values():
             storages = {storage for index in indices for storage in _touched(runs[index])}
             group = KeptGroup([name_of[index] for index in indices], [runs[index].call for index in indices])
             group.last = indices[-1]
             group.nbytes = sum(
-                kinds[storage].nbytes
+                storages_by_id[storage].nbytes
                 for storage in storages
-                if storage in made and storage in kinds and not kinds[storage].is_saved
+                if storage in made and storage in storages_by_id and not storages_by_id[storage].is_saved
             )
-            is_from_outside = any(storage not in made and storage in kinds for storage in storages)
+            is_from_outside = any(storage not in made and storage in storages_by_id for storage in storages)
             group.is_forced = is_from_outside or any(map(remaking.obstacle, indices))
             group.is_random = any(map(draws_random_numbers, group.calls))
             group.may_be_kept = not any(call.rule.facts.casts for call in group.calls)  # autocast keeps some itself
@@ -148,7 +148,7 @@ class RecomputedBlock:
                 others = [reader for reader in readers[storage] if reader not in indices and reader < last_write]
                 is_outside = storage in made and last_write > region[-1]
                 group.may_be_kept &= not others and not is_outside
-                if others and storage not in made and kinds[storage].kind not in PERSISTENT:
+                if others and storage not in made and storages_by_id[storage].kind not in PERSISTENT:
                     return None  # the block would read what it wrote
             groups.append(group)
         return cls(groups)

@@ -195,7 +195,11 @@ class SavedStorages(Printed, tuple[SavedStorage, ...]):
                 f"not: {obstacle}" if obstacle else f"{again}{' (random)' if is_random else ''}",
             ]
             if self.device is not None:
-                times = first.seconds, first.transfer_seconds, min((s.idle_seconds or 0.0) for s in storages)
+                times = (
+                    first.seconds,
+                    first.transfer_seconds,
+                    min((storage.idle_seconds or 0.0) for storage in storages),
+                )
                 cells += [NOTHING if time is None else duration(1e3 * time) for time in times]
             rows.append(cells)
         headers = ["Saved in", "Places", "Written by", "Bytes", "Share", "Made again by"]

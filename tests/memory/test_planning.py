@@ -199,7 +199,7 @@ def test_monotonic_and_better_than_whole_blocks():
     assert seconds == sorted(seconds, reverse=True)
     assert all(plan.peak <= budget for plan, budget in zip(plans, budgets, strict=True))
     blocks = [whole.plan(budget).seconds for budget in budgets]
-    assert all(own <= other for own, other in zip(seconds, blocks, strict=True))
+    assert all(operators <= block for operators, block in zip(seconds, blocks, strict=True))
     assert sum(seconds) < 0.75 * sum(blocks)
 
 
