@@ -8,20 +8,17 @@ from dataclasses import dataclass, field
 from inspect import getsource
 from itertools import groupby, pairwise
 from pprint import pformat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from modelsummary.capture.checkpoints import AppliedCheckpoint, apply_checkpoint, keeping
-from modelsummary.errors import MissingExtraError
+from modelsummary.extras import Records, axes_for
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.tables import PAGE, Printed, Report, data_frame
+from modelsummary.tables import PAGE, Printed, Report
 from modelsummary.units import NOTHING, duration, grouped, number_of, percent, scaled
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "CheckpointPlan",
@@ -120,7 +117,7 @@ class CheckpointPlan(Printed):
         return Report(rows, ["Figure", "Value", ""], "lrr", above=[title], below=lines)
 
 
-class MemoryCurve(Printed, tuple[CheckpointPlan, ...]):
+class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
     """Plans of which none beats another in both peak and cost, from the cheapest to the one with the least peak.
 
     >>> from torch import nn
@@ -137,14 +134,6 @@ class MemoryCurve(Printed, tuple[CheckpointPlan, ...]):
         """Return one dict of plain data per plan."""
         return [plan.to_dict() for plan in self]
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
-
     def plot(self, ax: Any = None) -> Any:
         """Draw the peak of each plan against what it runs again, with matplotlib.
 
@@ -157,11 +146,7 @@ class MemoryCurve(Printed, tuple[CheckpointPlan, ...]):
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise MissingExtraError("matplotlib", "plot") from error
-        axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        axes = axes_for(ax, layout="constrained")
         device = self[0].device
         axes.plot([plan.peak / 1e9 for plan in self], [plan.cost for plan in self], marker="o", drawstyle="steps-post")
         label = "MACs recomputed" if device is None else f"seconds recomputed on {device}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,14 +20,11 @@ from modelsummary.capture.trace import Storage, Trace
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.target import seconds_of_calls, target_of
 from modelsummary.errors import InputError, is_number
-from modelsummary.extras import data_frame
+from modelsummary.extras import Records
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, TensorSpec
 from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, duration, number_of, percent, scaled
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "PERSISTENT",
@@ -83,7 +80,7 @@ class SavedStorage:
     idle_seconds: float | None = None
 
 
-class SavedStorages(Printed, tuple[SavedStorage, ...]):
+class SavedStorages(Printed, Records, tuple[SavedStorage, ...]):
     """The storages that a step keeps for its backward, in the order in which they are made.
 
     They print as a table with one line for equal layers.
@@ -163,14 +160,6 @@ class SavedStorages(Printed, tuple[SavedStorage, ...]):
     def to_json(self) -> str:
         """Return the records and the device as JSON."""
         return json.dumps({"device": self.device, "saved": self.to_records()}, indent=2)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the records as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return data_frame(self.to_records())
 
     def _report(self) -> Report:
         lines: defaultdict[Any, list[SavedStorage]] = defaultdict(list)
