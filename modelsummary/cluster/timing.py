@@ -211,7 +211,8 @@ class TimeModel:
             idle = {resource.kind: lost for resource, lost in _PHASE.idle(_KERNELS, ends).items()}
             compute = kernels.get(phase, 0.0)
             spent[phase] = {"compute": compute, **dict.fromkeys(_GROUPS, 0.0), **idle}
-            spent[phase]["tensor"] += max(ends) - sum(spent[phase].values())  # by which kernels were slower meanwhile
+            slower = max(ends) - sum(spent[phase].values())  # by which kernels were slower meanwhile
+            spent[phase]["tensor"] += max(0.0, slower)  # else rounding
         if sum(exchanged.values()):
             passes = [spent["forward"], spent["backward"]]
             exchanged.pop("again")

@@ -27,7 +27,7 @@ PLANS = [
 @pytest.fixture(scope="module")
 def stats():
     with torch.device("meta"):
-        return Statistics(Decoder(8_000, 1024, 8), torch.zeros(1, 1024, dtype=torch.long))
+        return Statistics(Decoder(8_000, 2048, 8), torch.zeros(1, 1024, dtype=torch.long))
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,12 @@ def test_calibration_finds_what_slows_the_steps_down(cluster, steps):
         assert calibrated.factors.steps == count
         assert calibrated.factors.after < 0.3 * calibrated.factors.before
         for step, seconds, peak in measured(steps[count:], truth):
-            assert abs(step.step_seconds / seconds - 1) > 0.12
+            assert abs(step.step_seconds / seconds - 1) > 0.14
             again = step.on(calibrated)
             assert abs(again.step_seconds / seconds - 1) < most
             assert abs(again.memory_bytes / peak - 1) <= abs(step.memory_bytes / peak - 1)
     assert calibrated.factors.communication > 1.15
-    assert calibrated.factors.products > 1.13
+    assert calibrated.factors.products > 1.15
     assert f"products         {calibrated.factors.products:.3f}" in str(calibrated.factors)
     assert "Fitted to 5 measured steps: mean error of their seconds" in str(calibrated.factors)
 
