@@ -151,6 +151,7 @@ class Statistics(ModelStatistics):
         ran: dict[str, Any] = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
         super().__init__(recording.root, **ran, batch_dim=batch_dim, options=options)
         self._scalings = {}
+        self._predicted_on: DeviceSpec | torch.device | str | None = None
         self._live = live_model(called, recorded, self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -330,6 +331,7 @@ class Statistics(ModelStatistics):
             return super().estimate_latency(device, dtype=dtype)  # type: ignore[arg-type]
         estimate = latency.predicted(self._live, self.root, device, mode, backward, optimizer, options)
         latency.show(self.root, estimate.columns)
+        self._predicted_on = device
         return estimate
 
     # ----------------------------------------------------------------------------------------- findings
@@ -449,8 +451,8 @@ class Statistics(ModelStatistics):
         Args:
             budget_bytes: largest allowed peak: an integer, or text such as ``"24GB"``.
             granularity: ``"operator"``, or ``"block"``: blocks run again as a whole.
-            by: what recomputation costs: ``"latency"``, predicted seconds on the device, or ``"macs"``. Default:
-                ``"latency"`` if ``device`` names an accelerator.
+            by: what recomputation costs: ``"latency"``, predicted seconds on ``device``, else on the one of the last
+                ``estimate_latency``; or ``"macs"``. Default: ``"latency"`` if ``device`` names an accelerator.
             **options: as for ``memory``, without ``checkpoint``; ``device`` may also name an accelerator, such as
                 ``"A100"``, whose seconds count.
 
@@ -468,8 +470,13 @@ class Statistics(ModelStatistics):
         >>> plans[0].seconds < plans[1].seconds
         True
         """
-        live = self._live_for("predicting memory")
+        live, options = self._live_for("predicting memory"), self._timed_on(by, options)
         return _memory.memory_plan(live, self.root, budget_bytes, granularity, by, options)
+
+    def _timed_on(self, by: str | None, options: StepOptions) -> StepOptions:
+        """Return options with the device of the last prediction, if seconds count and no other is named."""
+        last = by == "latency" and options.get("device") is None and self._predicted_on is not None
+        return {**options, "device": self._predicted_on} if last else options  # type: ignore[typeddict-item]
 
     @exclusive
     def memory_curve(
@@ -489,7 +496,7 @@ class Statistics(ModelStatistics):
         Raises:
             InputError: an argument is unusable.
         """
-        live = self._live_for("predicting memory")
+        live, options = self._live_for("predicting memory"), self._timed_on(by, options)
         return _memory.memory_curve(live, self.root, points, granularity, by, options)
 
     def suggest_checkpoint(

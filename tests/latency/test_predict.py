@@ -231,7 +231,9 @@ def test_splits_without_a_run():
     stats = Statistics(model, (64, 256))
     stats.estimate_latency("A100", backward=True)
     assert len(stats.split(2, by="latency").facts) == 2
-    assert stats.suggest_checkpoint(10**9, by="latency", device="A100").seconds == 0
+    assert stats.suggest_checkpoint(10**9, by="latency").recomputed_macs == 0
+    named = Statistics(model, (64, 256)).suggest_checkpoint(10**9, by="latency", device="A100")
+    assert stats.suggest_checkpoint(10**9, by="latency") == named
     assert stats.roofline("A100")[0].predicted_ms == stats.root.estimated_latency_ms
 
 
