@@ -327,7 +327,7 @@ def _figures(x: Tensor) -> list[Tensor]:
 def _figures_of_finite(x: Tensor, reading: BoundsAndSums) -> list[float]:
     """Return the same from a reading of all elements; nothing where it does not tell, or not closely enough."""
     low, high, sums = reading
-    size, largest = x.numel(), max(-low, high)
+    size, largest = x.numel(), max(abs(low), abs(high))
     if not (largest < _LARGE and x.dtype in _NARROW):
         return []
     if low == high:

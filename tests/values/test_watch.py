@@ -128,6 +128,12 @@ def test_what_is_not_finite_is_counted_and_left_out(waits, monkeypatch):
     assert TensorStatistics.of(torch.tensor([3 + 4j])).abs_max == 4.0
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_largest_value_of_zeros_has_no_sign(waits, monkeypatch):
+    monkeypatch.setattr(tensor_statistics, "is_waiting", lambda device: waits)
+    assert str(TensorStatistics.of(torch.zeros(3)).abs_max) == "0.0"
+
+
 def test_quantiles():
     x = torch.randn(5000)
     statistics = TensorStatistics.of(x)
