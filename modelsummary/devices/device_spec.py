@@ -304,6 +304,8 @@ def _check_measured(entry: Any) -> None:
         )
     if not (is_number(entry[1]) and entry[1] > 0):
         raise InputError(f"seconds of a measurement must be a number > 0, got {entry[1]!r:.80}")
+    if not entry[0].seconds > 0:
+        raise InputError("measured must have predictions that take time, got one without kernels; leave it out")
 
 
 def _types_of(entry: Any) -> str:

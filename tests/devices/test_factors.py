@@ -138,6 +138,9 @@ def test_unusable_measurements_and_factors_are_refused(steps, tmp_path):
     for seconds in (0, None, True, float("nan")):
         with pytest.raises(InputError, match="seconds of a measurement must be a number > 0, got"):
             DeviceSpec("A100").calibrated([(steps[0], seconds)])
+    nothing = Statistics(nn.Linear(2, 2), (1, 2)).kernels("A100")[:0]
+    with pytest.raises(InputError, match="measured must have predictions that take time, got one without kernels"):
+        DeviceSpec("A100").calibrated([(nothing, 1.0)])
     with pytest.raises(InputError, match="the estimate was loaded without its model; call estimate_latency"):
         DeviceSpec("A100").calibrated([(pickle.loads(pickle.dumps(steps[0])), 1.0)])
     with pytest.raises(InputError, match=r"'A100 80GB': factors must be Factors\(products=1.1, ...\), got 1\.1"):
