@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -205,18 +204,17 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
         raise InputError(_nothing_fits(capacity, tried, leanest, refused))
     count, fastest = len(fitting), min(fitting)
     is_applied = options.get("applicable", False)
-    taken, pareto = _best_first(simulator, fitting, options.get("limit", 10), applicable=is_applied)
+    reasons: dict[int, str] = {}
+    taken, pareto = _best_first(simulator, fitting, options.get("limit", 10), reasons, applicable=is_applied)
     if not taken:
-        reason = _obstacle(simulator, fastest.plan)
-        raise InputError(
-            f"none of the {count:,} plans that fit can be applied, with applicable=True; the fastest: {reason}"
-        )
+        what = "can be applied, with applicable=True" if is_applied else "can run its schedule"
+        raise InputError(f"none of the {count:,} plans that fit {what}; the fastest: {reasons[fastest.position]}")
     steps = {candidate: simulator.simulate(candidate.plan) for candidate in taken}
     return Plans(list(steps.values()), [steps[candidate] for candidate in pareto], tried, count)
 
 
 def _best_first(
-    simulator: StepSimulator, queue: list[_Candidate], limit: int, *, applicable: bool
+    simulator: StepSimulator, queue: list[_Candidate], limit: int, reasons: dict[int, str], *, applicable: bool
 ) -> tuple[list[_Candidate], list[_Candidate]]:
     """Return the fastest plans with the Pareto set, and the Pareto set alone, fastest first.
 
@@ -228,6 +226,7 @@ def _best_first(
         simulator: simulates the plans.
         queue: the plans, with the first bound of their seconds; empty afterwards.
         limit: number of plans to return, in addition to the Pareto set.
+        reasons: gets why a plan is left out that its schedule, or ``applicable``, does not allow, by its position.
         applicable: only plans that can be applied.
     """
     heapify(queue)
@@ -242,10 +241,15 @@ def _best_first(
             taken.append(candidate)
             pareto += [] if is_beaten else [candidate]
         elif candidate.level is _Level.COMMUNICATED:
-            with suppress(InputError):  # the schedule does not work with that many micro-batches
+            try:
                 seconds = simulator.items(candidate.plan).seconds()
-                heappush(queue, candidate._replace(seconds=seconds, level=_Level.SIMULATED))
-        elif not (applicable and _obstacle(simulator, candidate.plan)):
+            except InputError as error:  # the schedule does not work with that many micro-batches
+                reasons[candidate.position] = str(error)
+                continue
+            heappush(queue, candidate._replace(seconds=seconds, level=_Level.SIMULATED))
+        elif applicable and (obstacle := _obstacle(simulator, candidate.plan)):
+            reasons[candidate.position] = obstacle
+        else:
             seconds = simulator.items(candidate.plan).least_seconds()
             heappush(queue, candidate._replace(seconds=seconds, level=_Level.COMMUNICATED))
     return taken, pareto

@@ -330,6 +330,11 @@ def test_sequence_parallelism_is_applied_without_stages():
         ({"sequence_length": -1}, "sequence_length must be an integer >= 1, got -1"),
         ({"cluster": Cluster("A100", memory_bytes=10_000)}, "none of .* plans"),
         (
+            {"global_batch": 12, "pipeline": [2], "virtual_stages": [2], "schedules": ["interleaved1f1b"]}
+            | {"micro_batch": [1], "tensor": [1]},
+            "none of the [0-9]+ plans that fit can run its schedule; the fastest: .* needs a multiple of pipeline=2",
+        ),
+        (
             {"micro_batch": [3]},
             "no plan uses all devices and the batch evenly: tensor x context x pipeline must divide .*; widen",
         ),
