@@ -419,15 +419,18 @@ class ExpertListParallel(ParallelStyle):
             whole = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
             return whole.to_local(grad_placements=[Partial()])
 
-        def sum_result(expert: Any, _args: Any, result: Any) -> Any:
-            if self.draws:
-                forks.pop(expert).__exit__(None, None, None)
+        def leave(expert: Any, _args: Any, _result: Any) -> None:
+            forks.pop(expert).__exit__(None, None, None)
+
+        def sum_result(_expert: Any, _args: Any, result: Any) -> Any:
             return DTensor.from_local(result, mesh, [Partial()], run_check=False).full_tensor()
 
         for index, expert in enumerate(experts):
             if index // local != mesh.get_local_rank():
                 self._empty(expert)
             expert.register_forward_pre_hook(sum_gradient, prepend=True)
+            if self.draws:  # also where the expert raises, as when a checkpoint has all that it recomputes
+                expert.register_forward_hook(leave, always_call=True)
             expert.register_forward_hook(sum_result)
         return module
 

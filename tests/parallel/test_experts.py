@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
+from modelsummary.parallel.applied_rank import sharded_model
 from tests.parallel import mixtures, processes
 from tests.parallel.expert_models import LoopExperts, LoopStacked, MixtralList, Residual, SharedStacked
 from tests.parallel.models import Experts, make
@@ -338,6 +339,23 @@ def test_experts_draw_masks_and_all_ranks_go_on_alike(kind):
     (one, drawn), (other, drawn_elsewhere) = processes.run(_masked, 2, kind)
     assert max(one, other) <= 1e-12
     assert drawn == drawn_elsewhere
+
+
+def test_an_expert_that_raises_gives_the_generators_back():
+    """Otherwise the ranks would draw different numbers in the steps after it."""
+
+    def failing(_x):
+        raise RuntimeError(f"with {torch.rand(1).item()}")
+
+    model = Residual(MixtralList)
+    model.mixture.experts = nn.ModuleList(Dropped(16) for _ in range(4))
+    plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2)
+    with sharded_model(plan, 0) as twin:
+        twin.mixture.experts[0].forward = failing
+        before = torch.get_rng_state()
+        with pytest.raises(RuntimeError, match="with"):
+            twin.mixture.experts[0](torch.ones(2, 16, device="meta"))
+        assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_layers_that_stacked_experts_hold_are_whole():
