@@ -42,7 +42,7 @@ class RingPlan(NamedTuple):
     """
 
     tables: tuple[tuple[str, int], ...] = ()
-    is_causal: bool = True
+    is_causal: bool = False
     attentions: tuple[str, ...] = ()
 
 

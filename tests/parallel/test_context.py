@@ -321,6 +321,7 @@ def test_a_stored_plan_is_the_same():
     plan = _plan(model, *_inputs()[:2], context=2, shard=2)
     assert plan.tables == (("table", 0),)
     assert plan.is_causal
+    assert not _plan(model, *_inputs()[:2], shard=2).is_causal  # says nothing without ranks of context
     stored = ParallelPlan.from_json(plan.to_json())
     assert stored == plan
     assert stored.to_code() == plan.to_code()
