@@ -208,6 +208,11 @@ class Applier:
                 "sequence=[False] or pipeline=[1] for a plan to apply"
             )
         recipe = self._recipe
+        if plan.sequence and recipe.sequence == "megatron":
+            raise InputError(
+                "parallel_plan does not apply Megatron's layers, which Recipe(sequence='megatron') costs; pass "
+                "sequence='torch' to the Recipe for a plan to apply"
+            )
         if recipe.precision is not None and recipe.precision.itemsize == 1:
             raise InputError(
                 f"parallel_plan does not apply Recipe(precision={recipe.precision}): convert the layers with "

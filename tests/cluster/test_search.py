@@ -310,6 +310,10 @@ def test_sequence_parallelism_is_applied_without_stages():
     staged = stats.simulate(Plan(tensor=2, sequence=True, pipeline=2), cluster, 4)
     with pytest.raises(InputError, match=r"sequence=True with pipeline=2; search with .*=\[False\]"):
         staged.parallel_plan()
+    foreign = stats.simulate(Plan(tensor=2, sequence=True), cluster, 4, recipe=Recipe(sequence="megatron"))
+    assert not foreign.applicable
+    with pytest.raises(InputError, match=r"does not apply Megatron's layers, .*; pass sequence='torch' to the Recipe"):
+        foreign.parallel_plan()
 
 
 @pytest.mark.parametrize(
