@@ -126,9 +126,13 @@ class Evidence:
         return None if row is None else self.modules.get(row[0])
 
     def file_of(self, end: str) -> str | None:
-        """Return the file of a forward whose path ends so; None if there is none."""
+        """Return the file of a forward whose path ends so; None if there is none.
+
+        torch cuts paths after as many letters as they share with its own, so in the middle of a folder, too
+        (``shorten_filename`` in torch/utils/_traceback.py).
+        """
         codes = (getattr(type(module).forward, "__code__", None) for module in self.modules.values())
-        return next((code.co_filename for code in codes if code and code.co_filename.endswith(f"/{end}")), None)
+        return next((code.co_filename for code in codes if code and code.co_filename.endswith(end)), None)
 
     def row_of(self, line: Line | None) -> CallKey:
         """Return the key of the first call of a module whose forward has a line; the model's if none has."""
