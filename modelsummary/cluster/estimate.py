@@ -189,8 +189,9 @@ class StepEstimate(Printed):
 
         Raises:
             InputError: the plan has several stages per rank, expert parallelism, or sequence or context parallelism
-                with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, or gradients
-                of another dtype than its stored weights; or the estimate was loaded without its model.
+                with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, Megatron's
+                sequence parallelism, or gradients of another dtype than its stored weights; or the estimate was loaded
+                without its model.
         """
         return with_estimate(self._applier().parallel_plan(self.plan), self)
 
