@@ -17,7 +17,7 @@ PACKAGE = Path(modelsummary.__file__).parent
 LAYERS = [
     ["errors", "_torch", "progress"],
     ["keywords", "extras"],
-    ["text_files"],
+    ["file_contents"],
     ["units", "tables"],
     ["layer_info"],
     ["equality"],

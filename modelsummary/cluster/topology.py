@@ -12,7 +12,7 @@ from modelsummary.cluster.calibration import factors_of_steps
 from modelsummary.devices.device_spec import DeviceSpec, device_of, device_values
 from modelsummary.devices.factors import Factors, factors_of
 from modelsummary.errors import InputError, check_integers, close_to, is_number
-from modelsummary.text_files import read_toml, saved, toml_text
+from modelsummary.file_contents import read_toml, saved, toml_text
 
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate

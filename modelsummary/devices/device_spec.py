@@ -20,7 +20,7 @@ from torch import nn
 from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.factors import OF_DEVICES, Factors, calibrated_factors, factors_of
 from modelsummary.errors import InputError, is_number
-from modelsummary.text_files import read_toml, saved, toml_text
+from modelsummary.file_contents import read_toml, saved, toml_text
 
 __all__ = ["Bound", "DeviceSpec", "Predicted", "device_of", "device_values", "least_seconds"]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
+from modelsummary.file_contents import saved
 from modelsummary.layer_info import LayerInfo, first_shape, rows_around
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
-from modelsummary.text_files import saved
 from modelsummary.views.labels import row_label
 
 __all__ = ["counter_event", "name_event", "span_event", "trace_events", "write_events", "write_trace"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import harmless
 from modelsummary.extras import data_frame
+from modelsummary.file_contents import saved
 from modelsummary.layer_info import LayerInfo
-from modelsummary.text_files import saved
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, Column, find_columns

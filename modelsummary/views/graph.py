@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError
-from modelsummary.text_files import saved
+from modelsummary.file_contents import saved
 from modelsummary.views.graph_nodes import Edge, Group, Node
 from modelsummary.views.graph_svg import to_svg
 from modelsummary.views.labels import one_line

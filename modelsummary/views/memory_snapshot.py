@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modelsummary.text_files import saved
+from modelsummary.file_contents import saved
 
 __all__ = ["MemoryBlock", "changes_of", "snapshot_of", "write_snapshot"]
 

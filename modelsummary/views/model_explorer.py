@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from modelsummary.text_files import saved
+from modelsummary.file_contents import saved
 from modelsummary.units import scaled
 from modelsummary.views.explorer.data import Explored, model_data
 

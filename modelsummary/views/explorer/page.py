@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from modelsummary.text_files import saved
+from modelsummary.file_contents import saved
 from modelsummary.units import format_number
 from modelsummary.views.export import in_script, static
 

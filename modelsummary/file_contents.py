@@ -1,4 +1,4 @@
-"""Files: texts and bytes written, and TOML read. A path that cannot be used is an ``InputError``."""
+"""Contents of files: texts and bytes that are written, TOML that is read. An unusable path is an ``InputError``."""
 
 from __future__ import annotations
 
