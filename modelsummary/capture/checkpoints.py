@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from modelsummary.capture.templates import make_object
 from modelsummary.errors import InputError, close_to
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AppliedCheckpoint", "apply_checkpoint", "is_checkpointed", "keeping", "result_name", "segment_of"]
+__all__ = [
+    "AppliedCheckpoint",
+    "apply_checkpoint",
+    "checkpointed",
+    "copied",
+    "is_checkpointed",
+    "keeping",
+    "result_name",
+    "segment_of",
+]
 
 # Hooks that a user sets for saved tensors see what a checkpoint keeps as well, where torch offers the choice.
 _SEES_HOOKS = {"respect_saved_tensors_hooks": True}
@@ -62,7 +75,8 @@ class AppliedCheckpoint:
 def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterable[str]]) -> AppliedCheckpoint:
     """Run modules of ``model`` under non-reentrant activation checkpointing from now on.
 
-    Gradients, names, parameters and state dicts do not change.
+    Gradients, names, parameters and state dicts do not change. A module that changes its arguments, such as a cache of
+    keys and values, runs again with copies of what they were before.
 
     Args:
         model: the model, changed in place.
@@ -111,7 +125,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
     for fqn in chosen:
         if fqn in modules:
             forwards.append((modules[fqn], vars(modules[fqn]).get("forward")))
-            modules[fqn].forward = partial(checkpoint, modules[fqn].forward, **_options(kept[fqn]))
+            modules[fqn].forward = partial(checkpointed, modules[fqn].forward, _options(kept[fqn]))
     for container, parts in segments.items():
         forwards.append((modules[container], vars(modules[container]).get("forward")))
         kept_by_segment = [(part, kept[f"{container}[{part.start}:{part.stop}]"]) for part in parts]
@@ -156,10 +170,65 @@ def keeping(kept: Iterable[str]) -> Any:
     return create_selective_checkpoint_contexts(policy, allow_cache_entry_mutation=any("_." in name for name in names))
 
 
+def checkpointed(forward: Callable[..., Any], options: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run a forward under ``checkpoint`` with these options.
+
+    When it runs again, its arguments are copies of what they were before the first run, as that may have changed them.
+    """
+    if torch.compiler.is_compiling():  # traces one run, and has its own checks of what it changes
+        return checkpoint(forward, *args, **options, **kwargs)
+    tensors = [arg if isinstance(arg, Tensor) else None for arg in args]
+    others = [None if isinstance(arg, Tensor) else arg for arg in args]
+    before = copied((others, kwargs))
+    first_run = [(others, kwargs)]
+
+    def run(*tensors: Any) -> Any:
+        others, named = first_run.pop() if first_run else copied(before)
+        return forward(*(x if y is None else y for x, y in zip(others, tensors, strict=True)), **named)
+
+    return checkpoint(run, *tensors, **options)
+
+
+def copied(value: Any, copies: dict[int, Any] | None = None, objects_left: int = 3) -> Any:
+    """Return a copy of nested containers and plain objects; tensors, modules and functions in them are shared.
+
+    Args:
+        copies: id of a value -> its copy; filled.
+        objects_left: how deep objects are copied; those inside are shared.
+
+    >>> cache = {"lengths": [1, 2]}
+    >>> before = copied(cache)
+    >>> cache["lengths"].append(3)
+    >>> before
+    {'lengths': [1, 2]}
+    """
+    copies = {} if copies is None else copies
+    if id(value) in copies:
+        return copies[id(value)]
+    kind = type(value)
+    if isinstance(value, tuple):
+        items = [copied(inner, copies, objects_left) for inner in value]
+        return value if all(map(is_, items, value)) else tuple.__new__(kind, items)
+    if isinstance(value, (list, dict, set, deque)):
+        result = copies[id(value)] = copy(value)
+        pairs = value.items() if isinstance(value, dict) else () if isinstance(value, set) else enumerate(value)
+        for key, inner in pairs:
+            result[key] = copied(inner, copies, objects_left)
+        return result
+    attributes = getattr(value, "__dict__", None)
+    is_plain = kind.__new__ is object.__new__ and not callable(value) and not hasattr(kind, "__del__")
+    if attributes is None or not is_plain or objects_left == 0:
+        return value
+    result = copies[id(value)] = make_object(kind, attributes)
+    inner_copies = {name: copied(inner, copies, objects_left - 1) for name, inner in attributes.items()}
+    vars(result).update(inner_copies)
+    return result
+
+
 def is_checkpointed(module: nn.Module | None) -> bool:
     """Return True if a module, or a segment of it, runs under activation checkpointing."""
     forward = vars(module).get("forward") if module is not None else None
-    return isinstance(forward, partial) and forward.func in (checkpoint, _in_segments)
+    return isinstance(forward, partial) and forward.func in (checkpointed, _in_segments)
 
 
 _SEGMENT = re.compile(r"(?P<container>.*)\[(?P<first>\d+):(?P<end>\d+)\]")
@@ -196,7 +265,7 @@ def _in_segments(container: nn.Module, segments: Sequence[tuple[range, tuple[str
             position += 1
         else:
             segment, kept = segment_at[position]
-            x = checkpoint(_run, children[segment.start : segment.stop], x, **_options(kept))
+            x = checkpointed(partial(_run, children[segment.start : segment.stop]), _options(kept), x)
             position = segment.stop
     return x
 

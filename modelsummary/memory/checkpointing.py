@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from modelsummary.capture.checkpoints import AppliedCheckpoint, apply_checkpoint, keeping
+from modelsummary.capture.checkpoints import AppliedCheckpoint, apply_checkpoint, checkpointed, copied, keeping
+from modelsummary.capture.templates import make_object
 from modelsummary.extras import Records, axes_for
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
@@ -93,9 +94,10 @@ class CheckpointPlan(Printed):
         """Return code that does what ``apply`` does, and needs torch alone; ``model`` is the model.
 
         >>> print(CheckpointPlan(("0",), 10, 20, 0).to_code().splitlines()[-1])
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=partial(keeping, kept))
+            module.forward = partial(checkpointed, module.forward, options)
         """
-        return _CODE.format(keeping=getsource(keeping), kept=pformat(self.checkpoint, width=PAGE, sort_dicts=False))
+        functions = "\n\n".join(map(getsource, (make_object, copied, keeping, checkpointed)))
+        return _CODE.format(functions=functions, kept=pformat(self.checkpoint, width=PAGE, sort_dicts=False))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as a dict that can be written as JSON."""
@@ -170,19 +172,24 @@ class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
         return Report(rows, headers, "rrrrrr", above=[f"Plans of a step{device}: less memory, more recomputation"])
 
 
-_CODE = """from collections import Counter
-from collections.abc import Iterable
+_CODE = """from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from functools import partial
+from operator import is_
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
-{keeping}
+{functions}
 
 for fqn, kept in {kept}.items():
     module = model.get_submodule(fqn)
-    module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=partial(keeping, kept))
+    options = {{"use_reentrant": False, "context_fn": partial(keeping, kept)}}
+    module.forward = partial(checkpointed, module.forward, options)
 """
 
 

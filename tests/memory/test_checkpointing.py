@@ -3,12 +3,14 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from collections import deque
 
 import pytest
 import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics, apply_checkpoint
+from modelsummary.capture.checkpoints import copied
 from modelsummary.memory.checkpointing import blocks_of, square_root
 from tests.models import Call
 from tests.untouched import untouched
@@ -140,3 +142,109 @@ def test_frozen_blocks_save_nothing():
     model[:2].requires_grad_(False)
     stats = Statistics(model, (512, 16))
     assert stats.suggest_checkpoint(int(0.9 * stats.memory().peak)).fqns == ("2",)
+
+
+class Recurrent(nn.Module):
+    """Reads a state of a fixed size from its arguments and replaces it, as layers with a cache do."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x, cache, *, debug=None):
+        state = torch.tanh(self.up(x + cache.layers[-1]["state"])) @ self.up.weight
+        cache.layers.append({"state": state})
+        if debug is not None:
+            debug.append(len(debug))
+            x = x * len(debug)
+        return x + self.down(torch.sigmoid(self.up(state)))
+
+
+class Cache:
+    """A state for each layer; it can be any object."""
+
+    def __init__(self):
+        self.layers = []
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.layers = nn.ModuleList(Recurrent() for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        cache, debug = Cache(), deque()
+        cache.layers.append({"state": torch.zeros_like(x)})
+        for layer in self.layers:
+            x = layer(x, cache, debug=debug)
+        return x, cache, debug
+
+
+def test_arguments_that_a_block_changes():
+    """A state of a fixed size: without copies, torch's checks of shapes pass, and gradients would be others."""
+    torch.manual_seed(0)
+    model, x = Decoder().double(), torch.randn(32, 16, dtype=torch.float64)
+    stats = Statistics(model, x)
+    plan = stats.memory_plan((stats.memory().peak + stats.memory(checkpoint="every").peak) // 2)
+    assert plan.kept
+    by_code = copy.deepcopy(model)
+    exec(plan.to_code(), {"model": by_code})
+    results = []
+    for checkpoint in ({}, plan.checkpoint, [f"layers.{index}" for index in range(3)], None):
+        planned = by_code if checkpoint is None else copy.deepcopy(model)
+        with untouched(planned), apply_checkpoint(planned, checkpoint or {}):
+            output, cache, debug = planned(x)
+            gradients = torch.autograd.grad(
+                output.sum(), planned.parameters(), retain_graph=checkpoint != plan.checkpoint
+            )
+            if isinstance(checkpoint, list):  # a second backward runs the blocks again
+                again = torch.autograd.grad(output.sum(), planned.parameters())
+                assert all(map(torch.equal, gradients, again))
+        assert (len(cache.layers), list(debug)) == (4, [0, 1, 2])
+        results.append([output, *gradients, *(layer["state"] for layer in cache.layers)])
+    assert all(all(map(torch.equal, results[0], result)) for result in results)
+    memory, measured = (read(checkpoint=plan.checkpoint) for read in (stats.memory, stats.measure_memory))
+    assert measured.peak == memory.peak == plan.peak
+
+
+def test_copies_of_arguments():
+    tensor, linear = torch.ones(2), nn.Linear(2, 2)
+    cache = Cache()
+    cache.layers, cache.itself, cache.linear = [(tensor, {"length": 1})], cache, linear
+    again, same = copied([cache, cache])
+    assert again is same is again.itself is not cache
+    assert again.linear is linear
+    assert again.layers[0][0] is tensor
+    again.layers[0][1]["length"] += 1
+    again.layers.append(None)
+    assert cache.layers == [(tensor, {"length": 1})]
+    constant = (tensor, (1, "text"), torch.Size([2]), len)
+    assert copied(constant) is constant
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_decoders_with_a_cache(kind, attention):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    extra = {"intermediate_size": 64} if kind == "llama" else {"bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.AutoConfig.for_model(kind, **sizes, **extra, attn_implementation=attention)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).double().train()
+    tokens = torch.randint(0, 64, (2, 32))
+    stats = Statistics(model, {"input_ids": tokens, "labels": tokens})
+    blocks = [row.fqn for row in blocks_of(stats.root)]
+    plan = stats.memory_plan((stats.memory().peak + stats.memory(checkpoint="every").peak) // 2)
+    results = []
+    for checkpoint in ({}, plan.checkpoint, blocks):
+        with apply_checkpoint(model, checkpoint):
+            torch.manual_seed(1)
+            output = model(input_ids=tokens, labels=tokens)
+            gradients = torch.autograd.grad(output.loss, list(model.parameters()))
+        keys = [layer.keys for layer in output.past_key_values.layers]
+        results.append([output.loss, output.logits, *gradients, *keys])
+    assert len(blocks) == len(keys) == 2
+    assert all(all(map(torch.equal, results[0], result)) for result in results[1:])
+    assert stats.measure_memory(checkpoint=blocks).peak == stats.memory(checkpoint=blocks).peak
