@@ -210,18 +210,20 @@ def copied(value: Any, copies: dict[int, Any] | None = None, objects_left: int =
         items = [copied(inner, copies, objects_left) for inner in value]
         return value if all(map(is_, items, value)) else tuple.__new__(kind, items)
     if isinstance(value, (list, dict, set, deque)):
-        result = copies[id(value)] = copy(value)
+        result: Any = copy(value)
+        copies[id(value)] = result
         pairs = value.items() if isinstance(value, dict) else () if isinstance(value, set) else enumerate(value)
         for key, inner in pairs:
             result[key] = copied(inner, copies, objects_left)
         return result
     attributes = getattr(value, "__dict__", None)
-    is_plain = kind.__new__ is object.__new__ and not callable(value) and not hasattr(kind, "__del__")
+    makes: Any = kind.__new__
+    is_plain = makes is object.__new__ and not callable(value) and not hasattr(kind, "__del__")
     if attributes is None or not is_plain or objects_left == 0:
         return value
     result = copies[id(value)] = make_object(kind, attributes)
-    inner_copies = {name: copied(inner, copies, objects_left - 1) for name, inner in attributes.items()}
-    vars(result).update(inner_copies)
+    for name, inner in attributes.items():
+        vars(result)[name] = copied(inner, copies, objects_left - 1)
     return result
 
 

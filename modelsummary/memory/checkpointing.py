@@ -96,7 +96,7 @@ class CheckpointPlan(Printed):
         >>> print(CheckpointPlan(("0",), 10, 20, 0).to_code().splitlines()[-1])
             module.forward = partial(checkpointed, module.forward, options)
         """
-        functions = "\n\n".join(map(getsource, (make_object, copied, keeping, checkpointed)))
+        functions = "\n\n".join(getsource(function) for function in (make_object, copied, keeping, checkpointed))
         return _CODE.format(functions=functions, kept=pformat(self.checkpoint, width=PAGE, sort_dicts=False))
 
     def to_dict(self) -> dict[str, Any]:
