@@ -9,7 +9,7 @@ before it is returned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -114,6 +114,23 @@ def _target(device: DeviceSpec | torch.device | str | None, by: str | None) -> T
 Kept = dict[str, tuple[str, ...]]  # block -> names of the results that it keeps
 
 
+@dataclass(frozen=True)
+class _Choices:
+    """The options of a block.
+
+    Attributes:
+        options: the first is to run without a checkpoint.
+        kept: names of the results that each other option keeps.
+        obstacle: why there is no other option, as the end of a sentence about the block.
+        can_run_whole: it computes the same outputs and gradients if all of its operators run again.
+    """
+
+    options: list[Option]
+    kept: list[tuple[str, ...]]
+    obstacle: str = ""
+    can_run_whole: bool = False
+
+
 class Planner:
     """The plans of one step.
 
@@ -137,20 +154,17 @@ class Planner:
         self._live, self._step, self._target, self._done = live, step, target, done
         self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
         self._simulated: dict[tuple[tuple[str, tuple[str, ...]], ...], CheckpointPlan] = {}
-        self._fqns: list[str] = []
-        self._options: list[list[Option]] = []
-        self._kept: list[list[tuple[str, ...]]] = []  # of each option but the first, which runs without a checkpoint
-        self._plain = self._simulate({})[1]
-        rows, kinds = blocks_of(root), kinds_of(root)
-        distinct: dict[int, tuple[list[Option], list[tuple[str, ...]]]] = {}
-        for row in rows:
+        trace, self._plain = self._simulate({})
+        self._has_checkpoints = bool(recomputed_calls(trace))  # those of the model itself
+        kinds = kinds_of(root)
+        distinct: dict[int, _Choices] = {}
+        self._blocks: dict[str, _Choices] = {}
+        for row in blocks_of(root):
             kind = kinds[id(row)]
             if kind not in distinct:
-                distinct[kind] = self._options_of(row.fqn, whole=granularity == "block")
-            self._fqns.append(row.fqn)
-            self._options.append(distinct[kind][0])
-            self._kept.append(distinct[kind][1])
-        self._peaks = bytes_by_block(self._plain, self._fqns)
+                distinct[kind] = self._choices_of(row.fqn, whole=granularity == "block")
+            self._blocks[row.fqn] = distinct[kind]
+        self._peaks = bytes_by_block(self._plain, list(self._blocks))
 
     # ------------------------------------------------------------------------------------------- simulated steps
 
@@ -182,22 +196,25 @@ class Planner:
 
     # --------------------------------------------------------------------------------------------------- options
 
-    def _options_of(self, fqn: str, *, whole: bool) -> tuple[list[Option], list[tuple[str, ...]]]:
+    def _choices_of(self, fqn: str, *, whole: bool) -> _Choices:
         """Return the options of a block: without a checkpoint, and with one that keeps some of its results."""
         try:
             trace, estimate = self._simulate({fqn: ()})
-        except StepError:  # it does not run under a checkpoint, such as one whose input is written in place
-            return [_LEAVE], []
+        except StepError as error:  # such as one whose input is written in place
+            return _Choices([_LEAVE], [], f"does not run under a checkpoint: {error}")
         again = [call for call in recomputed_calls(trace) if call.func is not DETACH]
         region = RecomputedBlock.of(trace, fqn, again)
         if region is None:
-            return [_LEAVE], []
+            return _Choices([_LEAVE], [], "would compute something else, as what it reads is written in place later")
         cost = self._cost(again)
         saving = self._plain.activations - estimate.activations
         if whole:
-            return [_LEAVE, Option(cost, saving)], [()]
+            return _Choices([_LEAVE, Option(cost, saving)], [()], can_run_whole=True)
+        if not region.can_keep:
+            obstacle = "changes the model, such as statistics of batch norm, or communicates, and would do so twice"
+            return _Choices([_LEAVE], [], obstacle, can_run_whole=True)
         options, kept = [_LEAVE], []
-        for groups in region.kept_at_least() if region.can_keep else ():
+        for groups in region.kept_at_least():
             free = [group for group in region.free if group not in groups]
             items = [[_LEAVE, Option(self._cost(group.calls), group.nbytes)] for group in free]
             all_kept = [*groups, *free]
@@ -207,7 +224,9 @@ class Planner:
                 again_too = {id(group) for group, is_again in zip(free, choice, strict=True) if is_again}
                 options.append(Option(cost_kept + option.cost, saving_kept + option.saving))
                 kept.append(tuple(name for group in all_kept if id(group) not in again_too for name in group.names))
-        return _best(options, kept)
+        options, kept = _best(options, kept)
+        obstacle = "" if kept else "keeps nothing for the backward that a checkpoint would free"
+        return _Choices(options, kept, obstacle, can_run_whole=True)
 
     # ----------------------------------------------------------------------------------------------------- plans
 
@@ -230,13 +249,28 @@ class Planner:
             best = self._plan_of(self._chosen_for(targets[index]))
             if best.peak <= budget_bytes:
                 return self._between(targets[index], targets[max(index - 1, 0)], budget_bytes) or best
-        best = self._plan_of({fqn: kept[-1] for fqn, kept in zip(self._fqns, self._kept, strict=True) if kept})
+        best = self._plan_of({fqn: block.kept[-1] for fqn, block in self._blocks.items() if block.kept})
         if best.peak > budget_bytes:
-            raise InputError(
-                f"budget_bytes={budget_bytes:,} is too little: with all {len(best.fqns)} blocks recomputed a step "
-                f"takes {best.peak:,} bytes; pass a larger budget or a smaller batch"
-            )
+            raise InputError(self._refusal(budget_bytes, best))
         return best
+
+    def _refusal(self, budget_bytes: int, best: CheckpointPlan) -> str:
+        """Return the message for a budget that the plan with the least peak exceeds."""
+        count = len(best.fqns)
+        blocks = f"all {count}" if count == len(self._blocks) else f"{count} of {len(self._blocks)}"
+        text = f"budget_bytes={budget_bytes:,} is too little: with {blocks} blocks recomputed a step takes "
+        text += f"{best.peak:,} bytes"
+        if self._has_checkpoints:
+            text += ", as the model has checkpoints of its own"
+        else:
+            obstacles = ((fqn, block.obstacle) for fqn, block in self._blocks.items() if block.obstacle)
+            text += next((f", as {fqn!r} {obstacle}" for fqn, obstacle in obstacles), "")
+        whole = {fqn: () for fqn, block in self._blocks.items() if block.can_run_whole}
+        peak = self._plan_of(whole).peak
+        if peak < best.peak:
+            twice = "what changes the model, as batch norm does, runs twice"
+            text += f"; granularity='block' takes {peak:,} bytes, but {twice}"
+        return f"{text}; pass a larger budget or a smaller batch"
 
     def _between(self, low: int, high: int, budget_bytes: int) -> CheckpointPlan | None:
         """Return the plan of the largest target between two whose simulated peak fits; None if none does."""
@@ -267,17 +301,17 @@ class Planner:
     def _least_peak(self) -> int:
         """Return the least peak that any choice is predicted to have."""
         saved, peaks = 0, [self._peaks[0]]
-        for options, peak in zip(self._options, self._peaks[1:], strict=True):
-            saved += max(option.saving for option in options)
+        for block, peak in zip(self._blocks.values(), self._peaks[1:], strict=True):
+            saved += max(option.saving for option in block.options)
             peaks.append(peak - saved)
         return max(peaks)
 
     def _chosen_for(self, peak: int) -> Kept:
         """Return the blocks that run again, and what they keep, for the least cost at a predicted peak."""
-        choice = least_cost(self._options, [most - peak for most in self._peaks])
+        choice = least_cost([block.options for block in self._blocks.values()], [most - peak for most in self._peaks])
         assert choice is not None
-        blocks = zip(self._fqns, self._kept, choice, strict=True)
-        return {fqn: kept[number - 1] for fqn, kept, number in blocks if number}
+        chosen = zip(self._blocks.items(), choice, strict=True)
+        return {fqn: block.kept[number - 1] for (fqn, block), number in chosen if number}
 
 
 def _macs_of(call: OperatorCall) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from modelsummary import InputError, Statistics, apply_checkpoint
@@ -149,8 +150,11 @@ def test_planned_steps(name, share):
     stats = Statistics(model, x)
     budget = int(share * stats.memory().peak)
     if (name, share) in (("batch norm", 0.75), ("shared", 0.75)):  # the results of batch norm have to be kept
-        with pytest.raises(InputError, match="is too little: with all 4 blocks recomputed"):
+        with pytest.raises(InputError, match="is too little: with all 4 blocks recomputed") as refused:
             stats.memory_plan(budget)
+        whole = stats.memory(checkpoint="every").peak
+        assert f"granularity='block' takes {whole:,} bytes, but what changes the model" in str(refused.value)
+        assert stats.memory_plan(whole, granularity="block").peak <= whole < budget
         return
     with untouched(model):
         plan = stats.memory_plan(budget, by="macs")
@@ -266,8 +270,33 @@ def test_a_stream_that_is_written_in_place():
     model = nn.Sequential(nn.Linear(64, 64), *(Stream() for _ in range(3)), nn.Linear(64, 8))
     stats = Statistics(model, (64, 64))
     for granularity in ("operator", "block"):
-        with untouched(model), pytest.raises(InputError, match="with all 0 blocks recomputed"):
+        with untouched(model), pytest.raises(InputError, match=r"with 0 of 3 blocks recomputed .* '1' .* in.?place"):
             stats.memory_plan(int(0.9 * stats.memory().peak), granularity=granularity)
+
+
+class Checkpointed(nn.Module):
+    """A block with a checkpoint of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Attention()
+
+    def forward(self, x):
+        return torch_checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_why_nothing_can_be_recomputed():
+    frozen = nn.Sequential(*(Attention().requires_grad_(False) for _ in range(3)), nn.Linear(64, 8))
+    for model, reason in [
+        (
+            nn.Sequential(*(Checkpointed() for _ in range(3)), nn.Linear(64, 8)),
+            "as the model has checkpoints of its own;",
+        ),
+        (frozen, "as '0' keeps nothing for the backward that a checkpoint would free; pass a larger budget"),
+    ]:
+        stats = Statistics(model, (8, 64, 64))
+        with untouched(model), pytest.raises(InputError, match=f"with 0 of 3 blocks recomputed .* bytes, {reason}"):
+            stats.memory_plan(int(0.9 * stats.memory().peak))
 
 
 def test_one_block_called_several_times():
