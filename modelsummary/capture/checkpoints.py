@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from modelsummary.capture.templates import make_object
+from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError, close_to
+from modelsummary.units import number_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AppliedCheckpoint",
     "apply_checkpoint",
+    "check_kept",
     "checkpointed",
     "copied",
     "is_checkpointed",
@@ -88,7 +91,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
         What undoes it.
 
     Raises:
-        InputError: a module or segment does not exist, or segments overlap; the model is not changed.
+        InputError: a module, segment or operator does not exist, or segments overlap; the model is not changed.
 
     >>> import torch
     >>> from torch import nn
@@ -106,6 +109,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
     if not all(isinstance(fqn, str) for fqn in chosen):
         raise InputError(f"fqns must be a list of module names, got {fqns!r}")
     kept = {fqn: tuple(fqns[fqn]) if isinstance(fqns, Mapping) else () for fqn in chosen}
+    _check_names(kept)
     modules = dict(model.named_modules())
     segments: defaultdict[str, list[range]] = defaultdict(list)
     for fqn in chosen:
@@ -244,6 +248,48 @@ def segment_of(fqn: str) -> tuple[str, range | None]:
     """
     match = _SEGMENT.fullmatch(fqn)
     return (match["container"], range(int(match["first"]), int(match["end"]))) if match else (fqn, None)
+
+
+_RESULT = re.compile(r"(?P<operator>[^#]+)#(?P<number>\d+)")
+
+
+def _check_names(kept: Mapping[str, Iterable[str]]) -> None:
+    """Raise ``InputError`` if a name cannot be the name of a result: torch has no such operator."""
+    for fqn, name in ((fqn, name) for fqn, names in kept.items() for name in names):
+        match = _RESULT.fullmatch(name) if isinstance(name, str) else None
+        parts = match["operator"].split(".") if match else []
+        if match is None or (len(parts) == 3 and not _is_operator(*parts)):
+            raise InputError(
+                f"checkpoint keeps {name!r:.80} in {fqn!r}, which names no operator of torch and the number of "
+                "its call; pass names such as 'aten.mm.default#0'"
+            )
+
+
+def _is_operator(namespace: str, name: str, overload: str) -> bool:
+    return hasattr(getattr(getattr(torch.ops, namespace), name, None), overload)
+
+
+def check_kept(checkpoint: Iterable[tuple[str, Iterable[str]]], trace: Trace) -> None:
+    """Raise ``InputError`` if a module keeps the result of a call of an operator that it does not make.
+
+    Args:
+        checkpoint: the modules, each with the names of what it keeps.
+        trace: a step in which they ran under their checkpoints.
+    """
+    for fqn, names in checkpoint:
+        container, _ = segment_of(fqn)
+        counts: Counter[str] = Counter()  # the most in one call of the module
+        for call in trace.calls:
+            if call.key[0] == container:
+                counts |= Counter(str(operator.run.call.func) for operator in trace.operators[call.begin : call.end])
+        for name in names:
+            operator, _, number = name.rpartition("#")
+            if int(number) >= counts[operator]:
+                times = number_of(counts[operator], "time")
+                raise InputError(
+                    f"checkpoint keeps {name!r} in {fqn!r}, which calls {operator} {times}; "
+                    "names hold for the device, dtypes and sizes of the plan that they come from"
+                )
 
 
 def _check_segment(fqn: str, container: nn.Module, segment: range, others: Iterable[range]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.capture.checkpoints import apply_checkpoint
+from modelsummary.capture.checkpoints import apply_checkpoint, check_kept
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
@@ -138,7 +138,9 @@ def observe(
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
-            return run.trace(parts.names, device=str(wanted), execution="shape", notes=notes, noted=note())
+            trace = run.trace(parts.names, device=str(wanted), execution="shape", notes=notes, noted=note())
+            check_kept(plan.checkpoint, trace)
+            return trace
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
@@ -155,7 +157,9 @@ def observe(
             apply_checkpoint(model, dict(plan.checkpoint))
             run.step()
         notes = [f"The step ran for real: {reason}"]
-        return run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
+        trace = run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
+        check_kept(plan.checkpoint, trace)
+        return trace
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:

@@ -335,6 +335,26 @@ def test_a_failing_step_leaves_the_plan_applied():
     applied.undo()
 
 
+def test_names_of_results_that_no_operator_makes():
+    model = nn.Sequential(*(Attention() for _ in range(2)))
+    stats = Statistics(model, (2, 8, 64))
+    assert stats.memory(checkpoint={"0": ["aten.addmm.default#3"]}).peak > 0
+    for name, message in [
+        ("aten.addmm.default#4", "keeps 'aten.addmm.default#4' in '0', which calls aten.addmm.default 4 times"),
+        ("aten.mm.default#0", "which calls aten.mm.default 0 times; names hold for the device, dtypes and sizes"),
+    ]:
+        for method in (stats.memory, stats.estimate_latency):
+            options = {} if method == stats.memory else {"device": "A100", "backward": True}
+            with untouched(model), pytest.raises(InputError, match=message):
+                method(checkpoint={"0": [name]}, **options)
+    for names in (["aten.nonsense.default#0"], ["aten.addmm.default"], "aten.addmm.default#0", [1]):
+        with (
+            untouched(model),
+            pytest.raises(InputError, match="in '0', which names no operator of torch and the number"),
+        ):
+            apply_checkpoint(model, {"0": names})
+
+
 def test_refusals():
     stats = Statistics(nn.Sequential(*(Attention() for _ in range(2))), (2, 8, 64))
     for options, message in [
