@@ -121,7 +121,7 @@ class _Choices:
     Attributes:
         options: the first is to run without a checkpoint.
         kept: names of the results that each other option keeps.
-        obstacle: why there is no other option, as the end of a sentence about the block.
+        obstacle: why it has only this option, as the end of a sentence about the block.
         can_run_whole: it computes the same outputs and gradients if all of its operators run again.
     """
 
@@ -155,7 +155,7 @@ class Planner:
         self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
         self._simulated: dict[tuple[tuple[str, tuple[str, ...]], ...], CheckpointPlan] = {}
         trace, self._plain = self._simulate({})
-        self._has_checkpoints = bool(recomputed_calls(trace))  # those of the model itself
+        self._has_checkpoints = bool(recomputed_calls(trace))  # the model has some itself
         kinds = kinds_of(root)
         distinct: dict[int, _Choices] = {}
         self._blocks: dict[str, _Choices] = {}
@@ -265,7 +265,7 @@ class Planner:
         else:
             obstacles = ((fqn, block.obstacle) for fqn, block in self._blocks.items() if block.obstacle)
             text += next((f", as {fqn!r} {obstacle}" for fqn, obstacle in obstacles), "")
-        whole = {fqn: () for fqn, block in self._blocks.items() if block.can_run_whole}
+        whole: Kept = {fqn: () for fqn, block in self._blocks.items() if block.can_run_whole}
         peak = self._plan_of(whole).peak
         if peak < best.peak:
             twice = "what changes the model, as batch norm does, runs twice"
