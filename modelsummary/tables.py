@@ -13,7 +13,7 @@ from tabulate import MIN_PADDING, DataRow, Line, TableFormat, tabulate
 
 from modelsummary.errors import harmless
 
-__all__ = ["PAGE", "Printed", "Report", "table"]
+__all__ = ["PAGE", "Printed", "Report", "name_range", "table"]
 
 PAGE = 100  # characters; a wider table of stages is printed in short
 _LEAST = 8  # characters of a text that is shortened
@@ -171,6 +171,19 @@ class Report:
         around = (self.above, [*chain(*self.sections or ()), *self.below])
         above, below = ("".join(f"<div>{escape(harmless(line))}</div>" for line in lines) for lines in around)
         return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'
+
+
+def name_range(first: str, last: str, between: str = " .. ") -> str:
+    """Return the names of equal siblings as one text: the first, and what differs in the last.
+
+    >>> name_range("layers.0", "layers.31"), name_range("k_proj", "v_proj"), name_range("fc", "fc")
+    ('layers.0 .. 31', 'k_proj .. v_proj', 'fc')
+    """
+    if first == last:  # calls of one module
+        return first
+    around, dot, name = first.rpartition(".")
+    last = last.removeprefix(around + dot)
+    return f"{first}{between}{last.removeprefix(name.rstrip('0123456789')) or last}"
 
 
 def _left(items: Sequence[Any], index: int) -> list[Any]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from modelsummary.equality import kinds_of
 from modelsummary.layer_info import LayerInfo
+from modelsummary.tables import name_range
 from modelsummary.views.amounts import ADDITIVE
-from modelsummary.views.labels import name_range
 
 __all__ = [
     "LARGE",

@@ -13,11 +13,12 @@ from itertools import groupby
 from modelsummary.equality import kinds_of, looks_equal
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record
+from modelsummary.tables import name_range
 from modelsummary.units import scaled
 from modelsummary.views.flow import FlowStep, stage_of_calls, steps_of_record
 from modelsummary.views.graph import Graph
 from modelsummary.views.graph_nodes import Edge, Group, Node
-from modelsummary.views.labels import call_label, name_range, one_line
+from modelsummary.views.labels import call_label, one_line
 
 __all__ = ["dataflow_graph"]
 

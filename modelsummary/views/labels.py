@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["branch", "call_label", "check_depth", "name_range", "one_line", "row_label", "settings"]
+__all__ = ["branch", "call_label", "check_depth", "one_line", "row_label", "settings"]
 
 
 def one_line(text: str) -> str:
@@ -46,19 +46,6 @@ def branch(depth: int, *, ascii_only: bool = False) -> str:
 def settings(row: LayerInfo) -> str | None:
     """Return the ``extra_repr()`` of the module on one line; None without a live module."""
     return None if row.module is None else " ".join(str(row.module.extra_repr()).split())
-
-
-def name_range(first: str, last: str, between: str = " .. ") -> str:
-    """Return the names of equal siblings as one text: the first, and what differs in the last.
-
-    >>> name_range("layers.0", "layers.31"), name_range("k_proj", "v_proj"), name_range("fc", "fc")
-    ('layers.0 .. 31', 'k_proj .. v_proj', 'fc')
-    """
-    if first == last:  # calls of one module
-        return first
-    around, dot, name = first.rpartition(".")
-    last = last.removeprefix(around + dot)
-    return f"{first}{between}{last.removeprefix(name.rstrip('0123456789')) or last}"
 
 
 def check_depth(depth: int | None, least: int = 0, name: str = "depth") -> int | None:
