@@ -13,7 +13,7 @@ from tabulate import MIN_PADDING, DataRow, Line, TableFormat, tabulate
 
 from modelsummary.errors import harmless
 
-__all__ = ["PAGE", "Printed", "Report", "name_range", "table"]
+__all__ = ["PAGE", "Printed", "Report", "folded_names", "name_range", "table"]
 
 PAGE = 100  # characters; a wider table of stages is printed in short
 _LEAST = 8  # characters of a text that is shortened
@@ -184,6 +184,24 @@ def name_range(first: str, last: str, between: str = " .. ") -> str:
     around, dot, name = first.rpartition(".")
     last = last.removeprefix(around + dot)
     return f"{first}{between}{last.removeprefix(name.rstrip('0123456789')) or last}"
+
+
+def folded_names(names: Iterable[str]) -> str:
+    """Return names as a list in which ascending numbers at the end are one range.
+
+    >>> folded_names(["layers.0", "layers.1", "layers.2", "layers.8", "head"])
+    'layers.0 .. 2, layers.8, head'
+    """
+    runs: list[list[str]] = []
+    for name in names:
+        stem = name.rstrip("0123456789")
+        number = name.removeprefix(stem)
+        is_next = bool(runs and number) and runs[-1][-1] == f"{stem}{int(number) - 1}"
+        if is_next:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(name_range(run[0], run[-1]) for run in runs)
 
 
 def _left(items: Sequence[Any], index: int) -> list[Any]:

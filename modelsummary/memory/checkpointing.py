@@ -18,7 +18,7 @@ from modelsummary.capture.templates import make_object
 from modelsummary.extras import Records, axes_for
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.tables import PAGE, Printed, Report
+from modelsummary.tables import PAGE, Printed, Report, folded_names
 from modelsummary.units import NOTHING, duration, grouped, number_of, percent, scaled
 
 __all__ = [
@@ -107,7 +107,7 @@ class CheckpointPlan(Printed):
         figures = [("Peak", self.peak), ("Peak without checkpointing", self.peak_without)]
         rows = [(name, grouped(value), scaled(value, "B")) for name, value in figures]
         rows.append(("MACs recomputed in each step", grouped(self.recomputed_macs), scaled(self.recomputed_macs)))
-        title = f"Checkpoint {number_of(len(self.fqns), 'module')}: {', '.join(self.fqns)}"
+        title = f"Checkpoint {number_of(len(self.fqns), 'module')}: {folded_names(self.fqns)}"
         title = title if self.fqns else "No checkpoint is needed"
         lines = []
         if self.seconds is not None:
@@ -115,7 +115,7 @@ class CheckpointPlan(Printed):
         modules: dict[tuple[str, ...], list[str]] = {}
         for fqn, names in self.kept.items():
             modules.setdefault(names, []).append(fqn)
-        lines += [f"Kept in {', '.join(fqns)}: {', '.join(names)}" for names, fqns in modules.items()]
+        lines += [f"Kept in {folded_names(fqns)}: {', '.join(names)}" for names, fqns in modules.items()]
         return Report(rows, ["Figure", "Value", ""], "lrr", above=[title], below=lines)
 
 
