@@ -218,14 +218,15 @@ class StepSimulator:
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
         key = (*plan.stages_key, plan.schedule, microbatches)
         if key not in self._ranks:
-            self._ranks[key] = []
+            ranks = []
             for rank, rank_stages in enumerate(by_rank(stages, plan)):
                 ids, kept = tuple(map(id, rank_stages)), [stage.kept_bytes for stage in rank_stages]
                 if ids not in self._rank_loads:  # of stages that are kept, too
                     self._rank_loads[ids] = RankLoad.of(rank_stages)
                 moments = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
                 activations = max(sum(map(mul, moment, kept)) for moment in moments)
-                self._ranks[key].append((self._rank_loads[ids], activations))
+                ranks.append((self._rank_loads[ids], activations))
+            self._ranks[key] = ranks
         return self._ranks[key]
 
     def least_state_bytes(self, plan: Plan) -> float:
