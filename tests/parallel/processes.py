@@ -22,7 +22,7 @@ from modelsummary.capture.containers import tensors_of
 _GRACE = 3  # seconds in which processes fail after the first one
 # Kilobytes that a waiting process may have held. Models and compiled graphs of earlier functions stay in it, and the
 # processes of two test workers together took 15 GB.
-_HELD_KB = 1_500_000
+_HELD_KB = 2_000_000
 # Number of processes -> processes that wait for a function, and the store of their process group. Starting them takes
 # longer than most tests.
 _waiting: dict[int, tuple[ProcessPoolExecutor, dist.TCPStore]] = {}
