@@ -488,7 +488,8 @@ class Statistics(ModelStatistics):
 
         Args:
             points: plans that are simulated, evenly spread over the predicted peaks.
-            granularity, by, **options: as for ``memory_plan``.
+            granularity, by: as for ``memory_plan``.
+            **options: as for ``memory_plan``.
 
         Returns:
             The plans, which print as a table and can be drawn by ``plot()``.
