@@ -101,9 +101,9 @@ class RecomputedBlock:
         if first is None:  # it is called several times, or what runs again depends on what ran before
             return cls([], repeats_effects=any(map(remaking.obstacle, inside)))
         region = inside[first : first + len(again)]
-        made = {
-            storage: index
-            for index in reversed(region)
+        region_storages = {
+            storage
+            for index in region
             if not runs[index].is_view
             for storage in set(runs[index].makes).difference(runs[index].reads)
         }
@@ -124,7 +124,7 @@ class RecomputedBlock:
         written_by_region = {storage for index in group_of for storage in _touched(runs[index])}
         for storage, indices in readers.items():
             is_written_later = remaking.written_last.get(storage, -1) > indices[0]
-            if storage not in made and storage not in written_by_region and is_written_later:
+            if storage not in region_storages and storage not in written_by_region and is_written_later:
                 return None
         names = _names([runs[index].call for index in region])
         name_of = dict(zip(region, names, strict=True))
@@ -137,18 +137,18 @@ class RecomputedBlock:
             group.nbytes = sum(
                 storages_by_id[storage].nbytes
                 for storage in storages
-                if storage in made and storage in storages_by_id and not storages_by_id[storage].is_saved
+                if storage in region_storages and storage in storages_by_id and not storages_by_id[storage].is_saved
             )
-            is_from_outside = any(storage not in made and storage in storages_by_id for storage in storages)
+            is_from_outside = any(storage not in region_storages and storage in storages_by_id for storage in storages)
             group.is_forced = is_from_outside or any(map(remaking.obstacle, indices))
             group.is_random = any(map(draws_random_numbers, group.calls))
             group.may_be_kept = not any(call.rule.facts.casts for call in group.calls)  # autocast keeps some itself
             for storage in storages:
                 last_write = remaking.written_last.get(storage, -1)
                 others = [reader for reader in readers[storage] if reader not in indices and reader < last_write]
-                is_outside = storage in made and last_write > region[-1]
+                is_outside = storage in region_storages and last_write > region[-1]
                 group.may_be_kept &= not others and not is_outside
-                if others and storage not in made and storages_by_id[storage].kind not in PERSISTENT:
+                if others and storage not in region_storages and storages_by_id[storage].kind not in PERSISTENT:
                     return None  # the block would read what it wrote
             groups.append(group)
         return cls(groups)
