@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from datetime import timedelta
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 
 from modelsummary import ForwardError, Statistics
 from tests.models import Call
+from tests.parallel import processes
 from tests.untouched import untouched
 
 knows_shapes = torch.torch_version.TorchVersion(torch.__version__) >= "2.10"  # of collectives
-PATIENCE = timedelta(seconds=60)  # then a process that hangs fails
 
 
 def net():
@@ -46,7 +42,7 @@ def refuse(*_):
     raise ValueError("no")
 
 
-def summarise(rank, kind):
+def summarise(rank, _n, kind):
     """Run one of the two processes."""
     torch.manual_seed(1 + rank)
     x, expected = torch.rand(3, 8), Statistics(net(), (3, 8))
@@ -81,7 +77,7 @@ def summarise(rank, kind):
     trains()
 
 
-def reduce(rank):
+def reduce(rank, _n):
     """Known values are not sent to other processes either, and are unknown afterwards."""
 
     def forward(self, x):
@@ -101,29 +97,14 @@ def reduce(rank):
     assert total == 3
 
 
-def process(rank, store, work, *args):
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=PATIENCE)
-    work(rank, *args)
-    dist.barrier()
-    os._exit(0)  # gloo may abort a process that shuts it down properly
-
-
-def in_two_processes(tmp_path, work, *args):
-    multiprocessing.spawn(process, (str(tmp_path / "store"), work, *args), nprocs=2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["DDP", "FSDP"])
-def test_wrapped_models(tmp_path, kind):
+def test_wrapped_models(kind):
     if kind == "FSDP":
         pytest.importorskip("torch.distributed.fsdp")
         if not knows_shapes:
             pytest.skip("collectives of older versions know no shapes")
-    in_two_processes(tmp_path, summarise, kind)
+    processes.run(summarise, 2, kind)
 
 
-@pytest.mark.slow
-def test_collectives_of_known_values(tmp_path):
-    in_two_processes(tmp_path, reduce)
+def test_collectives_of_known_values():
+    processes.run(reduce, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import resource
+import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -26,6 +27,9 @@ _HELD_KB = 2_000_000
 # Number of processes -> processes that wait for a function, and the store of their process group. Starting them takes
 # longer than most tests.
 _waiting: dict[int, tuple[ProcessPoolExecutor, dist.TCPStore]] = {}
+# On Linux they are copies of one that has imported torch, which takes seconds and 300 MB.
+_starting = mp.get_context("forkserver" if sys.platform.startswith("linux") else "spawn")
+_starting.set_forkserver_preload(["tests.parallel.training"])
 
 
 def run(function: Any, n: int, *args: Any, timeout: float | None = None) -> list[Any]:
@@ -36,7 +40,7 @@ def run(function: Any, n: int, *args: Any, timeout: float | None = None) -> list
     """
     if n not in _waiting:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        _waiting[n] = ProcessPoolExecutor(n, mp.get_context("spawn"), _join, (n, store.port)), store
+        _waiting[n] = ProcessPoolExecutor(n, _starting, _join, (n, store.port)), store
     tasks: list[Any] = []
     try:
         tasks += [_waiting[n][0].submit(_entry, function, n, args) for _ in range(n)]
