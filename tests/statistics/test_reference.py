@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from modelsummary import Statistics
 from tests.models import zeros_as_parameters
 from tests.untouched import untouched
+from tests.zoo.torchvision_models import KINDS, swept
 
 models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
 
@@ -113,6 +114,7 @@ def build(name):
     options |= {"init_weights": False} if name.endswith(("googlenet", "inception_v3")) else {}
     if name in DETECTION:  # runs for real
         options |= {} if name.startswith("ssd") else {"min_size": 96, "max_size": 128}
+        options |= {"rpn_post_nms_top_n_test": 50, "box_detections_per_img": 4} if "rcnn" in name else {}
         return models.get_model(name, weights=None, **options).eval()
     with zeros_as_parameters():
         return models.get_model(name, weights=None, **options).eval()
@@ -143,7 +145,7 @@ def flop_counter(model, inputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", swept(ZOO))
 def test_zoo(name):
     model, inputs = build(name), arguments(name)
     with untouched(model):
@@ -162,4 +164,8 @@ def test_zoo(name):
 
 
 def test_the_zoo_is_whole():
+    def files(names):
+        return {models.get_model_builder(name).__module__ for name in names}
+
     assert len(ZOO) >= 121
+    assert files(ZOO) == files(KINDS)

@@ -16,6 +16,7 @@ from torch import nn
 from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
 from modelsummary.views.columns import COLUMNS
 from tests.models import Call
+from tests.zoo.torchvision_models import swept
 
 
 def small():
@@ -290,7 +291,7 @@ def test_a_mark_for_no_value_is_the_same_in_a_csv():
 def test_torchvision():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
     pandas = pytest.importorskip("pandas")
-    for name in models.list_models(models):
+    for name in swept(models.list_models(models)):
         model = on_meta(models, name)
         stats = Statistics(model, (2, 3, 299, 299) if name == "inception_v3" else (2, 3, 224, 224))
         again = ModelStatistics.from_json(stats.to_json())

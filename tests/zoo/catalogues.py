@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["CATALOGUES", "REQUIRES"]
+import os
+
+__all__ = ["CATALOGUES", "REQUIRES", "SWEEPS_ALL"]
+
+# Sweeps take all models of their library where MODELSUMMARY_ZOO is "all"; else one of each kind.
+SWEEPS_ALL = os.environ.get("MODELSUMMARY_ZOO") == "all"
 
 CATALOGUES = {
     "torchvision": "tests.zoo.torchvision_models",

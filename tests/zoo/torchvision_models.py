@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import torch
 
+from tests.zoo.catalogues import SWEEPS_ALL
 from tests.zoo.example import Example
 
 LIBRARY = "torchvision"
 # Hundreds of millions of parameters, and the same modules as their smaller sisters.
 TOO_LARGE = {"vit_h_14", "vit_l_16", "vit_l_32", "regnet_y_128gf"}
+# Each file of torchvision, and each kind of layer in it, once: the smallest model that has it.
+KINDS = (
+    "alexnet", "convnext_tiny", "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "densenet121", "efficientnet_b0",
+    "efficientnet_v2_s", "fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_resnet50_fpn_v2", "fcn_resnet50",
+    "fcos_resnet50_fpn", "googlenet", "inception_v3", "keypointrcnn_resnet50_fpn", "lraspp_mobilenet_v3_large",
+    "maskrcnn_resnet50_fpn", "maxvit_t", "mc3_18", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "mvit_v1_b",
+    "mvit_v2_s", "quantized_googlenet", "quantized_inception_v3", "quantized_mobilenet_v2",
+    "quantized_mobilenet_v3_large", "quantized_resnet18", "quantized_shufflenet_v2_x0_5", "r2plus1d_18", "r3d_18",
+    "raft_large", "raft_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d",
+    "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "s3d", "shufflenet_v2_x0_5", "squeezenet1_0",
+    "squeezenet1_1", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large", "swin3d_t", "swin_t", "swin_v2_t", "vgg11",
+    "vgg11_bn", "vit_b_32",
+)  # fmt: skip
 SIZES = {"inception_v3": 128, "maxvit_t": 224, "quantized_inception_v3": 128}
 
 
@@ -17,6 +31,11 @@ def names() -> list[str]:
     from torchvision import models
 
     return [name for name in models.list_models() if name not in TOO_LARGE]
+
+
+def swept(names: list[str]) -> list[str]:
+    """Return the names that a sweep takes: one of each kind, or all."""
+    return names if SWEEPS_ALL else [name for name in names if name in KINDS]
 
 
 def make(name: str) -> Example:

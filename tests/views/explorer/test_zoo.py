@@ -9,12 +9,11 @@ import pytest
 from modelsummary import Statistics
 from modelsummary.views.explorer.data import Explored, model_data
 from modelsummary.views.model_explorer import graph_of
-from tests.zoo.catalogues import CATALOGUES, REQUIRES
+from tests.zoo.catalogues import CATALOGUES, REQUIRES, SWEEPS_ALL
+from tests.zoo.fixed import FIXED
 
 KINDS = {"module", "function", "input", "output", "range"}
 UNITS = {"count", "bytes", "ms"}
-EVERY = 4  # 1 tries all 120 of each library, which takes minutes
-PARTS = 5
 
 
 def check(stats):
@@ -41,12 +40,11 @@ def check(stats):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_pages(library, part):
+def test_pages(library):
     for module in REQUIRES[library]:
         pytest.importorskip(module, exc_type=(ImportError, RuntimeError))
     catalogue = importlib.import_module(CATALOGUES[library])
-    for name in catalogue.names()[:120:EVERY][part::PARTS]:
+    for name in catalogue.names() if SWEEPS_ALL else FIXED[library]:
         example = catalogue.make(name)
         check(Statistics(example.model, example.args, **example.kwargs))
