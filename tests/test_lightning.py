@@ -10,15 +10,14 @@ from torch import nn
 from modelsummary import InputError, MissingExtraError, Statistics
 from tests.untouched import untouched
 
-try:
-    import lightning.pytorch as lightning
-except ImportError:
-    lightning = None
 
-needs_lightning = pytest.mark.skipif(lightning is None, reason="needs lightning")
+@pytest.fixture
+def lightning():
+    """The library, imported by the tests that need it: it takes seconds, and all workers collect this file."""
+    return pytest.importorskip("lightning.pytorch")
 
 
-def module():
+def module(lightning):
     class Net(lightning.LightningModule):
         def __init__(self):
             super().__init__()
@@ -38,9 +37,8 @@ def module():
     return Net()
 
 
-@needs_lightning
-def test_example_input():
-    model = module()
+def test_example_input(lightning):
+    model = module(lightning)
     with untouched(model):
         stats = Statistics(model)
     assert stats.root.input_size == [2, 4]
@@ -50,10 +48,9 @@ def test_example_input():
     assert Statistics(model).execution == "none"
 
 
-@needs_lightning
 @pytest.mark.filterwarnings("ignore")  # of Lightning: workers, steps to log
 @pytest.mark.parametrize(("depth", "rows"), [(1, 3), (None, 5), (0, 0)])
-def test_callback(depth, rows, caplog, tmp_path):
+def test_callback(lightning, depth, rows, caplog, tmp_path):
     from modelsummary.integrations.lightning import ModelSummary
 
     callback = ModelSummary(depth, columns=["num_params", "mult_adds"])
@@ -62,7 +59,7 @@ def test_callback(depth, rows, caplog, tmp_path):
         max_steps=2, accelerator="cpu", devices=1, callbacks=[callback], default_root_dir=tmp_path, **quiet
     )
     torch.manual_seed(0)
-    model = module()
+    model = module(lightning)
     with caplog.at_level(logging.INFO):
         trainer.fit(model, torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4))
     text = caplog.text
@@ -76,7 +73,7 @@ def test_callback(depth, rows, caplog, tmp_path):
     assert sum(": " in line and "-" in line.split(": ")[-1] for line in expected.splitlines()) >= rows - 1
 
 
-@needs_lightning
+@pytest.mark.usefixtures("lightning")
 def test_arguments_are_checked_before_the_fit():
     from modelsummary.integrations.lightning import ModelSummary
 
