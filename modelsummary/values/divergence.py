@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -26,7 +25,7 @@ from modelsummary.extras import Records
 from modelsummary.layer_info import CallKey, CallKeys
 from modelsummary.tables import Printed, Report
 from modelsummary.units import number_of
-from modelsummary.values.tensor_statistics import as_plain, unseen
+from modelsummary.values.tensor_statistics import Readings, norm_of_finite, unseen, widened
 from modelsummary.views.diff import diff_trees
 
 __all__ = ["CallDifference", "Divergence", "compare_values"]
@@ -211,17 +210,20 @@ class _Side:
     ) -> None:
         """Run the model; pass copies of the inputs and results of each call of a named module."""
         keys: dict[Call, CallKey] = {}
-        numbers, copies = CallKeys(), _Copies()
+        numbers, copies = CallKeys(), Readings(_copied)
+
+        def copies_of(value: Any) -> list[Tensor]:
+            return [copy for tensor in tensors_of(value) if (copy := copies.of(tensor)) is not None]
 
         def begin(call: Call, arguments: Any) -> None:
             fqn = self.fqns.get(id(call.module))
             if fqn is not None:
                 keys[call] = numbers.next_of(fqn)
-                began(keys[call], call, copies.of(arguments))
+                began(keys[call], call, copies_of(arguments))
 
         def end(call: Call, output: Any) -> None:
             if call in keys:
-                ended(keys[call], copies.of(output))
+                ended(keys[call], copies_of(output))
 
         with (
             as_step_error(lambda: "forward", {}),
@@ -231,27 +233,9 @@ class _Side:
             Watch(self.model, began=begin, ended=end).call(args, kwargs)
 
 
-class _Copies:
-    """Copies of tensors as they are now; a tensor that was not written since has one copy."""
-
-    def __init__(self) -> None:
-        self._copies: dict[int, tuple[Any, int, Tensor]] = {}
-
-    def of(self, value: Any) -> list[Tensor]:
-        """Return copies of the tensors in a value."""
-        return [copy for tensor in tensors_of(value) if (copy := self._copy(tensor)) is not None]
-
-    def _copy(self, tensor: Tensor) -> Tensor | None:
-        plain = as_plain(tensor)
-        if plain is None:
-            return None
-        version = -1 if tensor.is_inference() else tensor._version
-        copy = self._copies.get(id(tensor))
-        if copy is None or copy[0]() is not tensor or copy[1] != version:
-            with unseen():
-                copy = weakref.ref(tensor), version, plain.detach().clone()
-            self._copies[id(tensor)] = copy
-        return copy[2]
+def _copied(plain: Tensor) -> Tensor:
+    with unseen():
+        return plain.detach().clone()
 
 
 def _pairs(a: _Side, b: _Side, mapping: Mapping[str, str]) -> dict[str, str]:
@@ -330,14 +314,14 @@ def _of_two(a: Tensor, b: Tensor) -> tuple[float, float]:
     if len(inexact) < 2:
         return float((a != b).double().mean()) if a.numel() else 0.0, 0.0
     unit = max(torch.finfo(dtype).eps for dtype in inexact)
-    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
-    a, b = a.to(wide), b.to(wide)
+    if a.is_complex() != b.is_complex():
+        a, b = a + 0j, b + 0j
+    a, b = widened(a), widened(b)
     alike = (a == b) | (a.isnan() & b.isnan())
-    norms = [float(torch.where(tensor.isfinite(), tensor, 0).norm()) for tensor in (a, b)]
     apart = float(torch.where(alike, 0, a - b).norm())
     if not isfinite(apart):
         return inf, unit
-    return apart / max(norms) if apart else 0.0, unit
+    return apart / max(float(norm_of_finite(x)) for x in (a, b)) if apart else 0.0, unit
 
 
 def _different_tensors(before: nn.Module, after: nn.Module) -> list[str]:

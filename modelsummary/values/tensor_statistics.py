@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf, isnan, nan, sqrt
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from modelsummary.operators.tensor_bytes import stored_tensors
 
 __all__ = [
     "BoundsAndSums",
+    "Readings",
     "Readout",
     "TensorStatistics",
     "as_plain",
@@ -25,7 +27,9 @@ __all__ = [
     "bounds_of",
     "elements_of",
     "is_read_in_parts",
+    "norm_of_finite",
     "unseen",
+    "widened",
 ]
 
 _SAMPLE = 4096
@@ -37,6 +41,7 @@ _CACHED = 2**17  # elements of a part that a cache holds
 _LARGE = 1e15  # squares of larger float32 elements may overflow when they are added up
 _CANCELS = 0.03  # a standard deviation below this part of the mean is lost in float32
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_Reading = TypeVar("_Reading")
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _UNUSUAL = frozenset({torch.bool}) | {
     getattr(torch, name) for name in dir(torch) if name.startswith("float8") or name.startswith("float4")
@@ -176,6 +181,21 @@ def elements_of(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in _UNUSUAL else tensor
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """Return the elements of a plain tensor in the widest dtype of its device."""
+    return elements_of(tensor).to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def norm_of_finite(elements: Tensor) -> Tensor:
+    """Return the 2-norm of the finite elements, on the device.
+
+    >>> norm_of_finite(torch.tensor([3.0, 4.0, float("inf")]))
+    tensor(5.)
+    """
+    norm: Tensor = torch.linalg.vector_norm(torch.where(torch.isfinite(elements), elements, 0))
+    return norm
+
+
 def bounds_of(elements: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest element, on the device; NaN if an element is NaN."""
     low, high = torch.aminmax(elements)
@@ -225,6 +245,33 @@ def is_waiting(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+class Readings(Generic[_Reading]):
+    """What is read of tensors: once of each, until an operator writes it.
+
+    Args:
+        read: reads a plain tensor.
+    """
+
+    def __init__(self, read: Callable[[Tensor], _Reading]) -> None:
+        self._read = read
+        self._latest: dict[int, tuple[Any, int, _Reading]] = {}  # by tensor, with its version
+
+    def of(self, tensor: Tensor) -> _Reading | None:
+        """Return what is read of a tensor; None if it has no elements that can be read."""
+        plain = as_plain(tensor)
+        if plain is None:
+            return None
+        version = -1 if tensor.is_inference() else tensor._version
+        latest = self._latest.get(id(tensor))
+        if latest is None or latest[0]() is not tensor or latest[1] != version:
+            latest = self._latest[id(tensor)] = weakref.ref(tensor), version, self._read(plain)
+        return latest[2]
+
+    def forget(self) -> None:
+        """Read all tensors again from now on."""
+        self._latest.clear()
+
+
 class Readout:
     """Numbers that are computed on devices; each device waits for them once, when they are fetched.
 
@@ -251,14 +298,14 @@ class Readout:
         for device in list(self._samples):
             self._count(device)
         pending, self._pending = self._pending, defaultdict(list)
-        for device, waiting in pending.items():
+        for waiting in pending.values():
             parts = [part.reshape(-1) for tensors, _ in waiting for part in tensors]
             by_dtype: dict[torch.dtype, list[int]] = {}
             for index, part in enumerate(parts):
                 by_dtype.setdefault(part.dtype, []).append(index)
             order = [index for indices in by_dtype.values() for index in indices]
             joined = [torch.cat([parts[index] for index in indices]) for indices in by_dtype.values()]
-            numbers = torch.cat([part.to(_widest(device)) for part in joined]).tolist()
+            numbers = torch.cat([widened(part) for part in joined]).tolist()
             values: dict[int, list[float]] = {}
             begin = 0
             for index in order:
@@ -318,10 +365,11 @@ def _figures(x: Tensor) -> list[Tensor]:
     """Return the number of finite elements and of NaN, and largest, mean and deviation of the finite, on the device."""
     is_finite = torch.isfinite(x)
     finite = is_finite.sum()
-    wide = torch.where(is_finite, x, 0).to(_widest(x.device))
-    mean = wide.sum() / finite
-    std = _norm(torch.where(is_finite, wide - mean, 0)) / finite.to(wide.dtype).sqrt()
-    return [finite, torch.isnan(x).sum(), wide.abs().amax(), mean, std]
+    wide = widened(x)
+    known = torch.where(is_finite, wide, 0)
+    mean = known.sum() / finite
+    std = norm_of_finite(wide - mean) / finite.to(wide.dtype).sqrt()
+    return [finite, torch.isnan(x).sum(), known.abs().amax(), mean, std]
 
 
 def _figures_of_finite(x: Tensor, reading: BoundsAndSums) -> list[float]:
@@ -349,15 +397,6 @@ def _in_memory_order(x: Tensor) -> Tensor | None:
     order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
     dense = x.permute(order) if x.dim() > 1 else x
     return dense.reshape(-1) if dense.is_contiguous() else None
-
-
-def _widest(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def _norm(x: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x)
-    return norm
 
 
 def _counts(samples: list[Tensor]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.values.contents import Content, Contents, TensorContent
 from modelsummary.values.origins import NodeMakers, bad_values
-from modelsummary.values.tensor_statistics import Readout, TensorStatistics, as_plain, sample_of, unseen
+from modelsummary.values.tensor_statistics import Readings, Readout, TensorStatistics, as_plain, sample_of, unseen
 from modelsummary.values.watched import CallValues, ParameterValues, StepValues, Values
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class Watching:
         self._is_recomputed = False
         self._is_stepping = False
         self._samples: dict[int, tuple[Tensor, TensorContent | None]] = {}
-        self._latest: dict[int, tuple[Any, int, _Tensor]] = {}
+        self._latest = Readings(self._read)
         self._step = _Step(0)
         self._readout = Readout()
         self._contents = Contents(self._readout, self._running, self._name_of, self._is_ignored)
@@ -255,7 +254,7 @@ class Watching:
             self._watch = None
             watch.root.nodes = watch.root.nodes[0], max(watch.root.nodes[1], _torch.next_node_number())
             step.n_calls += len(watch.calls)
-            self._latest.clear()
+            self._latest.forget()
         if not is_recomputed:
             for tensor in tensors_of(output):
                 self._reached(tensor)
@@ -292,24 +291,16 @@ class Watching:
         tensors = [tensor for tensor in tensors_of(output) if not is_lazy(tensor)]
         if seen is None:
             with unseen():
-                seen = kept[original] = [read for tensor in tensors if (read := self._read(tensor)) is not None]
+                seen = kept[original] = [read for tensor in tensors if (read := self._latest.of(tensor)) is not None]
         readable = [tensor for tensor in tensors if as_plain(tensor) is not None]
         for tensor, read in zip(readable, seen, strict=False):
             if not read.is_hooked and tensor.requires_grad and tensor.grad_fn is not None:
                 read.is_hooked = True
                 step.handles.append(tensor.grad_fn.register_prehook(self._gradient_hook(read, tensor.output_nr)))
 
-    def _read(self, tensor: Tensor) -> _Tensor | None:
-        plain = as_plain(tensor)
-        if plain is None:
-            return None
-        version = -1 if tensor.is_inference() else tensor._version
-        latest = self._latest.get(id(tensor))
-        if latest is not None and latest[0]() is tensor and latest[1] == version:
-            return latest[2]
+    def _read(self, plain: Tensor) -> _Tensor:
         read = _Tensor()
         self._readout.add(plain, read.receive, self._contents.bounds_and_sums_of(plain))
-        self._latest[id(tensor)] = weakref.ref(tensor), version, read
         return read
 
     def _gradient_hook(self, read: _Tensor, output_number: int) -> Callable[[Sequence[Tensor | None]], None]:
@@ -470,7 +461,7 @@ class Watching:
             handle.remove()
         is_empty = not self._step.roots and not self._step.parameters
         self._step = _Step(self._step.number + (not is_empty))
-        self._latest.clear()
+        self._latest.forget()
 
     def _trained(self) -> list[Tensor]:
         """Return the parameters of the model with a gradient."""
