@@ -68,7 +68,8 @@ def weight_scale(evidence: Evidence) -> Iterator[Defect]:
 
     The variance of results is the one of inputs times the inputs of each output times the variance of weights; rules
     for initialisation (Glorot and Bengio 2010; He et al. 2015) keep the product near one. A single layer near zero
-    trains as one of zeros does, as at the end of a branch. Weights that are embeddings as well are left out.
+    trains as one of zeros does, as at the end of a branch. Weights that are embeddings as well are left out, and weights
+    of one value, which have rules of their own.
     """
     gains: dict[int, float] = {}
     for index, name, weight, inputs in _weights(evidence):
@@ -77,7 +78,7 @@ def weight_scale(evidence: Evidence) -> Iterator[Defect]:
         if weight.numel() < _FEWEST or not weight.is_floating_point() or is_embedding:
             continue
         gain = gains[index] = float(_sample(weight).float().std()) * sqrt(inputs)
-        if gain > _LARGEST or (gain < _SMALLEST and _follows_small(evidence, index, gains)):
+        if gain > _LARGEST or (0 < gain < _SMALLEST and _follows_small(evidence, index, gains)):
             fqn, _, local = name.rpartition(".")
             factor = "grow" if gain > 1 else "shrink once more"
             what = f"the spread of {local} lets values {factor} by about {gain:.2g}; usual rules give about 1"

@@ -1,13 +1,13 @@
-"""Models of libraries: silence on sound ones, their true findings, and defects planted in them."""
+"""Models of libraries: silence on sound ones, their true findings, and nothing but the defects planted in them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from modelsummary import Statistics
+from tests.findings.in_libraries import DEFECTS, IN_HALF, plant, plant_values
 
 SIZE = (2, 3, 224, 224)
 
@@ -21,29 +21,6 @@ def on_meta(make, **options):
         return make(**options)
 
 
-def planted_in(model, head, inputs):
-    """Plant a spare layer, a frozen head that is detached, and an unread result; return what is found of them."""
-    layer = model.get_submodule(head)
-
-    class Head(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.other = layer, nn.Linear(layer.out_features, 4, device="meta")
-
-        def forward(self, x):
-            y = self.layer(x)
-            y.expand(4096, *y.shape).exp()
-            return y + self.other(y).detach().mean()
-
-    model.set_submodule(head, Head())
-    model.spare = nn.Linear(3, 3, device="meta")
-    return set(codes(model, inputs, select=["G", "U201", "U203"]))
-
-
-def planted(head):
-    return {("G103", f"{head}.other"), ("U201", "spare"), ("U203", head)}
-
-
 def test_sound_models_of_torchvision():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
     for name in ("resnet18", "mobilenet_v3_small"):
@@ -55,14 +32,12 @@ def test_defects_in_torchvision():
     assert codes(on_meta(models.vgg11_bn), SIZE) == [("N601", f"features.{i}") for i in (0, 4, 8, 11, 15, 18, 22, 25)]
     swin = codes(on_meta(models.swin_t), SIZE)  # it multiplies, masks and normalises scores itself
     assert [code for code, _ in swin] == ["S503"] * 12
-    assert planted_in(on_meta(models.resnet18), "fc", SIZE) == planted("fc")
 
 
 def test_timm():
     timm = pytest.importorskip("timm")
     for name in ("vit_tiny_patch16_224", "convnext_atto", "regnetx_002"):
         assert codes(on_meta(timm.create_model, model_name=name), SIZE) == []
-    assert planted_in(on_meta(timm.create_model, model_name="vit_tiny_patch16_224"), "head", SIZE) == planted("head")
 
 
 def test_transformers():
@@ -74,9 +49,7 @@ def test_transformers():
     assert codes(gpt2, ids) == []
     assert codes(gpt2.to(torch.bfloat16), ids) == [("S501", "lm_head")]  # a vocabulary of 50257
     llama = transformers.LlamaConfig(num_hidden_layers=2, hidden_size=256, num_attention_heads=4, vocab_size=1000)
-    model = on_meta(transformers.LlamaForCausalLM, config=llama)
-    assert codes(model, ids, ignore="U202") == []
-    assert planted_in(model, "lm_head", ids) == planted("lm_head")
+    assert codes(on_meta(transformers.LlamaForCausalLM, config=llama), ids, ignore="U202") == []
     # a loss on the logits alone leaves out a head that the model also returns
     labels = torch.zeros(2, 64, dtype=torch.long, device="meta")
 
@@ -84,3 +57,56 @@ def test_transformers():
         return F.cross_entropy(output["logits"].flatten(0, 1), labels.flatten())
 
     assert codes(on_meta(transformers.LlamaForCausalLM, config=llama), ids, select="G", loss=loss) == []
+
+
+def _resnet():
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    model = on_meta(models.resnet101)
+    fqns = [fqn for fqn, module in model.named_modules() if type(module).__name__ == "Bottleneck"]
+    return model, fqns, lambda block: block.conv3.out_channels, SIZE
+
+
+def _vit():
+    model = on_meta(pytest.importorskip("timm").create_model, model_name="vit_tiny_patch16_224")
+    return model, [f"blocks.{i}.{name}" for i in range(12) for name in ("attn", "mlp")], lambda _: 192, SIZE
+
+
+def _bert():
+    transformers = pytest.importorskip("transformers")
+    model = on_meta(transformers.BertModel, config=transformers.BertConfig(num_hidden_layers=10))
+    fqns = [f"encoder.layer.{i}.{name}" for i in range(10) for name in ("attention.output", "output")]
+    return model.train(), fqns, lambda _: 768, {"input_ids": torch.zeros(2, 64, dtype=torch.long, device="meta")}
+
+
+@pytest.mark.parametrize("make", [_resnet, _vit, _bert])
+@pytest.mark.parametrize(("defects", "options"), [(DEFECTS, {}), (IN_HALF, {"autocast": torch.bfloat16})])
+def test_planted_in_libraries(make, defects, options):
+    model, fqns, width, inputs = make()
+    due = plant(model, fqns[: len(defects)], width, defects)
+    assert set(codes(model, inputs, **options)) == due
+
+
+def _alexnet():
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    return models.alexnet(), "features.0", "features.3", ("features.8", "features.10"), SIZE
+
+
+def _small_vit():
+    model = pytest.importorskip("timm").create_model("vit_tiny_patch16_224")
+    return model, "blocks.0.mlp.fc1", "blocks.1.mlp.fc1", ("blocks.2.mlp.fc1", "blocks.2.mlp.fc2"), SIZE
+
+
+def _small_bert():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(num_hidden_layers=3, hidden_size=64, num_attention_heads=4, intermediate_size=128)
+    up, down = (f"encoder.layer.{{}}.{name}.dense" for name in ("intermediate", "output"))
+    inputs = {"input_ids": torch.zeros(2, 64, dtype=torch.long)}
+    return transformers.BertModel(config), up.format(0), up.format(1), (up.format(2), down.format(2)), inputs
+
+
+@pytest.mark.parametrize("make", [_alexnet, _small_vit, _small_bert])
+def test_values_planted_in_libraries(make):
+    model, constant, large, zeros, inputs = make()
+    assert codes(model, inputs, select="P") == []
+    due = plant_values(model, constant, large, zeros)
+    assert set(codes(model, inputs, select="P")) == due
