@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "SplitError",
     "StepError",
     "TraceError",
+    "UndividedError",
     "check_integers",
     "close_to",
     "harmless",
@@ -131,6 +132,21 @@ class InputError(ModelSummaryError, TypeError, ValueError, RuntimeError):
     Traceback (most recent call last):
     modelsummary.errors.InputError: input size (1, -4) holds -4; sizes are integers >= 0
     """
+
+
+class UndividedError(InputError):
+    """Error for a plan of tensor parallelism that can divide no layer.
+
+    Attributes:
+        reasons: FQN of a layer -> why it is not divided.
+    """
+
+    def __init__(self, message: str, reasons: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons)
+
+    def __reduce__(self) -> tuple[type[UndividedError], tuple[str, dict[str, str]]]:
+        return type(self), (str(self), self.reasons)
 
 
 class NotLiveError(InputError, AttributeError):
@@ -240,6 +256,7 @@ class StepError(ModelSummaryError, RuntimeError):
     Attributes:
         phase: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
         line: file and line of the model's code to change; None if it is not known.
+        remedy: what to do, the end of the message; empty if the original exception says all.
 
     >>> import torch, modelsummary
     >>> stats = modelsummary.Statistics(torch.nn.Linear(4, 2), (1, 4))
@@ -250,12 +267,14 @@ class StepError(ModelSummaryError, RuntimeError):
     the loss of the step failed: AttributeError: ...; loss takes the model's result and returns the scalar ...
     """
 
-    def __init__(self, message: str, phase: str = "forward", line: tuple[str, int] | None = None) -> None:
-        super().__init__(message)
-        self.phase, self.line = phase, line
+    def __init__(
+        self, message: str, phase: str = "forward", line: tuple[str, int] | None = None, remedy: str = ""
+    ) -> None:
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.message, self.phase, self.line, self.remedy = message, phase, line, remedy
 
-    def __reduce__(self) -> tuple[type[StepError], tuple[str, str, tuple[str, int] | None]]:
-        return type(self), (str(self), self.phase, self.line)
+    def __reduce__(self) -> tuple[type[StepError], tuple[str, str, tuple[str, int] | None, str]]:
+        return type(self), (self.message, self.phase, self.line, self.remedy)
 
 
 class TraceError(ModelSummaryError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,11 @@ from tabulate import MIN_PADDING, DataRow, Line, TableFormat, tabulate
 
 from modelsummary.errors import harmless
 
-__all__ = ["PAGE", "Printed", "Report", "folded_names", "name_range", "table"]
+__all__ = ["PAGE", "Printed", "Report", "folded_names", "name_range", "starred", "table"]
 
 PAGE = 100  # characters; a wider table of stages is printed in short
+_DOTTED = re.compile(r"[\w.]*[A-Za-z_][\w.]*")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _LEAST = 8  # characters of a text that is shortened
 
 
@@ -202,6 +205,15 @@ def folded_names(names: Iterable[str]) -> str:
         else:
             runs.append([name])
     return ", ".join(name_range(run[0], run[-1]) for run in runs)
+
+
+def starred(text: str) -> str:
+    """Return a text with stars for the numbers within names of modules, so that the texts of equal blocks are equal.
+
+    >>> starred("layers.3.norm takes 2 of 4.5 parts of 0.weight")
+    'layers.*.norm takes 2 of 4.5 parts of *.weight'
+    """
+    return _DOTTED.sub(lambda match: _NUMBER.sub("*", match[0]), text)
 
 
 def _left(items: Sequence[Any], index: int) -> list[Any]:

@@ -30,10 +30,10 @@ class NeedsValuesError(InputError):
 
 
 _RUNS_AGAIN = (
-    "; a checkpointed module runs again and must do the same: turn off a cache that it fills, as by use_cache=False"
+    "a checkpointed module runs again and must do the same: turn off a cache that it fills, as by use_cache=False"
 )
 _CONVERTED = (
-    "; dtype= converts parameters, buffers and inputs, but not what the forward casts or creates itself: "
+    "dtype= converts parameters, buffers and inputs, but not what the forward casts or creates itself: "
     "pass autocast= instead"
 )
 
@@ -50,18 +50,18 @@ def remedies_for(
         checkpointed: modules run under activation checkpointing.
 
     >>> remedies_for(train=True)["forward"]
-    "; mode='inference' runs the forward without gradients"
+    "mode='inference' runs the forward without gradients"
     """
     converting = _CONVERTED if converted else ""
     if not train:
         return {"forward": converting}
     return {
-        "forward": f"{converting}; {forward_only} runs the forward without gradients",
-        "loss": "; loss takes the model's result and returns the scalar that you train on",
+        "forward": "; ".join(filter(None, (converting, f"{forward_only} runs the forward without gradients"))),
+        "loss": "loss takes the model's result and returns the scalar that you train on",
         "backward": _RUNS_AGAIN
         if checkpointed
-        else f"; pass loss=, a function from the model's result to the scalar that you train on, or {forward_only}",
-        "step": "; pass another optimizer",
+        else f"pass loss=, a function from the model's result to the scalar that you train on, or {forward_only}",
+        "step": "pass another optimizer",
     }
 
 
@@ -83,17 +83,17 @@ def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str]) -> Iter
     except ModelSummaryError:
         raise
     except Exception as error:
+        phase = doing()
+        what = "optimizer" if phase == "step" else phase
         line = error.line if isinstance(error, OverwrittenError) else None
-        raise StepError(_message(error, doing(), remedies), doing(), line) from error
+        remedy = _remedy(error) or remedies.get(phase, "")
+        raise StepError(f"the {what} of the step failed: {in_short(error)}", phase, line, remedy) from error
 
 
-def _message(error: Exception, phase: str, remedies: Mapping[str, str]) -> str:
-    what = "optimizer" if phase == "step" else phase
-    remedy = remedies.get(phase, "")
+def _remedy(error: Exception) -> str:
+    """Return what to do about an error that tells; an empty string for another one."""
     if "modified by an inplace operation" in str(error) or "modified inplace" in str(error):
-        remedy = "; the forward must write a new tensor there (x = x + 1 for x += 1), or change a clone"
+        return "the forward must write a new tensor there (x = x + 1 for x += 1), or change a clone"
     if "more than 1 value per channel" in str(error):
-        remedy = "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
-    if isinstance(error, CheckpointError):
-        remedy = _RUNS_AGAIN
-    return f"the {what} of the step failed: {in_short(error)}{remedy}"
+        return "batch normalisation that trains needs a batch of two or more, or call model.eval()"
+    return _RUNS_AGAIN if isinstance(error, CheckpointError) else ""

@@ -29,9 +29,9 @@ from modelsummary.findings import (  # noqa: F401  (they register their rules)
     tensor_cores,
     unused,
 )
-from modelsummary.findings.evidence import Evidence
-from modelsummary.findings.finding import Finding, Findings
-from modelsummary.findings.ruleset import RULES, chosen
+from modelsummary.findings.evidence import Evidence, Failure
+from modelsummary.findings.finding import Finding, Findings, Kind
+from modelsummary.findings.ruleset import RULES, chosen, reason_and_remedy
 from modelsummary.latency import TimeOptions, target, time_plan
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.operator_calls import Line
@@ -100,13 +100,13 @@ def _mark(root: LayerInfo, findings: Sequence[Finding]) -> None:
 
 def _worth(findings: list[Finding], least: float) -> list[Finding]:
     """Return the findings of kinds that cost at least so many seconds in all places together."""
-    seconds: defaultdict[str, float] = defaultdict(float)
+    seconds: defaultdict[Kind, float] = defaultdict(float)
     for finding in findings:
-        seconds[finding.what] += finding.seconds
-    return [finding for finding in findings if seconds[finding.what] >= least]
+        seconds[finding.kind] += finding.seconds
+    return [finding for finding in findings if seconds[finding.kind] >= least]
 
 
-def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, tuple[str, Line | None] | None]:
+def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, Failure | None]:
     """Return the step that could be observed, and why it is not the one that was asked for."""
     try:
         return plan, _on_device(live, plan), None
@@ -117,8 +117,10 @@ def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, tuple[s
         if not plan.train or is_of_user:
             raise
         forward = replace(plan, train=False, loss=None, checkpoint=())
-        line = error.line if isinstance(error, StepError) else None
-        failure = str(error), None if line is None else Line(*line)
+        if isinstance(error, StepError):
+            failure = Failure(error.message, error.remedy, None if error.line is None else Line(*error.line))
+        else:
+            failure = Failure(*reason_and_remedy(str(error)))
         return forward, _on_device(live, forward), failure
 
 

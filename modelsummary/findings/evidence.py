@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,10 +24,18 @@ if TYPE_CHECKING:
     from modelsummary.parallel import ParallelPlan
     from modelsummary.split import Stages
 
-__all__ = ["HALF", "Evidence", "is_pointwise"]
+__all__ = ["HALF", "Evidence", "Failure", "is_pointwise"]
 
 HALF = (torch.float16, torch.bfloat16)
 """The operators that multiply matrices, or batches of them."""
+
+
+class Failure(NamedTuple):
+    """A step that raised: what was raised, what to do, and the line to change as far as they are known."""
+
+    what: str
+    remedy: str
+    line: Line | None = None
 
 
 class Evidence:
@@ -38,7 +46,7 @@ class Evidence:
         plan: the step that was observed.
         trace: the step; storages were followed.
         target: the device of the predicted times.
-        failure: the error of the step with a backward that was to be observed, and the line to change; None if it ran.
+        failure: why the step with a backward that was to be observed did not run; None if it ran.
         fallback_reason: why the table needed a real run; None if it did not.
         split, make_plan: ``Statistics.split`` and ``parallel_plan`` of the model, for rules on request.
 
@@ -61,7 +69,7 @@ class Evidence:
         plan: StepPlan,
         trace: Trace,
         target: Target,
-        failure: tuple[str, Line | None] | None = None,
+        failure: Failure | None = None,
         fallback_reason: str | None = None,
         *,
         split: Callable[[int], Stages],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 from modelsummary.extras import Records
 from modelsummary.findings.sarif import sarif_log
-from modelsummary.tables import Printed, Report
+from modelsummary.tables import Printed, Report, starred
 from modelsummary.units import NOTHING, scaled
 
-__all__ = ["Finding", "Findings"]
+__all__ = ["Finding", "Findings", "Kind"]
 
+Kind = tuple[str, str, str]
 _LEVELS = ("error", "warning", "note")
 _NAMED_PLACES = 2
 
@@ -48,11 +50,16 @@ class Finding:
     nbytes: int = 0
     seconds: float = 0.0
 
+    @property
+    def kind(self) -> Kind:
+        """Code, what is wrong and what to do, alike in equal blocks: the numbers in the names of modules are stars."""
+        return self.code, starred(self.what), starred(self.remedy)
+
 
 class Findings(Printed, Records, tuple[Finding, ...]):
     """The findings of one check, the most expensive ones first; a tuple that prints as a table.
 
-    Equal findings of one rule are one line of the table, with the number of places.
+    Equal findings of one rule, also of equal blocks, are one line of the table, with the number of places.
 
     Attributes:
         device: device of the predicted times.
@@ -87,15 +94,14 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         notes: tuple[str, ...] = (),
     ) -> Findings:
         """Return findings in order: errors, then by the cost of all places where the same is wrong."""
-        seconds: dict[Any, float] = {}
-        nbytes: dict[Any, int] = {}
+        seconds: defaultdict[Kind, float] = defaultdict(float)
+        nbytes: defaultdict[Kind, int] = defaultdict(int)
         for finding in findings:
-            key = _kind(finding)
-            seconds[key] = seconds.get(key, 0.0) + finding.seconds
-            nbytes[key] = nbytes.get(key, 0) + finding.nbytes
+            seconds[finding.kind] += finding.seconds
+            nbytes[finding.kind] += finding.nbytes
 
         def rank(finding: Finding) -> tuple[Any, ...]:
-            kind = _kind(finding)
+            kind = finding.kind
             return finding.level != "error", -seconds[kind], -nbytes[kind], _LEVELS.index(finding.level), kind
 
         ordered = cls(sorted(findings, key=rank))
@@ -118,26 +124,33 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         return json.dumps(sarif_log(self.to_records(), self.rules), indent=2)
 
     def _report(self) -> Report:
-        groups: dict[tuple[str, str, str], list[Finding]] = {}
+        groups: dict[Kind, list[Finding]] = {}
         for finding in self:
-            groups.setdefault(_kind(finding), []).append(finding)
+            groups.setdefault(finding.kind, []).append(finding)
         rows: list[list[str]] = []
-        remedies: dict[str, None] = {}
+        remedies: defaultdict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for group in groups.values():
             first = group[0]
+            what, remedy = (_common([getattr(finding, name) for finding in group]) for name in ("what", "remedy"))
             nbytes, seconds = sum(finding.nbytes for finding in group), sum(finding.seconds for finding in group)
             cost = scaled(nbytes, "B") if nbytes else NOTHING, f"{1e6 * seconds:,.1f}" if seconds else NOTHING
-            rows.append([first.code, _places(group), str(len(group)), *cost, first.what])
-            remedies.setdefault(f"{first.code}: {first.remedy}", None)
+            rows.append([first.code, _places(group), str(len(group)), *cost, what])
+            remedies[first.code][remedy].append(_places(group))
+        advice = [
+            f"{code} ({'; '.join(places)}): {remedy}" if len(by_remedy) > 1 else f"{code}: {remedy}"
+            for code, by_remedy in remedies.items()
+            for remedy, places in by_remedy.items()
+        ]
         step = "training step" if self.mode == "train" else "forward"
         checked = f"{len(self.rules)} rules on a {step}; times on {self.device}, of {1e3 * self.step_seconds:,.3f} ms"
         headers = ["Code", "Where", "Places", "Bytes", "Time (us)", "What"]
         title = "Findings" if rows else "No findings"
-        return Report(rows, headers, "llrrrl", above=[f"{title}: {checked}"], below=[*remedies, *self.notes])
+        return Report(rows, headers, "llrrrl", above=[f"{title}: {checked}"], below=[*advice, *self.notes])
 
 
-def _kind(finding: Finding) -> tuple[str, str, str]:
-    return finding.code, finding.what, finding.remedy
+def _common(texts: list[str]) -> str:
+    """Return a text that equal blocks have in common."""
+    return texts[0] if len(set(texts)) == 1 else starred(texts[0])
 
 
 def _places(group: list[Finding]) -> str:

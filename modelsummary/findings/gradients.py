@@ -20,8 +20,7 @@ _Fate = tuple[str, Line | None]
 def step_fails(evidence: Evidence) -> Iterator[Defect]:
     """Yield a training step that raises, such as one that overwrites a tensor that the backward needs."""
     if evidence.failure is not None:
-        message, line = evidence.failure
-        what, _, remedy = message.partition("; ")
+        what, remedy, line = evidence.failure
         yield Defect(what, remedy or "mend the forward", line=line, is_call=False)
 
 

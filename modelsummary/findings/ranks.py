@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from modelsummary.errors import ModelSummaryError, SplitError
+from modelsummary.errors import ModelSummaryError, SplitError, UndividedError
 from modelsummary.findings.evidence import Evidence
-from modelsummary.findings.ruleset import Defect, rule
+from modelsummary.findings.ruleset import Defect, reason_and_remedy, rule
 from modelsummary.layer_info import CallKey
 
 _RANKS = 2
@@ -38,7 +38,7 @@ def not_an_fsdp_unit(evidence: Evidence) -> Iterator[Defect]:
         return
     for fqn, why in plan.gathered_with_root.items():
         if fqn in evidence.parents or fqn not in evidence.called:  # a layer by itself is too small to be a unit
-            what, _, remedy = why.partition("; ")
+            what, remedy = reason_and_remedy(why)
             nbytes = sum(parameter.nbytes for parameter in evidence.modules[fqn].parameters())
             what = f"fully_shard cannot wrap it: {what}"
             yield Defect(what, remedy or "change the forward", (fqn, 0), nbytes=nbytes, is_call=False)
@@ -55,16 +55,21 @@ def whole_activations(evidence: Evidence) -> Iterator[Defect]:
         return
     try:
         plan = evidence.make_plan(tensor=_RANKS)
+        reasons = plan.replicated | {layer.fqn: layer.reason for layer in plan.layers if layer.reason}
+    except UndividedError as error:
+        if not error.reasons:
+            yield from _refused(error)
+            return
+        reasons = error.reasons
     except ModelSummaryError as error:
         yield from _refused(error)
         return
     results = evidence.trace.results
     heads = {evidence.row(evidence.maker[storage]) for storage in results if storage in evidence.maker}
-    reasons = plan.replicated | {layer.fqn: layer.reason for layer in plan.layers if layer.reason}
     for fqn, why in reasons.items():
         calls = [key for key in large.keys() - heads if f"{key[0]}.".startswith(f"{fqn}.")]
         if calls:
-            what, _, remedy = why.partition("; ")
+            what, remedy = reason_and_remedy(why)
             what = f"is not divided by tensor parallelism: {what}"
             yield Defect(
                 what, remedy or "change the forward", (fqn, 0), nbytes=sum(large[key] for key in calls), is_call=False
@@ -83,5 +88,5 @@ def _large_products(evidence: Evidence) -> dict[CallKey, int]:
 
 
 def _refused(error: ModelSummaryError) -> Iterator[Defect]:
-    what, _, remedy = str(error).partition("; ")
+    what, remedy = reason_and_remedy(str(error))
     yield Defect(what, remedy or "change the forward", is_call=False)

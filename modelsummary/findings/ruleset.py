@@ -12,7 +12,7 @@ from modelsummary.findings.finding import Finding
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line
 
-__all__ = ["RULES", "Defect", "Rule", "chosen", "rule"]
+__all__ = ["RULES", "Defect", "Rule", "chosen", "reason_and_remedy", "rule"]
 
 
 class Defect(NamedTuple):
@@ -72,6 +72,16 @@ class Rule:
             call = call_index if defect.is_call else None
             what = self.code, self.name, self.level, fqn, call, file, line, defect.what, defect.remedy
             yield Finding(*what, defect.nbytes, defect.seconds)
+
+
+def reason_and_remedy(message: str) -> tuple[str, str]:
+    """Return the two parts of a message of this library: what is wrong, and what to do; the latter may be empty.
+
+    >>> reason_and_remedy("relu() in blocks.0 writes into what it takes; x = x + y instead of x += y works")
+    ('relu() in blocks.0 writes into what it takes', 'x = x + y instead of x += y works')
+    """
+    reason, _, remedy = message.partition("; ")
+    return reason, remedy
 
 
 RULES: dict[str, Rule] = {}

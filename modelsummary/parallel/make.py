@@ -13,7 +13,7 @@ from torch import nn
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
-from modelsummary.errors import InputError, ModelSummaryError, StepError, check_integers, close_to
+from modelsummary.errors import InputError, ModelSummaryError, StepError, UndividedError, check_integers, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
@@ -99,9 +99,10 @@ def make_plan(
         reasons, attributes = derivation.reasons | reasons, changed
         layers = in_call_order(calls, [*layers, *sharded_layers, *uncalled_plans(calls, sharded_layers)])
         if not sharded_layers:
-            raise InputError(
+            raise UndividedError(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
-                f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}"
+                f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}",
+                reasons,
             )
     _check_held(layers, checkpointed, stages, cut)
     ranks = {"tensor": tensor, "expert": expert}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelsummary.errors import ModelSummaryError
-from modelsummary.tables import Report
+from modelsummary.tables import Report, starred
 from modelsummary.units import PREFIXES, auto_prefix, symbol
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _rows(layers: Sequence[LayerPlan], communication: Sequence[Collective]) -> l
 
     def key(layer: LayerPlan) -> object:
         kind = _starred(layer.fqn), layer.style, str(layer.options)
-        return *kind, layer.params, moved_in[id(layer)], _alike(layer.reason)
+        return *kind, layer.params, moved_in[id(layer)], starred(layer.reason)
 
     rows = []
     for group in _grouped(layers, key):
@@ -155,12 +155,7 @@ def _rows(layers: Sequence[LayerPlan], communication: Sequence[Collective]) -> l
 
 def _whole_reasons(layers: Sequence[LayerPlan]) -> list[str]:
     """Return why the layers with a star keep whole activations, each reason once."""
-    return list({_alike(layer.reason): layer.reason for layer in reversed(layers) if layer.reason}.values())[::-1]
-
-
-def _alike(reason: str) -> str:
-    """Return a reason without the numbers in FQNs, so that equal blocks have equal reasons."""
-    return re.sub(r"(?<=\.)\d+", "*", reason)
+    return list({starred(layer.reason): layer.reason for layer in reversed(layers) if layer.reason}.values())[::-1]
 
 
 def _moved(collectives: Sequence[Collective], phase: str) -> str:
@@ -189,7 +184,7 @@ def _attributes(plan: ParallelPlan) -> Iterator[str]:
 def _with_root(plan: ParallelPlan) -> Iterator[str]:
     """Yield the modules that are not units, and each reason once."""
     reasons = plan.gathered_with_root
-    for group in _grouped(reasons, lambda fqn: _alike(reasons[fqn])):
+    for group in _grouped(reasons, lambda fqn: starred(reasons[fqn])):
         yield f"Gathered with the root: {', '.join(_folded(group))}: {reasons[group[0]]}"
 
 

@@ -286,7 +286,7 @@ class _Columns(Propagation):
         if start is None and wrong is not None and wrong.of_whole:
             at = "the model" if self.event is None else f"{self.event.name} of {self.event.fqn or 'the model'}"
             taken = next((fqn for fqn in self.calls.sources(wrong.value) if fqn in self._taken), None)
-            advice = "one that a linear layer makes can be split, too"
+            advice = "a tensor that a linear layer makes can be split, too"
             if taken is not None:
                 advice = f"{taken}, which makes it, is split with other layers, and a layer of its own works"
             self.refused = Blocked(f"a whole tensor meets a sharded one in {at}; {advice}")

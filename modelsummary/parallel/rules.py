@@ -78,7 +78,7 @@ def placements_after(call: FunctionCall) -> Placement | list[Shard | None] | Non
     if any(operand.is_partial for operand in call.operands) and not _adds_partial(call):
         return _linear(call)
     if rule is None and call.event.is_module:
-        raise Blocked(f"{call.at} ({call.name}) takes no {call.tensor}; elementwise layers do")
+        raise Blocked(f"{call.at} ({call.name}) takes no {call.tensor}; elementwise layers take one")
     if rule is None:
         raise Blocked(f"{call.at} has no rule for sharded tensors; elementwise functions, views and products have one")
     if any(operand.shape == () and operand.shard is not None for operand in call.operands):

@@ -21,6 +21,8 @@ from modelsummary.values.watched import Values
 
 __all__ = ["step_values"]
 
+_UNTIL_THEN = "call the model in a with block of watch() to see the values until then, or pass another batch"
+
 
 def step_values(
     live: LiveModel, batch: Any = None, *, backward: bool = True, loss: Callable[[Any], Tensor] | None = None
@@ -37,7 +39,7 @@ def step_values(
     if any(tensor.is_meta for tensor in (*parts.tensors, *call.tensors())):
         raise InputError("values need a model and an input with values, but a tensor is on meta")
     doing = "forward"
-    remedies = remedies_for(train=backward, forward_only="backward=False")
+    remedies = {**remedies_for(train=backward, forward_only="backward=False"), "forward": _UNTIL_THEN}
     with (
         running(parts.modules, call, on_shapes=False, grad=backward) as (execution, args, kwargs),
         as_step_error(lambda: doing, remedies),

@@ -66,6 +66,34 @@ def test_graph_breaks_have_their_lines():
         assert "if x.sum() > 0:" in file.readlines()[finding.line - 1]
 
 
+def test_equal_blocks_have_one_line():
+    """Their reasons differ in the numbers of the blocks alone; remedies of several reasons say where they belong."""
+    model = next(planted for planted in PLANTED if "blocks.0.up.weight" in planted.words).make()
+    findings = Statistics(model, TEXT).check(select=["B955", "B956"])
+    lines = str(findings).splitlines()
+    (line,) = [line for line in lines if line.startswith("B955  ")]
+    assert "blocks.0, ..., blocks.2  " in line
+    assert line.endswith("Repeated reads blocks.*.up.weight, which a unit gathers for its own forward alone")
+    assert "B956 (blocks.0.up, ..., blocks.2.up): a weight of its own works" in lines
+    assert "B956 (stem, ..., blocks.2.down): along another dimension it can be split" in lines
+
+
+def test_a_model_of_which_no_layer_is_divided():
+    """Each layer has its own reason and remedy, as in a model of which others are divided."""
+
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.fc(x).softmax(-1)
+
+    (finding,) = Statistics(nn.Sequential(Gate(), nn.LayerNorm(64)), TEXT).check(select="B956")
+    assert (finding.fqn, finding.remedy) == ("0.fc", "along another dimension it can be split")
+    assert finding.what == "is not divided by tensor parallelism: softmax() in 0 works along the sharded dimension"
+
+
 def test_a_compiler_that_raises(monkeypatch):
     class Fickle(nn.Module):
         def __init__(self):
@@ -263,7 +291,7 @@ def test_the_overwriting_line_is_named():
     finding = _only(model, TEXT, "G100")
     with open(finding.file, encoding="utf-8") as file:
         assert "gate.add_(1)" in file.readlines()[finding.line - 1]
-    assert "aten.add_ wrote it" in finding.remedy
+    assert "aten.add_ wrote it" in finding.what
 
 
 def test_bytes_of_a_bias_and_seconds_of_its_gradient():

@@ -635,6 +635,22 @@ def _raising():
     raise RuntimeError("closure")
 
 
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_forward_that_raises_is_at_fault_itself(backward):
+    """Nothing else than the batch, or the model, would change that; the values until then can be seen."""
+    model = mlp()
+    stats = Statistics(model, (5, 4))
+    message = (
+        "the forward of the step failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied (5x3 and 4x8); "
+        "call the model in a with block of watch() to see the values until then, or pass another batch"
+    )
+    narrow = torch.randn(5, 3)
+    with untouched(model), pytest.raises(StepError) as raised:
+        stats.values(narrow, backward=backward)
+    assert str(raised.value) == message
+    assert message.endswith(f"; {raised.value.remedy}")
+
+
 def test_refusals():
     stats = Statistics(mlp(), (5, 4))
     watching = stats.watch()
