@@ -35,11 +35,11 @@ CUDA_BLOCK = 512
 _CPU = torch.device("cpu")
 
 
-def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trace:
+def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False, forward_only: str | None = None) -> Trace:
     """Return the trace of a step of a live model: the one that it keeps, if the same step ran before.
 
     Args:
-        storages: as for ``observe``.
+        storages, forward_only: as for ``observe``.
 
     Raises:
         InputError: a parameter is not initialised; see also ``observe``.
@@ -49,7 +49,7 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False) -> Trac
     traces = live.kept(step)
     trace = traces.get("storages") or (None if storages else traces.get("arguments"))
     if trace is None:
-        trace = observe(live.model, live.call, plan, storages=storages)
+        trace = observe(live.model, live.call, plan, storages=storages, forward_only=forward_only)
         live.kept(step)[trace.level] = trace  # asked again: the run may have changed what ``kept`` compares
     return trace
 
@@ -82,6 +82,7 @@ def observe(
     plan: StepPlan,
     *,
     storages: bool,
+    forward_only: str | None = None,
     note: Callable[[], Any] = lambda: None,
     routes_evenly: bool = False,
 ) -> Trace:
@@ -90,6 +91,8 @@ def observe(
     Args:
         storages: follow storages until they are freed, for the memory of the step. Without, only operators are noted;
             a step that needs values may then run on another device than ``plan`` wants.
+        forward_only: argument with which the caller runs the forward alone, for errors; empty if it has none. Default:
+            ``mode`` with storages, ``backward`` without.
         note: called before the model is restored; its result is ``Trace.noted``.
         routes_evenly: assume values that are not known, as ``ShapeOnly.assume_values`` does: choices of experts fall on
             all experts in turn.
@@ -113,10 +116,10 @@ def observe(
     is_absent = wanted != device
     has_values = not (parts.are_on_meta or any(tensor.is_meta for tensor in call.tensors()))
     can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == model_device or not storages)
-    forward_only = "mode='inference'" if storages else "backward=False"
+    usual = "mode='inference'" if storages else "backward=False"
     remedies = remedies_for(
         train=plan.train,
-        forward_only=forward_only,
+        forward_only=usual if forward_only is None else forward_only,
         converted=plan.dtype is not None,
         checkpointed=bool(plan.checkpoint),
     )

@@ -45,7 +45,7 @@ def remedies_for(
 
     Args:
         train: the step has a backward.
-        forward_only: argument with which the caller runs the forward alone.
+        forward_only: argument with which the caller runs the forward alone; empty if it has none.
         converted: the step runs in another dtype than the model's own.
         checkpointed: modules run under activation checkpointing.
 
@@ -53,14 +53,16 @@ def remedies_for(
     "mode='inference' runs the forward without gradients"
     """
     converting = _CONVERTED if converted else ""
+    alone = f"{forward_only} runs the forward without gradients" if forward_only else ""
     if not train:
         return {"forward": converting}
     return {
-        "forward": "; ".join(filter(None, (converting, f"{forward_only} runs the forward without gradients"))),
+        "forward": "; ".join(filter(None, (converting, alone))),
         "loss": "loss takes the model's result and returns the scalar that you train on",
         "backward": _RUNS_AGAIN
         if checkpointed
-        else f"pass loss=, a function from the model's result to the scalar that you train on, or {forward_only}",
+        else "pass loss=, a function from the model's result to the scalar that you train on"
+        + (f", or {forward_only}" if forward_only else ""),
         "step": "pass another optimizer",
     }
 

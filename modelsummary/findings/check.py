@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_model"]
 
+_WITHOUT_GRADIENTS = "mend the forward: without gradients it runs"
 _LEAST_SHARE = 1e-3  # of the step's time, for rules about time alone
 
 
@@ -118,7 +119,8 @@ def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, Failure
             raise
         forward = replace(plan, train=False, loss=None, checkpoint=())
         if isinstance(error, StepError):
-            failure = Failure(error.message, error.remedy, None if error.line is None else Line(*error.line))
+            line = None if error.line is None else Line(*error.line)
+            failure = Failure(error.message, error.remedy or _WITHOUT_GRADIENTS, line)
         else:
             failure = Failure(*reason_and_remedy(str(error)))
         return forward, _on_device(live, forward), failure
@@ -127,6 +129,6 @@ def _observed(live: LiveModel, plan: StepPlan) -> tuple[StepPlan, Trace, Failure
 def _on_device(live: LiveModel, plan: StepPlan) -> Trace:
     """Return the trace on a device, or where the model is if the step needs values."""
     try:
-        return observed(live, plan, storages=True)
+        return observed(live, plan, storages=True, forward_only="")
     except NeedsValuesError:
-        return observed(live, replace(plan, device=None), storages=True)
+        return observed(live, replace(plan, device=None), storages=True, forward_only="")

@@ -91,7 +91,8 @@ def operator_not_counted(evidence: Evidence) -> Iterator[Defect]:
 def real_run(evidence: Evidence) -> Iterator[Defect]:
     """Yield the reason why the forward could not run on shapes alone."""
     if evidence.fallback_reason is not None:
-        what = f"decides by values: {evidence.fallback_reason}"
-        yield Defect(
-            what, "pass inputs with values, or decide by shapes: compilers and exports cannot follow it", is_call=False
+        remedy = (
+            "compilers and exports cannot follow it either: decide by shapes, and register fake implementations of own "
+            "operators (torch.library.register_fake)"
         )
+        yield Defect(f"runs for real: {evidence.fallback_reason}", remedy, is_call=False)

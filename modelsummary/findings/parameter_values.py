@@ -68,8 +68,8 @@ def weight_scale(evidence: Evidence) -> Iterator[Defect]:
 
     The variance of results is the one of inputs times the inputs of each output times the variance of weights; rules
     for initialisation (Glorot and Bengio 2010; He et al. 2015) keep the product near one. A single layer near zero
-    trains as one of zeros does, as at the end of a branch. Weights that are embeddings as well are left out, and weights
-    of one value, which have rules of their own.
+    trains as one of zeros does, as at the end of a branch. Weights that are embeddings as well are left out, and
+    weights of one value, which have rules of their own.
     """
     gains: dict[int, float] = {}
     for index, name, weight, inputs in _weights(evidence):

@@ -7,7 +7,7 @@ from typing import Any
 
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
-from modelsummary.findings.tensor_cores import OF_TORCH
+from modelsummary.findings.tensor_cores import OF_TORCH, is_fused_attention
 from modelsummary.findings.unused import by_origin
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line, OperatorCall, TensorSpec
@@ -19,8 +19,9 @@ def computed_twice(evidence: Evidence) -> Iterator[Defect]:
 
     Operators are followed from the inputs on, so that a mask that each layer makes anew counts as one.
     """
-    places = {_place(evidence, index) for index, call in evidence.forward() if call.name == OF_TORCH}
-    # the mask that scaled_dot_product_attention makes where no kernel is fused is torch's
+    attentions = (index for index, call in evidence.forward() if call.name == OF_TORCH or is_fused_attention(call))
+    places = {_place(evidence, index) for index in attentions}
+    # the mask that scaled_dot_product_attention makes, or copies for its kernel, is torch's
     repeated = [index for index in _repeated(evidence) if _place(evidence, index) not in places]
     if evidence.plan.autocast is not None:  # which casts what it gets each time
         repeated = [index for index in repeated if not evidence.call(index).rule.facts.casts]

@@ -31,9 +31,9 @@ def width_not_aligned(evidence: Evidence) -> Iterator[Defect]:
     """Yield half-precision products whose weight has rows or columns that are not multiples of 16 bytes.
 
     cuBLAS loads operands 16 bytes at a time only if their rows begin at multiples of 16 bytes
-    (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication). The time model does not
-    know the slower kernels, so no gain is predicted, but what the padding costs. Products of less than a hundredth of
-    the multiply-adds are left out.
+    (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication). Rows of the weight and of
+    the result begin so if its widths are multiples; the number of rows that are multiplied does not matter. Products of
+    less than a hundredth of the multiply-adds are left out.
     """
     if evidence.half is None:
         return
@@ -48,14 +48,15 @@ def width_not_aligned(evidence: Evidence) -> Iterator[Defect]:
         inner = call.cost.macs // max(call.outputs[0].numel, 1)
         for name, size in (("outputs", columns), ("inputs", inner)):
             if size >= _SMALLEST and size % step:
-                padded = -(-size // 64) * 64
+                padded = -(-size // step) * step
                 what = f"has {size} {name}, no multiple of {step}, in {str(call.outputs[0].dtype)[6:]}"
                 now, then = (_product_seconds(evidence, call, {size: width}) for width in (size, padded))
                 remedy = (
-                    f"pad to a multiple of 64, such as {padded}: tensor cores load rows of 16 bytes at a time; the "
-                    f"padding adds {1e6 * (then - now):,.1f} us to {1e6 * now:,.1f} us"
+                    f"pad to a multiple of {step}, such as {padded}, for loads of 16 bytes at a time; predicted are "
+                    f"{1e6 * now:,.1f} us as it is and {1e6 * then:,.1f} us padded"
                 )
-                yield Defect(what, remedy, evidence.row(index), is_call=False)
+                gain = max(now - then, 0.0)
+                yield Defect(what, remedy, evidence.row(index), seconds=gain, is_call=False)
 
 
 def _product_seconds(evidence: Evidence, call: OperatorCall, widths: Mapping[int, int]) -> float:
@@ -93,7 +94,7 @@ def _is_weight(evidence: Evidence, index: int) -> Iterator[bool]:
 def head_size_padded(evidence: Evidence) -> Iterator[Defect]:
     """Yield fused attention for which torch pads the heads to a multiple of 8 in each call."""
     for index, call in evidence.forward():
-        if not _is_fused_attention(call):
+        if not is_fused_attention(call):
             continue
         reads = evidence.run(index).reads[:3]
         pads = [evidence.maker[storage] for storage in reads if storage in evidence.maker]
@@ -107,7 +108,8 @@ def head_size_padded(evidence: Evidence) -> Iterator[Defect]:
             yield Defect(what, remedy, evidence.row(index), evidence.line(index), nbytes, seconds)
 
 
-def _is_fused_attention(call: OperatorCall) -> bool:
+def is_fused_attention(call: OperatorCall) -> bool:
+    """Return True for attention that is one kernel."""
     return call.rule.name.startswith("aten._scaled_dot_product_") and call.cost.macs > 0
 
 

@@ -474,7 +474,7 @@ def _hazards() -> list[Planted]:
         Planted("T801", "2", convolutions, IMAGES, "weight has the memory of 0.weight"),
         *(Planted("T802", fqn, make, inputs, "forward hook") for (make, inputs, _), fqn in hooked),
         *(
-            Planted("C902", "", lambda kind=kind: Deciding(kind()), inputs, "decides by values")
+            Planted("C902", "", lambda kind=kind: Deciding(kind()), inputs, "runs for real: aten")
             for kind, inputs in deciding
         ),
         *(Planted("C901", "", lambda f=f: Uncounted(f), TEXT, name) for name, f in functions.items()),
