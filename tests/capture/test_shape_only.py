@@ -121,6 +121,7 @@ SHAPES_SUFFICE = {
     "a decision on a constant": lambda self, x: x if torch.arange(3).sum().item() == 3 else x[:1],
     "a loop over a constant": lambda self, x: x * sum(torch.linspace(0, 1, 3).tolist()),
     "a constant as numpy": lambda self, x: x * float(torch.linspace(0, 1, 3).cpu().numpy().sum()),
+    "a decision on a constant as numpy": lambda self, x: x if torch.arange(3).numpy().sum() == 3 else x[:1],
     "numpy arrays": lambda self, x: x * torch.from_numpy(__import__("numpy").ones(4, dtype="float32")),
     "a decision on a buffer": lambda self, x: x if self.norm.num_batches_tracked == 0 else x[:1],
     "a decision on a changed buffer": lambda self, x: x[:1] if self.norm.num_batches_tracked.add_(1).item() == 1 else x,

@@ -108,7 +108,8 @@ class ShapeTensor(Tensor):
         """Return the values as an array. Raises ``DataDependentError`` if they are not known."""
         if has_torch_function_unary(self):
             return handle_torch_function(ShapeTensor.numpy, (self,), self, force=force)
-        return _values(self, "numpy()").numpy(force=force)
+        with _torch.disable_current_modes():  # ``numpy()`` calls operators, whose results have no memory in a run
+            return _values(self, "numpy()").numpy(force=force)
 
     # ``torch.tensor([tensor])`` converts its elements with Python's dispatch switched off, so that no mode sees it.
 
