@@ -147,7 +147,8 @@ def observe(
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
-                return observe(model, call, plan, storages=storages, note=note, routes_evenly=True)
+                asked = {"storages": storages, "forward_only": forward_only, "note": note}
+                return observe(model, call, plan, **asked, routes_evenly=True)
         raise NeedsValuesError(reason, model_device, run.doing)
     # Optimizers compile their steps; a dispatch mode cannot be compiled.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.step_plan import StepPlan
@@ -128,6 +129,10 @@ class Evidence:
         """Return the line of the model's code that an operator comes from."""
         return self.run(index).line
 
+    def place(self, index: int) -> tuple[CallKey | None, Line | None]:
+        """Return the module call and the line that an operator comes from."""
+        return self.row(index), self.line(index)
+
     def module(self, index: int) -> nn.Module | None:
         """Return the module that an operator belongs to."""
         row = self.row(index)
@@ -185,6 +190,11 @@ class Evidence:
         """True if all that ran was observed."""
         return bool(self.trace.calls) and not self.trace.n_in_other_threads and not self.trace.failed
 
+    @property
+    def is_on_target(self) -> bool:
+        """True if torch chose kernels for the device of the plan; False if the step had to run for real elsewhere."""
+        return self.plan.device is None or torch.device(self.trace.device).type == self.plan.device.type
+
     def lives_on(self, storage: int) -> bool:
         """Return True if a storage lives on after forward and loss: as a result, for the backward, or in an object."""
         record = self.storages.get(storage)
@@ -192,8 +202,14 @@ class Evidence:
 
     @cached_property
     def dead(self) -> frozenset[int]:
-        """The operators of forward and loss of which nothing is used. Storages that live on count as used."""
-        needed: set[int] = set(self.trace.results)
+        """The operators of forward and loss of which nothing is used.
+
+        Storages that live on count as used, and values that Python may have read by ``tolist()``, ``numpy()`` or
+        ``torch.tensor()``, which no operator shows: on shapes these follow from constants; in a real run, any.
+        """
+        if self.trace.execution == "real":
+            return frozenset()
+        needed: set[int] = {*self.trace.results, *self._constants()}
         dead: set[int] = set()
         for index in reversed(range(self.end)):
             run = self.run(index)
@@ -207,6 +223,27 @@ class Evidence:
             else:
                 needed.update(run.reads)
         return frozenset(dead)
+
+    def _constants(self) -> Iterator[int]:
+        """Yield small storages whose values follow neither from floating point inputs, nor parameters, nor chance."""
+        unknown: set[int] = set()
+        for index, call in self.forward():
+            run = self.run(index)
+            arguments = zip(call.tensors, run.reads, strict=False)
+            is_unknown = any(storage in unknown or self._is_given(spec, storage) for spec, storage in arguments)
+            if is_unknown or call.rule.is_random:
+                unknown.update((*run.makes, *run.writes))
+            else:
+                yield from (
+                    storage
+                    for spec, storage in zip(call.outputs, run.makes, strict=False)
+                    if spec.numel <= KnownValues.most_elements
+                )
+
+    def _is_given(self, spec: TensorSpec, storage: int) -> bool:
+        """Return True for a parameter, and for an input in floating point numbers."""
+        kind = self.storages[storage].kind if storage in self.storages else ""
+        return spec.dtype.is_floating_point and kind in ("params", "inputs")
 
     def is_held(self, storage: int) -> bool:
         """Return True if something else than the backward holds a storage after forward and loss."""

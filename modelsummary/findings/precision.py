@@ -9,7 +9,7 @@ import torch
 
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
-from modelsummary.findings.tensor_cores import attentions
+from modelsummary.findings.tensor_cores import OF_TORCH, is_weight
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line, OperatorCall, TensorSpec
 
@@ -51,10 +51,12 @@ def float32_product(evidence: Evidence) -> Iterator[Defect]:
     half = evidence.half
     if half is None:
         return
-    of_torch = {index for attention in attentions(evidence) if attention.is_torchs for index in attention.indices}
+    of_torch = {evidence.place(index) for index, call in evidence.forward() if call.name == OF_TORCH}
     for index, call in evidence.forward():
         run = evidence.run(index)
-        if not call.cost.macs or not call.outputs or call.outputs[0].dtype is not torch.float32 or index in of_torch:
+        if not call.cost.macs or not call.outputs or call.outputs[0].dtype is not torch.float32:
+            continue
+        if evidence.place(index) in of_torch and not any(is_weight(evidence, index)):  # torch's attention in parts
             continue
         if call.name in _OF_VECTORS:
             continue

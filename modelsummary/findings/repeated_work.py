@@ -9,8 +9,7 @@ from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.findings.tensor_cores import OF_TORCH, is_fused_attention
 from modelsummary.findings.unused import by_origin
-from modelsummary.layer_info import CallKey
-from modelsummary.operators.operator_calls import Line, OperatorCall, TensorSpec
+from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 
 
 @rule("R301", "computed-twice", is_priced=True)
@@ -20,18 +19,14 @@ def computed_twice(evidence: Evidence) -> Iterator[Defect]:
     Operators are followed from the inputs on, so that a mask that each layer makes anew counts as one.
     """
     attentions = (index for index, call in evidence.forward() if call.name == OF_TORCH or is_fused_attention(call))
-    places = {_place(evidence, index) for index in attentions}
+    places = {evidence.place(index) for index in attentions}
     # the mask that scaled_dot_product_attention makes, or copies for its kernel, is torch's
-    repeated = [index for index in _repeated(evidence) if _place(evidence, index) not in places]
+    repeated = [index for index in _repeated(evidence) if evidence.place(index) not in places]
     if evidence.plan.autocast is not None:  # which casts what it gets each time
         repeated = [index for index in repeated if not evidence.call(index).rule.facts.casts]
     for origin in by_origin(evidence, repeated):
         if origin.is_call or evidence.is_of_model(origin.indices[0]):
             yield from origin.defects(evidence, "repeats", "of values as before", "compute it once and pass it on")
-
-
-def _place(evidence: Evidence, index: int) -> tuple[CallKey | None, Line | None]:
-    return evidence.row(index), evidence.line(index)
 
 
 def _repeated(evidence: Evidence) -> list[int]:

@@ -41,7 +41,7 @@ def width_not_aligned(evidence: Evidence) -> Iterator[Defect]:
     for index, call in evidence.forward():
         if not call.rule.facts.multiplies or call.cost.macs < _LEAST_SHARE * total:
             continue
-        if call.outputs[0].dtype not in HALF or not any(_is_weight(evidence, index)):
+        if call.outputs[0].dtype not in HALF or not any(is_weight(evidence, index)):
             continue
         step = _ALIGNED_BYTES // call.outputs[0].dtype.itemsize
         columns = call.outputs[0].shape[-1]
@@ -79,7 +79,7 @@ def _product_seconds(evidence: Evidence, call: OperatorCall, widths: Mapping[int
     return seconds
 
 
-def _is_weight(evidence: Evidence, index: int) -> Iterator[bool]:
+def is_weight(evidence: Evidence, index: int) -> Iterator[bool]:
     """Yield for each argument of an operator whether it is a parameter, or a cast of one."""
     run = evidence.run(index)
     for spec, storage in zip(run.call.tensors, run.reads, strict=False):
@@ -126,7 +126,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Defect]:
             evidence.half if attention.is_torchs and evidence.half else evidence.call(attention.values).outputs[0].dtype
         )
         remedy = _remedy(softmax, scores, dtype)
-        if remedy is None:
+        if remedy is None or (attention.is_torchs and not evidence.is_on_target):
             continue
         fused = evidence.seconds_of(_fused_work(evidence, attention, dtype))
         seconds = sum(map(evidence.seconds, attention.indices)) - fused
@@ -209,9 +209,7 @@ def _is_of_activations(evidence: Evidence, product: int, elements: int) -> bool:
     """Return True for a product of two activations with that many elements."""
     call = evidence.call(product)
     return (
-        bool(call.rule.facts.multiplies)
-        and call.outputs[0].numel == elements
-        and not any(_is_weight(evidence, product))
+        bool(call.rule.facts.multiplies) and call.outputs[0].numel == elements and not any(is_weight(evidence, product))
     )
 
 

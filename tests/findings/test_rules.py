@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from modelsummary import Statistics, _torch
 from modelsummary.findings import RULES
-from tests.findings.planted import IMAGES, PLANTED, TEXT, Attention, Block, Branching, Counting, Images, sound
+from tests.findings.planted import IMAGES, PLANTED, TEXT, Attention, Block, Branching, Counting, Deciding, Images, sound
 from tests.untouched import untouched
 
 
@@ -206,6 +206,33 @@ class _Asking(nn.Module):
     def forward(self, x):
         positions = torch.arange(x.shape[1], device=x.device)
         return self.fc(x) if (positions.diff() == 1).all() else x
+
+
+class _Reading(nn.Module):
+    """Results that become numbers of Python, without an operator."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.fc, self.read = nn.Linear(64, 64), read
+        self.register_buffer("sizes", torch.tensor([3, 5]))
+
+    def forward(self, x):
+        return self.fc(x)[:, : int(self.read(self.sizes * 2 - 1))]
+
+
+READS = {
+    "tolist": lambda sizes: sizes.tolist()[0],
+    "numpy": lambda sizes: sizes.numpy()[0],
+    "torch.tensor": lambda sizes: torch.tensor([sizes.sum(), sizes.max()])[1],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("is_real", [False, True])
+def test_what_python_reads_is_read(name, is_real):
+    model = _Reading(READS[name])
+    findings = Statistics(Deciding(model) if is_real else model, TEXT).check(select="U203")
+    assert list(findings) == []
 
 
 class _Weights(nn.Module):
@@ -404,6 +431,25 @@ def test_the_mask_that_attention_copies_for_its_kernel_is_no_repeated_work():
             return self.second(self.first(x, mask), mask)
 
     assert list(Statistics(Twice(), (2, 61, 64)).check()) == []
+
+
+def test_kernels_of_another_device_are_no_findings():
+    """With a trained bias, attention runs in parts, and in float32, on the CPU; an A100 fuses it."""
+
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.bias = nn.Linear(64, 64), nn.Parameter(torch.zeros(4, 128, 128))
+
+        def forward(self, x):
+            queries = self.fc(x).unflatten(-1, (4, 16)).transpose(1, 2)
+            attended = nn.functional.scaled_dot_product_attention(queries, queries, queries, self.bias)
+            return attended.transpose(1, 2).flatten(2)
+
+    stats = Statistics(Deciding(Biased()), (4, 128, 64))
+    for options in ({}, {"autocast": torch.bfloat16}):
+        findings = stats.check(select=["S503", "D402", "C902"], **options)
+        assert [finding.code for finding in findings] == ["C902"]
 
 
 def test_a_step_whose_forward_needs_to_run_without_gradients():
