@@ -5,7 +5,7 @@ argument nor a number that it was called with is infinite. Everything that follo
 
 Some are absorbed, and not final: a NaN or a negative infinity that the forward of the model makes and replaces, as
 ``nan_to_num`` and softmax do, so that it reaches no result of the model, no gradient, and no NaN or positive infinity
-outside of the model; and an infinity within the formula of a backward that reaches no gradient.
+outside of the model; and what the formula of a backward makes and replaces at once, so that it reaches no gradient.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def _is_outside_of_model(run: LoggedOperator) -> bool:
 def _may_be_absorbed(kind: str, run: LoggedOperator) -> bool:
     """Return True for a bad value that is final only if it gets out of the place where it was made."""
     if run.phase != "forward":
-        return kind == "inf" and run.phase == "backward"
+        return run.phase == "backward"
     if kind == "nan":
         return not _is_outside_of_model(run) and (not run.is_outside or _is_given(run))
     return all(operand.content.high < torch.inf for operand in run.writes)  # a mask

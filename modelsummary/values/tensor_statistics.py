@@ -151,7 +151,8 @@ def unseen() -> ExitStack:
 def as_plain(tensor: Tensor) -> Tensor | None:
     """Return the tensor that holds the elements of a tensor; None if no tensor holds just these, or it has no values.
 
-    A distributed tensor has its shard, a sparse tensor its values; a quantised weight has no such tensor.
+    A distributed tensor has its shard, a sparse tensor its values; a quantised weight has no such tensor. Zeros that
+    autograd makes for gradients of gradients have no memory.
 
     >>> as_plain(torch.eye(3).to_sparse())
     tensor([1., 1., 1.])
@@ -166,8 +167,8 @@ def as_plain(tensor: Tensor) -> Tensor | None:
         if tensor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
             return None
         tensor = stored_tensors(tensor)[-1]
-    has_none = tensor.is_meta or tensor.is_nested or tensor.is_quantized or _torch.is_transformed(tensor)
-    return None if has_none else tensor
+    has_none = tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
+    return None if has_none or _torch.is_transformed(tensor) else tensor
 
 
 def elements_of(tensor: Tensor) -> Tensor:

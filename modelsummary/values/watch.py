@@ -23,7 +23,7 @@ from modelsummary.capture.backward import node_ranges
 from modelsummary.capture.calls import Call, Watch, keys_of
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.module_calls import ModuleCall, unwrap_calls, wrap_calls
-from modelsummary.capture.modules import named_modules
+from modelsummary.capture.modules import is_compiled, named_modules, unwrap
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import nothing_hidden
 from modelsummary.errors import InputError
@@ -212,6 +212,8 @@ class Watching:
         modules, thread, is_compiling = self._modules, self._thread, torch.compiler.is_compiling
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._watch is None and is_compiled(module) and id(unwrap(module)) in modules:
+                return unwrap(module)(*args, **kwargs)  # it keeps the ``__call__`` that it found when it was made
             if self._watch is not None or id(module) not in modules or is_compiling():
                 return call_module(module, *args, **kwargs)
             is_recomputed = _torch.running_backward() != -1

@@ -272,6 +272,44 @@ def test_compiled_models_run_eagerly():
     assert [call.key for call in values.calls] == [("", 0), ("0", 0), ("1", 0), ("2", 0)]
 
 
+class Layer(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+def test_a_compiled_model_of_ones_own_has_its_calls():
+    """The result of torch.compile keeps the __call__ of its model, other than for the modules of torch."""
+    model = Layer(lambda x: torch.sqrt(-x.abs() - 1))
+    compiled = torch.compile(model, backend="eager")
+    with watch(compiled, rows(5, 4)) as values:
+        compiled(rows(5, 4)).sum().backward()
+    assert [call.key for call in values.calls] == [("", 0), ("layer", 0)]
+    assert values.first_bad().key == ("", 0)
+
+
+def test_what_a_backward_replaces_is_not_final():
+    """The gradient of a norm at 0 is 0 / 0, which its formula replaces by 0."""
+    model = Layer(lambda x: (x * 0).norm(dim=1))
+    with watch(model, rows(5, 4)) as values:
+        model(rows(5, 4)).sum().backward()
+    assert [(bad.operator, bad.kind, bad.is_final) for bad in values.bad] == [("aten.div", "nan", False)]
+    assert values.first_bad() is None
+    assert all(row.gradient.is_finite for row in values.parameters)
+
+
+def test_gradients_of_gradients():
+    """Autograd makes zeros without memory for some of them."""
+    model, x = Layer(lambda x: (x * 0).abs().sqrt()), rows(5, 4)
+    with watch(model, x) as values:
+        (gradient,) = torch.autograd.grad(model(x).sum(), model.layer.weight, create_graph=True)
+        gradient.sum().backward()
+    assert (values.first_bad().operator, values.first_bad().phase) == ("aten.div", "backward")
+
+
 def test_sparse_gradients_and_integers():
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
