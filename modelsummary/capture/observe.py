@@ -147,7 +147,7 @@ def observe(
     if not can_run:
         if not has_values and not routes_evenly and shapes.needs_values:
             with suppress(NeedsValuesError):
-                asked = {"storages": storages, "forward_only": forward_only, "note": note}
+                asked: dict[str, Any] = {"storages": storages, "forward_only": forward_only, "note": note}
                 return observe(model, call, plan, **asked, routes_evenly=True)
         raise NeedsValuesError(reason, model_device, run.doing)
     # Optimizers compile their steps; a dispatch mode cannot be compiled.

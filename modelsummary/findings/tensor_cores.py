@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from modelsummary.findings.evidence import HALF, Evidence
 from modelsummary.findings.ruleset import Defect, rule
@@ -23,6 +24,8 @@ _ARGUMENTS = (
     "pass tensors of 4 dimensions whose last stride is 1, either a mask or is_causal, and as many heads of keys as of "
     "queries; enable_gqa is fused in half precision alone"
 )
+_CALL = "call torch.nn.functional.scaled_dot_product_attention"
+_OF_WEIGHTS = "pass need_weights=False, as nobody reads the weights that it returns"
 _FUSED_DTYPES = (*HALF, torch.float32)
 
 
@@ -125,7 +128,8 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Defect]:
         dtype = (
             evidence.half if attention.is_torchs and evidence.half else evidence.call(attention.values).outputs[0].dtype
         )
-        remedy = _remedy(softmax, scores, dtype)
+        is_multihead = isinstance(evidence.module(attention.scores), nn.MultiheadAttention)
+        remedy = _remedy(softmax, scores, dtype, _OF_WEIGHTS if is_multihead else _CALL)
         if remedy is None or (attention.is_torchs and not evidence.is_on_target):
             continue
         fused = evidence.seconds_of(_fused_work(evidence, attention, dtype))
@@ -228,15 +232,19 @@ def _head_size(scores: OperatorCall) -> int:
     return scores.cost.macs // max(scores.outputs[0].numel, 1)
 
 
-def _remedy(softmax: OperatorCall, scores: OperatorCall, dtype: torch.dtype) -> tuple[str, str] | None:
-    """Return what is wrong, and what to do; None if no fused kernel takes heads of this size."""
+def _remedy(softmax: OperatorCall, scores: OperatorCall, dtype: torch.dtype, fused: str) -> tuple[str, str] | None:
+    """Return what is wrong, and what to do; None if no fused kernel takes heads of this size.
+
+    Args:
+        fused: what to do about attention that is written in parts.
+    """
     size = _head_size(scores)
     width = _ALIGNED_BYTES // dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     is_possible = dtype in _FUSED_DTYPES and size <= _LARGEST_HEAD and size % width == 0
     if softmax.name != OF_TORCH:
         what = "computes attention in parts and writes all scores"
-        return (what, "call torch.nn.functional.scaled_dot_product_attention") if is_possible else None
+        return (what, fused) if is_possible else None
     what = "scaled_dot_product_attention has no fused kernel"
     if dtype not in _FUSED_DTYPES:
         return f"{what} for {name}", "cast queries, keys and values to float32 or half precision"

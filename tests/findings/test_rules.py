@@ -433,6 +433,20 @@ def test_the_mask_that_attention_copies_for_its_kernel_is_no_repeated_work():
     assert list(Statistics(Twice(), (2, 61, 64)).check()) == []
 
 
+def test_weights_of_multihead_attention_that_nobody_reads():
+    class Attending(nn.Module):
+        def __init__(self, **options):
+            super().__init__()
+            self.attention, self.options = nn.MultiheadAttention(64, 4, batch_first=True), options
+
+        def forward(self, x):
+            return self.attention(x, x, x, **self.options)[0]
+
+    finding = _only(Attending(), (4, 128, 64), "S503")
+    assert finding.remedy == "pass need_weights=False, as nobody reads the weights that it returns"
+    assert list(Statistics(Attending(need_weights=False), (4, 128, 64)).check(select="S503")) == []
+
+
 def test_kernels_of_another_device_are_no_findings():
     """With a trained bias, attention runs in parts, and in float32, on the CPU; an A100 fuses it."""
 
