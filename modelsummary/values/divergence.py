@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from modelsummary.views.diff import diff_trees
 __all__ = ["CallDifference", "Divergence", "compare_values"]
 
 _ROUNDING = 4  # units of the last place that one call may differ by
+_SUMMING = 2  # times the error of a sum, in another order of its terms
+_UNIT_OF_SUMS = torch.finfo(torch.float32).eps  # products in half precision are added up in float32
 _GROWTH = 8  # factor by which a call may increase the differences before it
 
 
@@ -46,8 +48,8 @@ class CallDifference:
         fqn_a, fqn_b, call_index: of the calls.
         class_name: class of the module in the second model.
         inputs, outputs: the differences.
-        allowed: what rounding explains in the result: four units of the last place of its dtype, and eight times the
-            largest difference that was allowed before.
+        allowed: what rounding explains in the result: four units of the last place of its dtype, twice the error of a
+            sum of as many products as an element takes, and eight times the largest difference that was allowed before.
         where: ``"inputs"`` or ``"outputs"`` if this is the first of the call that differs by more; empty if none does.
     """
 
@@ -154,7 +156,7 @@ def compare_values(
         lambda key, call, values: recorded.__setitem__(key, _Recorded(call, values)),
         lambda key, values: setattr(recorded[key], "outputs", values),
     )
-    comparison = _Comparison(recorded, pairs)
+    comparison = _Comparison(recorded, pairs, {row.key: row.self_macs for row in sides[1].root.walk()})
     sides[1].run(comparison.began, comparison.ended)
     rows = [comparison.rows[key] for key in comparison.rows]
     first, parent, parameters = comparison.first, "", []
@@ -253,10 +255,18 @@ def _pairs(a: _Side, b: _Side, mapping: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Comparison:
-    """The differences of the calls of the second model, in the order in which they are known."""
+    """The differences of the calls of the second model, in the order in which they are known.
 
-    def __init__(self, recorded: Mapping[CallKey, _Recorded], pairs: Mapping[str, str]) -> None:
-        self._recorded, self._pairs = recorded, pairs
+    Args:
+        recorded: the calls of the first model.
+        pairs: FQNs of the second model -> FQNs of the first.
+        macs: call of the second model -> multiply-adds of its own operators.
+    """
+
+    def __init__(
+        self, recorded: Mapping[CallKey, _Recorded], pairs: Mapping[str, str], macs: Mapping[CallKey, int]
+    ) -> None:
+        self._recorded, self._pairs, self._macs = recorded, pairs, macs
         self._largest = 0.0  # allowed difference so far
         self._parents: list[str] = []
         self.rows: dict[CallKey, CallDifference] = {}
@@ -282,20 +292,33 @@ class _Comparison:
         earlier, row = self._match(key), self.rows.get(key)
         if earlier is not None and row is not None:
             row.outputs, rounding = _difference(earlier.outputs, outputs)
-            self._judge(row, "outputs", row.outputs, rounding)
+            terms = self._macs.get(key, 0) / max(1, sum(tensor.numel() for tensor in outputs))
+            self._judge(row, "outputs", row.outputs, rounding, terms)
 
     def _match(self, key: CallKey) -> _Recorded | None:
         fqn = self._pairs.get(key[0])
         return None if fqn is None else self._recorded.get((fqn, key[1]))
 
-    def _judge(self, row: CallDifference, where: str, difference: float, rounding: float) -> None:
-        row.allowed = _ROUNDING * rounding + _GROWTH * self._largest
+    def _judge(self, row: CallDifference, where: str, difference: float, rounding: float, terms: float = 0.0) -> None:
+        row.allowed = _ROUNDING * rounding + _SUMMING * _error_of_sum(terms, rounding) + _GROWTH * self._largest
         if difference <= row.allowed:
             self._largest = max(self._largest, difference if self.first is None else 0.0)
         elif self.first is None:
             row.where = where
             self.first = row
             self.parent = self._parents[-2] if where == "inputs" and len(self._parents) > 1 else ""
+
+
+def _error_of_sum(terms: float, unit: float) -> float:
+    """Return the relative error of a sum of terms of random signs, which is kept in float32 or wider.
+
+    Added one by one, the partial sum of i terms is about sqrt(i), and its rounding, with a variance of a twelfth of its
+    unit squared, adds up to unit * sqrt(terms / 24) of the result.
+
+    >>> _error_of_sum(24, 1e-7), _error_of_sum(96, 1e-16)
+    (1e-07, 2e-16)
+    """
+    return min(unit, _UNIT_OF_SUMS) * sqrt(terms / 24)
 
 
 def _difference(before: list[Tensor], after: list[Tensor]) -> tuple[float, float]:
