@@ -254,6 +254,7 @@ class StepError(ModelSummaryError, RuntimeError):
     """Error for a step whose forward, loss, backward or optimizer raised. The original exception is ``__cause__``.
 
     Attributes:
+        message: what failed, without the remedy.
         phase: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
         line: file and line of the model's code to change; None if it is not known.
         remedy: what to do, the end of the message; empty if the original exception says all.

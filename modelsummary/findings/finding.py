@@ -52,7 +52,12 @@ class Finding:
 
     @property
     def kind(self) -> Kind:
-        """Code, what is wrong and what to do, alike in equal blocks: the numbers in the names of modules are stars."""
+        """Code, what is wrong and what to do, alike in equal blocks: the numbers in the names of modules are stars.
+
+        >>> where = "fc", None, None, None
+        >>> Finding("B955", "not-an-fsdp-unit", "warning", *where, "Net reads blocks.3.up.weight", "pass it on").kind
+        ('B955', 'Net reads blocks.*.up.weight', 'pass it on')
+        """
         return self.code, starred(self.what), starred(self.remedy)
 
 
