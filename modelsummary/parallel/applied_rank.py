@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -135,7 +136,10 @@ def sharded_copy(
 def call_of_rank(plan: ParallelPlan) -> CallArguments:
     """Return the recorded call with the tokens of one rank."""
     call: CallArguments = plan._live.call
-    return call if plan.context == 1 else chunk_of(call, plan.context)
+    gathered = {name for name, dim in plan.token_arguments if dim is not None}
+    names = enumerate(inspect.signature(plan._live.model.forward).parameters)
+    whole = gathered | {position for position, name in names if name in gathered}  # a decision may need their values
+    return call if plan.context == 1 else chunk_of(call, plan.context, whole)
 
 
 def device_of_rank(plan: ParallelPlan) -> torch.device | None:

@@ -197,6 +197,7 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
         raise InputError(f"model must be an nn.Module, got {model!r:.80}")
     modules = dict(model.named_modules(remove_duplicate=False))
     named = [layer.fqn for layer in plan.layers] + [attribute.fqn for attribute in plan.attributes]
+    named += [call.fqn for call in plan.whole_calls]
     named += [*plan.checkpoint, *plan.conditional, *chain(*plan.units)]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))

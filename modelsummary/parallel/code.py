@@ -26,15 +26,18 @@ __all__ = ["casts", "parallelize", "share_tokens", "to_code"]
 # Styles of this package, and the functions that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
 replace_forward CopyOutput LocalParallel AttentionParallel SizesOfRank LocalSizes ExpertShards ExpertParallel
-LinearParallel ExpertListParallel ReduceGradient ReplicateParallel AverageParallel
+LinearParallel ExpertListParallel ReduceGradient ReplicateParallel AverageParallel WholeCalls TokensOfRank
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles
+    "import inspect": ("inspect",),
     "import math": ("math",),
+    "from contextlib import contextmanager": ("contextmanager",),
     "from functools import partial": ("partial",),
     "from functools import wraps": ("wraps",),
     "from types import MethodType": ("MethodType",),
     "from typing import Any": ("Any",),
     "import torch": ("torch",),
+    "import torch.distributed as dist": ("dist",),
     "import torch.nn.functional as F": ("F",),
     "from torch import nn": ("nn",),
     _torch.ALL_TO_ALL: ("all_to_all_single_autograd",),
@@ -103,7 +106,7 @@ def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
     lines = [
         repr(f"Parallelize {plan.model_class} over {plan.world_size} ranks."),
         "",
-        *_imports(plan, sources, with_torch=bool(plan.precision or plan.parameter_dtypes)),
+        *_imports(plan, sources, with_torch=bool(plan.precision or plan.parameter_dtypes or plan.context > 1)),
         "",
         "",
         *(line for source in sources.values() for line in (source, "")),
@@ -137,7 +140,9 @@ def _imports(plan: ParallelPlan, sources: Mapping[str, str], *, with_torch: bool
             yield "from functools import partial"
         yield "from torch.utils.checkpoint import checkpoint"
     if plan.context > 1:
-        yield from ["from contextlib import contextmanager", _torch.CONTEXT_PARALLEL]
+        if "from contextlib import contextmanager" not in lines:
+            yield "from contextlib import contextmanager"
+        yield _torch.CONTEXT_PARALLEL
         yield from [] if plan.is_causal else [_torch.RING_OPTIONS]
     joins = plan.context > 1 and "data" in plan.mesh_shape
     yield f"from torch.distributed.device_mesh import {'DeviceMesh, ' if joins else ''}init_device_mesh"
@@ -166,6 +171,7 @@ def _own_sources(plan: ParallelPlan) -> dict[str, str]:
     used = {layer.style for layer in plan.layers}
     used |= {"ReplicateParallel"} if _replicating_mesh(plan) else set()
     used |= {"AverageParallel"} if plan.averaged else set()
+    used |= {"TokensOfRank"} if plan.context > 1 else set()
     sources = {}
     for style in reversed(_OWN_STYLES):
         if style in used:
@@ -278,26 +284,38 @@ def _fsdp_mesh(plan: ParallelPlan, name: str) -> str:
 def _sharing(plan: ParallelPlan) -> Iterator[str]:
     """Yield the function that gives a rank its tokens."""
     yield from ["", "@contextmanager", "def share_tokens(model, mesh, *tensors):"]
+    multiple = plan.context * (2 if plan.is_causal else 1)
+    calls: dict[str, list[tuple[Any, ...]]] = {}
+    for call in plan.whole_calls:
+        calls.setdefault(call.fqn, []).append((call.function, call.kind, call.sizes, call.dim))
     body = [
         f"tables = [model.get_buffer(name) for name in {tuple(name for name, _ in plan.tables)!r}]",
         "chunks = [tensor.detach().clone() for tensor in tensors]",
         f"dims = [*(min(1, chunk.dim() - 1) for chunk in chunks), *{tuple(dim for _, dim in plan.tables)!r}]",
         "lengths = [tensor.shape[dim] for tensor, dim in zip([*chunks, *tables], dims)]",
-        f"if len(set(lengths)) != 1 or lengths[0] % {plan.context}:",
-        f'    raise ValueError(f"expected tensors with the same number of tokens, a multiple of {plan.context}, got '
-        '{lengths}")',
+        f"if len(set(lengths)) != 1 or lengths[0] % {multiple} or lengths[0] > {plan.tokens}:",
+        f'    raise ValueError(f"expected tensors with the same number of tokens, a multiple of {multiple} up to the '
+        f'{plan.tokens} of the plan, got {{lengths}}")',
+        "positions = torch.arange(lengths[0], device=[*chunks, *tables][0].device)",
         "inside = context_parallel(",
-        '    mesh["context"], buffers=[*chunks, *tables], buffer_seq_dims=dims, no_restore_buffers=set(chunks)',
+        '    mesh["context"], buffers=[positions, *chunks, *tables], buffer_seq_dims=[0, *dims],',
+        "    no_restore_buffers={positions, *chunks},",
         ")",
+        f"arguments = {dict(plan.token_arguments)!r}",
+        f"calls = {calls!r}",
+    ]
+    entered = [
+        "with inside:",
+        '    with TokensOfRank(mesh["context"].get_group(), positions, arguments, calls).of(model):',
+        "        yield chunks",
     ]
     if plan.is_causal:
-        body += ["with inside:", "    yield chunks"]
+        body += entered
     else:  # torch refuses to balance other attention
         body += [
             "balances, ring_options.enable_load_balance = ring_options.enable_load_balance, False",
             "try:",
-            "    with inside:",
-            "        yield chunks",
+            *(f"    {line}" for line in entered),
             "finally:",
             "    ring_options.enable_load_balance = balances",
         ]

@@ -3,12 +3,14 @@
 ``torch.distributed.tensor.experimental.context_parallel`` replaces ``F.scaled_dot_product_attention``. Everything else
 must do with the tokens of a chunk what it does with all of them: the record is followed from inputs that are cut along
 the sequence, and is compared with a forward of one chunk. Tables with a row for each token, such as rotary
-positions, are cut, too, if they are buffers.
+positions, are cut, too, if they are buffers. Functions of integers that count tokens, such as positions and shifted
+labels, get the tokens of all ranks (``modelsummary.parallel.whole_calls``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,17 +20,19 @@ from modelsummary.capture.inputs import CallArguments, InputTensor
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import Attribute
 from modelsummary.errors import InputError
-from modelsummary.parallel.linear_layers import is_embedding
-from modelsummary.parallel.local_check import chunk_failure
+from modelsummary.parallel.local_check import calls_of_chunk, chunk_failure
 from modelsummary.parallel.placements import Blocked, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete
 from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.rules import PRODUCTS
+from modelsummary.parallel.whole_call import WholeCall
+from modelsummary.parallel.whole_calls import CountedTokens, whole_calls
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["RingPlan", "chunk_of", "length_of", "ring_plan"]
 
 _TOKENS = Shard(2)  # of queries, keys and values: [batch, heads, tokens, features]
-_MOST_ATTEMPTS = 20
+_MOST_ATTEMPTS = 100
 
 
 class RingPlan(NamedTuple):
@@ -39,11 +43,18 @@ class RingPlan(NamedTuple):
         is_causal: all attentions are. Torch then gives each rank one piece from the beginning of the sequence and one
             from the end, which balances the work.
         attentions: FQNs of the modules that call ``scaled_dot_product_attention``.
+        tokens: of the recorded sequence.
+        arguments: names of the tensors that the model takes, and the dimension along which a function needs the tokens
+            of all ranks; None if none does.
+        whole_calls: calls that see the tokens of all ranks.
     """
 
     tables: tuple[tuple[str, int], ...] = ()
     is_causal: bool = False
     attentions: tuple[str, ...] = ()
+    tokens: int = 0
+    arguments: tuple[tuple[str, int | None], ...] = ()
+    whole_calls: tuple[WholeCall, ...] = ()
 
 
 def length_of(call: CallArguments) -> int:
@@ -59,13 +70,17 @@ def length_of(call: CallArguments) -> int:
     return tensors[0].shape[1] if is_sequence else 0
 
 
-def chunk_of(call: CallArguments, n_ranks: int) -> CallArguments:
-    """Return a call with the tokens of one rank."""
+def chunk_of(call: CallArguments, n_ranks: int, whole: Collection[int | str] = ()) -> CallArguments:
+    """Return a call with the tokens of one rank.
+
+    Args:
+        whole: positions and names of arguments that keep the tokens of all ranks.
+    """
     length = length_of(call)
 
     def shape_of(tensor: InputTensor) -> tuple[int, ...]:
         shape = tensor.shape
-        dim = _token_dim(shape, length)
+        dim = None if tensor.argument in whole else _token_dim(shape, length)
         return shape if dim is None else (*shape[:dim], shape[dim] // n_ranks, *shape[dim + 1 :])
 
     return call.with_shapes(shape_of)
@@ -103,9 +118,9 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
         )
     inputs = values_in((calls.record.root.args, calls.record.root.kwargs))
     dims = {value: _token_dim(value.shape, length) for value in inputs}
-    chunks = first_complete(
-        _Tokens(calls, {value: Shard(dim) for value, dim in dims.items() if dim is not None}, length), _MOST_ATTEMPTS
-    )
+    starts = {value: Shard(dim) for value, dim in dims.items() if dim is not None}
+    counting = CountedTokens(calls, length, starts)
+    chunks = first_complete(_Tokens(calls, starts, counting), _MOST_ATTEMPTS)
     if chunks.refused is not None:
         raise InputError(f"{name} does not run on chunks of the sequence: {chunks.refused}")
     if not chunks.attentions:
@@ -113,15 +128,49 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
             f"{name} calls no scaled_dot_product_attention, which torch's ring attention replaces; pass "
             f"data={n_ranks}, or context=1"
         )
+    is_causal = all(chunks.attentions.values())
+    if is_causal and length % (2 * n_ranks):
+        raise InputError(
+            f"context={n_ranks} does not divide the {length} tokens of the recorded input into two pieces for each "
+            f"rank, with which torch balances causal attention; record a multiple of {2 * n_ranks}"
+        )
     placements = {
         value: placement
         for value, placement in chunks.placements.items()
         if isinstance(value, Value) and isinstance(placement, Shard)
     }
-    why = chunk_failure(live, calls, chunk_of(live.call, n_ranks), chunks.tables, placements, n_ranks)
+    local, why = calls_of_chunk(live, calls, chunk_of(live.call, n_ranks), chunks.tables, n_ranks)
+    wholes = counting.compared(chunks.wholes, local, n_ranks)
+    why = why or chunk_failure(calls, local, placements, wholes | counting.masking, n_ranks)
     if why:
         raise InputError(f"{name} does not do the same with a chunk of the sequence: {why}")
-    return RingPlan(tuple(sorted(chunks.tables.items())), all(chunks.attentions.values()), tuple(chunks.attentions))
+    try:
+        whole = whole_calls(calls, local, counting, wholes, n_ranks)
+        arguments = _arguments(live.model, calls, counting.gathered(wholes))
+    except Blocked as blocked:
+        raise InputError(f"{name} does not do the same with a chunk of the sequence: {blocked}") from blocked
+    tables = tuple(sorted(chunks.tables.items()))
+    return RingPlan(tables, is_causal, tuple(chunks.attentions), length, arguments, whole)
+
+
+def _arguments(model: nn.Module, calls: Calls, gathered: Mapping[Value, Shard]) -> tuple[tuple[str, int | None], ...]:
+    """Return the names of the tensors that a model takes, and the dimension of each that is gathered.
+
+    Raises:
+        Blocked: a tensor that has to be gathered is inside of another argument.
+    """
+    root = calls.record.root
+    bound: dict[str, Any] = {}
+    for name, argument in inspect.signature(model.forward).bind_partial(*root.args, **root.kwargs).arguments.items():
+        bound |= argument if isinstance(argument, dict) else {name: argument}
+    tensors = {name: argument for name, argument in bound.items() if isinstance(argument, Value)}
+    inside = next((value for value in gathered if value not in tensors.values()), None)
+    if inside is not None:
+        raise Blocked(
+            f"a function needs all tokens of a tensor of the shape {list(inside.shape)} inside of an argument; a "
+            "tensor that is an argument itself works"
+        )
+    return tuple((name, gathered[argument].dim if argument in gathered else None) for name, argument in tensors.items())
 
 
 class _Averaged(frozenset[Any]):
@@ -135,7 +184,8 @@ class _Tokens(Propagation):
     """Chunks of the sequence, from the inputs to the results of the model.
 
     Args:
-        length: tokens of the sequence.
+        counting: the functions of integers that count tokens.
+        wholes: of these, the calls that see the tokens of all ranks.
 
     Attributes:
         attentions: FQN of the module that calls an attention -> whether it is causal.
@@ -144,9 +194,15 @@ class _Tokens(Propagation):
     dimension: ClassVar[str] = "the sequence"
     tensor: ClassVar[str] = "chunk of the sequence"
 
-    def __init__(self, calls: Calls, placements: Mapping[Any, Placement], length: int) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        placements: Mapping[Any, Placement],
+        counting: CountedTokens,
+        wholes: frozenset[Event] = frozenset(),
+    ) -> None:
         super().__init__(calls, placements)
-        self._starts, self._length = dict(placements), length
+        self._starts, self._counting, self.wholes = dict(placements), counting, wholes
         self.attentions: dict[str, bool] = {}
 
     @property
@@ -172,9 +228,14 @@ class _Tokens(Propagation):
         super().apply_rule(event, _Averaged())
 
     def begins_or_ends(self, event: Event) -> bool:
-        """Pass layers and attentions, and end at the loss."""
+        """Pass layers, attentions and calls that see all tokens, and end at the loss."""
+        if event in self.wholes:
+            part = self._counting.part(event)
+            if part is not None:
+                self.place(event.result, part)
+            return True
         chunks = self.sharded(event)
-        if not chunks:
+        if not chunks or event in self._counting.masking:
             return True
         module = self.calls.modules[event.fqn] if event.is_module else None
         if isinstance(module, nn.MultiheadAttention):
@@ -182,12 +243,18 @@ class _Tokens(Propagation):
                 f"{event.fqn or 'the model'} is an nn.MultiheadAttention, whose fast path calls no "
                 "scaled_dot_product_attention, which torch's ring attention replaces; a module that calls it works"
             )
-        if self.calls.is_linear(event) or is_embedding(module):
+        if self.calls.is_linear(event) or (isinstance(module, nn.Embedding) and module.max_norm is None):
             self._layer_of_tokens(event, chunks)
         elif event.is_module or event.is_decision:
             return self.call_of(event).name == "cross_entropy" and self._loss(event)
         elif event.name == "scaled_dot_product_attention":
             self._attention(event)
+        elif event.name in PRODUCTS and sum(isinstance(leaf, Value) for leaf in chunks) > 1:
+            raise Blocked(
+                f"{event.name}() in {event.fqn or 'the model'} multiplies tokens by tokens, as attention written as "
+                "products does, and a rank has a part of the tokens; F.scaled_dot_product_attention works (in "
+                "transformers: attn_implementation='sdpa')"
+            )
         else:
             return event.name == "cross_entropy" and self._loss(event)
         return True
@@ -204,10 +271,12 @@ class _Tokens(Propagation):
 
     def _attention(self, event: Event) -> None:
         call = self.call_of(event)
+        is_causal = bool(call.argument(5, "is_causal", False))
         if call.argument(3, "attn_mask") is not None:
-            raise Blocked(
-                f"{call.at} takes a mask, which torch's ring attention refuses; is_causal=True, or no mask, works"
-            )
+            why = self._counting.not_causal(event)
+            if why:
+                raise Blocked(f"{call.at} takes {why}, and torch's ring attention takes no mask; is_causal=True works")
+            is_causal = True
         parts = [call.operand(position, name) for position, name in enumerate(("query", "key", "value"))]
         shape = next((part.shape for part in parts if len(part.shape) != 4), None)
         if shape is not None:
@@ -217,49 +286,54 @@ class _Tokens(Propagation):
                 f"{call.at} takes chunks of the sequence beside whole queries, keys or values; attention of one "
                 "sequence to itself works"
             )
-        is_causal = bool(call.argument(5, "is_causal", False))
         self.attentions[event.fqn] = is_causal and self.attentions.get(event.fqn, True)
         for result in values_in(event.result):
             self.place(result, _TOKENS)
 
     def _loss(self, event: Event) -> bool:
-        """Pass a cross-entropy of the logits of tokens: the mean over a rank's tokens, which the ranks average."""
+        """Pass a cross-entropy of the logits of tokens: a rank's share of it, which the ranks average."""
         call = self.call_of(event)
         logits, labels = call.operand(0, "input"), call.operand(1, "target")
         module = self.calls.modules[event.fqn] if event.is_module else None
         reduction = call.argument(6, "reduction", "mean") if module is None else getattr(module, "reduction", "")
-        weight = call.argument(2, "weight") if module is None else getattr(module, "weight", None)
         dim = None if logits.shard is None else logits.shard.dim
-        if dim is None or labels.shard is None or len(labels.shape) == len(logits.shape):
+        if dim is None or len(labels.shape) == len(logits.shape):
             raise Blocked(
-                f"{call.at} takes chunks of the sequence beside whole logits or labels; numbers of classes work"
+                f"{call.at} takes whole logits, or probabilities of classes; logits of the tokens and numbers of "
+                "classes work"
             )
+        if labels.shard is None:
+            raise call.wrong(labels, Shard(max(0, dim - 1)))
         if logits.shard != labels.shard._replace(dim=labels.shard.dim + (labels.shard.dim > 0)):
             raise Blocked(f"{call.at} takes logits and labels of other tokens; the same chunks work")
-        if reduction != "mean" or weight is not None:
-            raise Blocked(
-                f"{call.at} takes no plain mean over the tokens, and the ranks average their gradients; "
-                "reduction='mean' without weights works"
-            )
+        if reduction not in ("mean", "sum"):
+            raise Blocked(f"{call.at} returns a loss for each token; reduction='mean' or 'sum' works")
         return True
 
     # ----------------------------------------------------------------------------------------- tables
 
     def others(self, refused: Blocked) -> Iterator[_Tokens]:
-        """Yield the propagation in which the table that met a chunk is cut, too."""
-        if not isinstance(refused, WrongPlacement) or not refused.of_whole:
-            return
+        """Yield the propagation in which the table that met a chunk is cut, or in which more calls see all tokens."""
         assert self.event is not None
-        table = self._table_behind(refused.value)
-        if table is not None:
-            yield _Tokens(self.calls, {**self._starts, table[0]: table[1]}, self._length)
+        if not isinstance(refused, WrongPlacement) or not refused.of_whole:
+            yield from self._with(self._counting.behind(self.event))
             return
+        numbering = self._counting.numbering(refused.value, self.wholes)
+        table = self._table_behind(refused.value) if numbering <= self.wholes else None
+        if table is not None:
+            yield _Tokens(self.calls, {**self._starts, table[0]: table[1]}, self._counting, self.wholes)
+            return
+        yield from self._with(numbering)
         shape = list(self.calls.shape_of(refused.value) or ())
         self.refused = Blocked(
             f"{self.event.name} in {self.event.fqn or 'the model'} takes a chunk of the sequence and a whole tensor of "
-            f"the shape {shape}, such as positions that the forward counts, which would begin at 0 on each rank; "
-            f"positions as an input, or a buffer of {self._length} rows, work"
+            f"the shape {shape}; a tensor that follows from torch.arange(length), or that is passed as an input, works"
         )
+
+    def _with(self, calls: frozenset[Event]) -> Iterator[_Tokens]:
+        """Yield the propagation in which these calls see all tokens, too, if it is another one."""
+        if not calls <= self.wholes:
+            yield _Tokens(self.calls, self._starts, self._counting, self.wholes | calls)
 
     def _table_behind(self, leaf: Any) -> tuple[Attribute, Shard] | None:
         """Return the buffer with a row for each token that functions make a tensor of, and its placement."""
@@ -271,7 +345,7 @@ class _Tokens(Propagation):
             seen.add(source)
             if isinstance(source, Attribute):
                 shape = getattr(self._buffer(source), "shape", ())
-                dims = [dim for dim, size in enumerate(shape) if size == self._length]
+                dims = [dim for dim, size in enumerate(shape) if size == self._counting.length]
                 if len(dims) == 1 and source not in self._starts:
                     return source, Shard(dims[0])
             maker = self.calls.maker.get(source) if isinstance(source, Value) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ELEMENTWISE", "FACTORIES", "RANDOM", "SIZED"]
+__all__ = ["ELEMENTWISE", "FACTORIES", "NUMBERING", "RANDOM", "SIZED"]
 
 ELEMENTWISE = frozenset(
     """
@@ -20,6 +20,8 @@ glu_jvp copysign hypot logit sinc sinh cosh asin acos atan relu_ identity multip
 FACTORIES = frozenset(
     "zeros ones full empty new_zeros new_ones new_empty new_full zeros_like ones_like full_like".split()
 )
+# Elements follow from their positions and the numbers that these take.
+NUMBERING = frozenset("arange range linspace eye tril_indices triu_indices".split())
 # Integers that these take are sizes, on which the shape of the result depends.
 SIZED = frozenset(
     """

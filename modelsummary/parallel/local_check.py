@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations, islice, product
@@ -37,7 +37,7 @@ from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
-__all__ = ["alike", "check_locally", "chunk_failure", "stream_failure"]
+__all__ = ["alike", "calls_of_chunk", "check_locally", "chunk_failure", "stream_failure"]
 
 _MOST_OPTIONS = 32
 
@@ -164,6 +164,7 @@ def _difference(
     local: Sequence[Event],
     placements: Sequence[Mapping[Value, Shard | None]],
     n_ranks: int,
+    exempt: Collection[Event] = (),
 ) -> tuple[str, int]:
     """Return the first difference of the calls on local shapes, and its position.
 
@@ -171,9 +172,10 @@ def _difference(
 
     Args:
         placements: for each call, the placements of its values.
+        exempt: calls whose tensors and numbers may differ.
     """
     for position, (one, two, expected) in enumerate(zip(whole, local, placements, strict=False)):
-        why = _difference_of(one, two, expected, n_ranks)
+        why = _other_call(one, two) or ("" if one in exempt else _difference_of(one, two, expected, n_ranks))
         if why:
             return why, position
     if len(whole) != len(local):
@@ -181,11 +183,20 @@ def _difference(
     return "", -1
 
 
+def _at(event: Event) -> str:
+    return event.fqn if event.is_module else f"{event.name}() in {event.fqn or 'the model'}"
+
+
+def _other_call(one: Event, two: Event) -> str:
+    """Return why a call on the shapes of one rank is of another function or module; empty if it is of the same."""
+    if (one.fqn, one.function and one.function.name) == (two.fqn, two.function and two.function.name):
+        return ""
+    return f"{_at(two)} is called on the shapes of one rank in place of {one.name}; a forward that calls the same works"
+
+
 def _difference_of(one: Event, two: Event, expected: Mapping[Value, Shard | None], n_ranks: int) -> str:
     """Return how a call differs on the shapes of one rank; empty if only the sharded extents differ."""
-    at = two.fqn if two.is_module else f"{two.name}() in {two.fqn or 'the model'}"
-    if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
-        return f"{at} is called on the shapes of one rank in place of {one.name}; a forward that calls the same works"
+    at = _at(two)
     numbers = [numbers_in(event.name, (event.args, event.kwargs)) for event in (one, two)]
     if numbers[0] != numbers[1]:
         differ = next((pair for pair in zip(*numbers, strict=False) if pair[0] != pair[1]), tuple(numbers))
@@ -238,17 +249,10 @@ def stream_failure(
     return _difference(calls.events, other, expected, n_ranks)
 
 
-def chunk_failure(
-    live: LiveModel,
-    calls: Calls,
-    call: CallArguments,
-    tables: Mapping[str, int],
-    placements: Mapping[Value, Shard | None],
-    n_ranks: int,
-) -> str:
-    """Return why the model does not do the same with a chunk of its input; empty if it does.
-
-    What nothing takes that reaches a result, such as numbers of positions that are passed as well, may differ.
+def calls_of_chunk(
+    live: LiveModel, calls: Calls, call: CallArguments, tables: Mapping[str, int], n_ranks: int
+) -> tuple[list[Event], str]:
+    """Return the calls of a model that takes a chunk of its input, and why it fails; empty if it does not.
 
     Args:
         call: with the chunk.
@@ -260,15 +264,32 @@ def chunk_failure(
         owner, _, buffer = name.rpartition(".")
         twin.get_submodule(owner)._buffers[buffer] = table.narrow(dim, 0, table.shape[dim] // n_ranks).clone()
     try:
-        local = Calls(twin, _record(twin, replace(live, call=call)), calls.linears).events
+        return Calls(twin, _record(twin, replace(live, call=call)), calls.linears).events, ""
     except Exception as error:  # a shape does not fit
         where, said = _cause(error, twin)
-        return f"the forward of {where} fails ({said}); one that takes the number of tokens from its input works"
-    whole = calls.events
+        return [], f"the forward of {where} fails ({said}); one that takes the number of tokens from its input works"
+
+
+def chunk_failure(
+    calls: Calls,
+    local: Sequence[Event],
+    placements: Mapping[Value, Shard | None],
+    exempt: Collection[Event],
+    n_ranks: int,
+) -> str:
+    """Return why the model does not do the same with a chunk of its input; empty if it does.
+
+    What nothing takes that reaches a result, such as numbers of positions that are passed as well, may differ.
+
+    Args:
+        local: the calls with the chunk.
+        exempt: calls of the whole model whose tensors and numbers may differ.
+    """
+    whole: Sequence[Event] = calls.events
     if len(whole) == len(local):
         alive = _reaching(calls)
         whole, local = ([event for event, kept in zip(events, alive, strict=True) if kept] for events in (whole, local))
-    return _difference(whole, local, [placements] * len(local), n_ranks)[0]
+    return _difference(whole, local, [placements] * len(local), n_ranks, exempt)[0]
 
 
 def _reaching(calls: Calls) -> list[bool]:

@@ -128,6 +128,9 @@ def make_plan(
         context=context,
         tables=ring.tables,
         is_causal=ring.is_causal,
+        tokens=ring.tokens,
+        token_arguments=ring.arguments,
+        whole_calls=ring.whole_calls,
         context_shards=context_shards,
         layers=tuple(layers),
         attributes=tuple(attributes),
@@ -202,7 +205,9 @@ def _check_rings(plan: ParallelPlan, ring: RingPlan) -> None:
             f"heads of keys as of queries; torch says {type(cause).__name__}: {' '.join(str(cause).split()):.200}"
         ) from error
     rings = {
-        (collective.fqn, collective.operation) for collective in plan.communication if collective.group == "context"
+        (collective.fqn, collective.operation)
+        for collective in plan.communication
+        if collective.group == "context" and getattr(torch, collective.dtype).is_floating_point
     }
     alone = next((fqn for fqn in ring.attentions if (fqn, "all_gather") not in rings), None)
     if alone is not None:

@@ -15,6 +15,7 @@ from torch import nn
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.operators.collective_calls import Collective
 from modelsummary.parallel.rank_model import LocalAttribute
+from modelsummary.parallel.whole_call import WholeCall
 from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:
@@ -101,6 +102,13 @@ class ParallelPlan(Printed):
             tokens.
         is_causal: every attention is causal, so that ranks of ``context`` have a piece from the beginning and one from
             the end of the sequence, which balances their work.
+        tokens: the longest sequence that ranks of ``context`` share out: the recorded one. A longer one may take
+            another way through the forward, as with a window of attention.
+        token_arguments: names of the tensors that the model takes where ranks of ``context`` share out the sequence,
+            and the dimension of the tokens where the forward needs the tokens of all ranks, as for shifted labels;
+            else None.
+        whole_calls: functions that get the tokens of all ranks of ``context``, such as positions that the forward
+            counts.
         context_shards: the ranks of ``context`` and ``shard`` together shard the parameters; else ranks of ``context``
             hold the same ones.
         loss_parallel: logits stay sharded by the vocabulary; loss and backward run under ``loss_parallel`` of torch.
@@ -141,6 +149,9 @@ class ParallelPlan(Printed):
     tables: tuple[tuple[str, int], ...] = ()
     is_causal: bool = False
     context_shards: bool = False
+    tokens: int = 0
+    token_arguments: tuple[tuple[str, int | None], ...] = ()
+    whole_calls: tuple[WholeCall, ...] = ()
     stored_communication: tuple[Collective, ...] | None = field(default=None, repr=False, compare=False)
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)

@@ -15,11 +15,14 @@ from torch.distributed.tensor import parallel
 
 from modelsummary.errors import InputError
 from modelsummary.operators.collective_calls import OPERATIONS
+from modelsummary.parallel.whole_call import WHOLE_CALL_KINDS
 
 __all__ = ["plan_from_json"]
 
 _LATER = frozenset(
-    {"parameter_dtypes", "stored_communication", "context", "tables", "is_causal", "context_shards"}
+    """
+parameter_dtypes stored_communication context tables is_causal context_shards tokens token_arguments whole_calls
+""".split()
 )  # fields that plans of earlier versions lack
 _EARLIER = frozenset({"collectives"})  # fields that only these have: what layers communicate, without FSDP
 _Instance = TypeVar("_Instance")
@@ -148,17 +151,34 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     kinds = _styles()
     for layer in plan.layers:
         _check_layer(layer, kinds)
-    for collective in plan.stored_communication or ():
+    for call in plan.whole_calls:
+        _check_whole_call(call)
+    _check_communication(plan.stored_communication or (), mesh_names)
+    names = (attribute.name for attribute in plan.attributes)
+    wrong = next((name for name in names if not name.isidentifier() or keyword.iskeyword(name)), None)
+    if wrong is not None:
+        raise InputError(f"a plan names {wrong!r:.80} where it must have the name of an attribute")
+
+
+def _check_communication(collectives: Sequence[Any], mesh_names: Sequence[str]) -> None:
+    """Raise ``InputError`` for a collective that does not exist."""
+    for collective in collectives:
         is_known = collective.phase in ("forward", "loss", "backward") and collective.operation in OPERATIONS
         if not is_known or collective.group not in mesh_names:
             raise InputError(
                 "communication of a plan must have a known phase, operation and group, got "
                 f"{collective.phase!r:.40}, {collective.operation!r:.40} and {collective.group!r:.40}"
             )
-    names = (attribute.name for attribute in plan.attributes)
-    wrong = next((name for name in names if not name.isidentifier() or keyword.iskeyword(name)), None)
-    if wrong is not None:
-        raise InputError(f"a plan names {wrong!r:.80} where it must have the name of an attribute")
+
+
+def _check_whole_call(call: Any) -> None:
+    """Raise ``InputError`` for a call that sees all tokens in a way that does not exist."""
+    if call.kind not in WHOLE_CALL_KINDS or (call.kind == "part") != (call.dim is not None):
+        kinds = ", ".join(sorted(WHOLE_CALL_KINDS))
+        raise InputError(
+            f"whole_calls of a plan must be {kinds}, and have a dim if they are part, got {call.kind!r:.40} and "
+            f"{call.dim!r:.40}"
+        )
 
 
 def _check_layer(layer: Any, kinds: Mapping[str, type]) -> None:

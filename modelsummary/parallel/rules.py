@@ -266,10 +266,11 @@ def _concatenated(call: FunctionCall) -> Shard:
     shape = next(operand.shape for operand in call.operands if operand.shard is not None)
     stacks = call.name == "stack"
     dim = dim_of(call.argument(1, "dim", 0), len(shape) + stacks)
-    if dim == placement.dim and not stacks:
+    joined = [operand for operand in call.operands if operand.shape != (0,)]  # torch skips others, as of an empty cache
+    if dim == placement.dim and not stacks and len(joined) > 1:
         raise Blocked(f"{call.at} joins along {call.dimension}; along another dimension it can be split")
-    for operand in call.operands:
-        if operand.shard is None and operand.shape != (0,):  # torch skips these, which have no dimension to be sharded
+    for operand in joined:
+        if operand.shard is None:
             if not isinstance(operand.leaf, Value):
                 raise Blocked(
                     f"{call.at} takes a constant of the whole size beside a sharded tensor; computed tensors work"
@@ -396,6 +397,15 @@ def _attention(call: FunctionCall) -> Shard:
     return placement
 
 
+def _looked_up(call: FunctionCall) -> Shard:
+    """Follow ``embedding``, which takes rows of a table by sharded numbers."""
+    numbers, table = call.operand(0), call.operand(1, "weight")
+    if numbers.shard is None or table.shard is not None or call.argument(3, "max_norm") is not None:
+        raise Blocked(f"{call.at} takes rows of a sharded table, or changes their norm; rows of a whole table work")
+    call.meets(table, -1, 0)
+    return numbers.shard
+
+
 def _as_complex(call: FunctionCall) -> Shard:
     operand, placement = sharded_operand(call)
     if call.name == "view_as_complex" and placement.dim == len(operand.shape) - 1:
@@ -458,5 +468,6 @@ _RULES: dict[str, Callable[[FunctionCall], Placement | list[Shard | None] | None
     **dict.fromkeys("cat concat concatenate stack".split(), _concatenated),
     **dict.fromkeys(PRODUCTS, _product),
     "scaled_dot_product_attention": _attention,
+    "embedding": _looked_up,
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
 }

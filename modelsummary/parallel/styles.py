@@ -20,6 +20,7 @@ from modelsummary._torch import all_to_all_single_autograd, running_backward, tr
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.replaced_forward import replace_forward
 from modelsummary.parallel.sizes_style import LocalSizes, SizesOfRank
+from modelsummary.parallel.tokens_style import TokensOfRank, WholeCalls
 
 __all__ = [
     "AttentionParallel",
@@ -34,6 +35,8 @@ __all__ = [
     "ReduceGradient",
     "ReplicateParallel",
     "SizesOfRank",
+    "TokensOfRank",
+    "WholeCalls",
     "replace_forward",
 ]
 

@@ -1,0 +1,196 @@
+"""The tokens of one rank of context parallelism, and the functions that need the tokens of all ranks.
+
+``to_code`` copies its source, so it uses torch alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from modelsummary.parallel.replaced_forward import replace_forward
+
+__all__ = ["TokensOfRank", "WholeCalls"]
+
+
+class TokensOfRank(TorchFunctionMode):
+    """Takes the cross-entropy of a rank's tokens as its share of the whole one, and lets functions see all tokens.
+
+    The mean over the ranks of what they get is the cross-entropy that one process computes, and so are its gradients.
+
+    Args:
+        group: process group of the ranks that share out the sequence.
+        positions: numbers of this rank's tokens in the sequence.
+        arguments: names of the tensors that the model takes -> the dimension along which a function needs the tokens of
+            all ranks; None if none does.
+        calls: FQN of a module -> what its forward calls: name of the function, what happens to it, positions of numbers
+            that count tokens among its arguments, and the dimension of the tokens in its result. ``"part"``: it gets
+            the tokens of all ranks, and this rank takes its part of the result; ``"whole"``: it takes all of it;
+            ``"own"``: the call stays as it is; ``"causal"``: attention is causal instead of taking a mask.
+    """
+
+    def __init__(self, group: Any, positions: Any, arguments: Any, calls: Any) -> None:
+        super().__init__()
+        self.group, self.positions, self.arguments, self.calls = group, positions, arguments, calls
+        self.n_ranks = dist.get_world_size(group)
+        self.running: list[Any] = []
+        self.wholes: dict[int, Any] = {}  # id of a tensor of this rank -> it, and the tensor of all ranks
+
+    @contextmanager
+    def of(self, model: Any) -> Any:
+        """Return a context in which a model has the tokens of this rank."""
+        forwards, attend = [], F.scaled_dot_product_attention
+        self.attend = attend
+        try:
+            for fqn in dict.fromkeys(["", *self.calls]):
+                module = model.get_submodule(fqn)
+                forwards.append((module, vars(module).get("forward")))
+                signature = None if fqn else inspect.signature(module.forward)
+                replace_forward(module, self._around(self.calls.get(fqn, ()), signature))
+            F.scaled_dot_product_attention = self._attend
+            with self:
+                yield
+        finally:
+            F.scaled_dot_product_attention = attend
+            self.wholes.clear()
+            for module, forward in forwards:
+                del module.forward
+                if forward is not None:
+                    module.forward = forward
+
+    def _around(self, calls: Any, signature: Any) -> Any:
+        def around(_module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if signature is not None:
+                args, kwargs = self._taken(signature, args, kwargs)
+            with WholeCalls(self, calls) as mode:
+                self.running.append(mode)
+                try:
+                    return forward(*args, **kwargs)
+                finally:
+                    self.running.pop()
+
+        return around
+
+    def _taken(self, signature: Any, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of the model; gather the tensors of which a function needs the tokens of all ranks.
+
+        These may also be passed with the tokens of all ranks, of which this rank takes its part.
+        """
+        tensors = {}
+        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+            tensors.update(value if isinstance(value, dict) else {name: value})
+        tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+        if tensors.keys() != self.arguments.keys():
+            raise ValueError(
+                f"expected the tensors {', '.join(self.arguments)}, with which the plan was made, got "
+                f"{', '.join(tensors) or 'none'}; make the plan with the arguments of the training loop"
+            )
+        self.wholes.clear()
+        order, parts = None, {}
+        for name, dim in self.arguments.items():
+            if dim is not None:
+                given = part = tensors[name]
+                is_whole = given.shape[dim] == len(self.positions) * self.n_ranks
+                if is_whole:
+                    part = parts[id(given)] = given.index_select(dim, self.positions)
+                order = self._gathered(self.positions, 0).argsort() if order is None else order
+                whole = self._gathered(part, dim).index_select(dim, order)  # of all ranks, or of none
+                self.wholes[id(part)] = part, given if is_whole else whole
+        args = tuple(parts.get(id(value), value) for value in args)
+        return args, {name: parts.get(id(value), value) for name, value in kwargs.items()}
+
+    def _gathered(self, chunk: Any, dim: int) -> Any:
+        """Return the chunks of all ranks, in the order of the ranks."""
+        chunks = chunk.new_empty((self.n_ranks * chunk.shape[0], *chunk.shape[1:]))
+        dist.all_gather_into_tensor(chunks, chunk.contiguous(), group=self.group)
+        return torch.cat(chunks.chunk(self.n_ranks), dim)
+
+    def _attend(self, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Attend without a mask that is the causal one: torch's ring takes none."""
+        if attn_mask is not None and self.running and self.running[-1].is_causal:
+            attn_mask, args, kwargs = None, args[:1], {**kwargs, "is_causal": True}
+        return self.attend(query, key, value, attn_mask, *args, **kwargs)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") != "cross_entropy":
+            return function(*args, **kwargs)
+        names = "input target weight size_average ignore_index reduce reduction label_smoothing".split()
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        reduction = given.get("reduction", "mean")
+        if reduction not in ("mean", "sum") or not given.get("reduce") is given.get("size_average") is None:
+            return function(*args, **kwargs)
+        losses = function(**{**given, "reduction": "sum"}) * self.n_ranks
+        return losses if reduction == "sum" else losses / self._n_counted(given)
+
+    def _n_counted(self, given: Any) -> Any:
+        """Return over how many tokens of all ranks a mean is taken, or the sum of their weights."""
+        target, weight = given["target"], given.get("weight")
+        target = target.to_local() if hasattr(target, "to_local") else target
+        if target.is_floating_point():  # probabilities of classes
+            counted = target.new_tensor(target.numel() // given["input"].shape[min(1, target.dim() - 1)])
+        else:
+            counts = target != given.get("ignore_index", -100)
+            counted = counts.sum() if weight is None else (weight[target * counts] * counts).sum()
+        counted = counted.detach()
+        dist.all_reduce(counted, group=self.group)
+        return counted
+
+
+class WholeCalls(TorchFunctionMode):
+    """Lets functions that one call of a module's forward calls see the tokens of all ranks.
+
+    Args:
+        tokens: of the rank.
+        calls: of the module, as ``TokensOfRank`` takes them.
+    """
+
+    def __init__(self, tokens: Any, calls: Any) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.pending: dict[str, list[Any]] = {}
+        for name, *call in reversed(calls):
+            self.pending.setdefault(name, []).append(call)
+        self.is_causal = self.pending.pop("scaled_dot_product_attention", None) is not None
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, tokens = kwargs or {}, self.tokens
+        pending = self.pending.get(getattr(function, "__name__", "").strip("_"))
+        if not pending or tokens.running[-1] is not self:  # a module inside has calls of its own
+            return function(*args, **kwargs)
+        kind, sizes, dim = pending[-1]
+        leaves: list[Any] = []
+        self._mapped(leaves.append, (args, kwargs))
+        is_whole = any(id(leaf) in tokens.wholes for leaf in leaves)
+        counts = [leaves[at] for at in sizes if at < len(leaves)]
+        if not is_whole and counts != [len(tokens.positions)] * max(1, len(sizes)):
+            return function(*args, **kwargs)
+        pending.pop()
+        if kind == "own":
+            return function(*args, **kwargs)
+        for at in sizes:
+            leaves[at] *= tokens.n_ranks
+        wholes = iter([tokens.wholes.get(id(leaf), (leaf, leaf))[1] for leaf in leaves])
+        args, kwargs = self._mapped(lambda _: next(wholes), (args, kwargs))
+        whole = function(*args, **kwargs)
+        result = whole.index_select(dim, tokens.positions) if kind == "part" else whole
+        if not whole.requires_grad:
+            tokens.wholes[id(result)] = result, whole
+        return result
+
+    def _mapped(self, change: Any, value: Any) -> Any:
+        """Return arguments with each of their leaves changed, also of slices."""
+        if isinstance(value, (tuple, list)):
+            parts = [self._mapped(change, part) for part in value]
+            return parts if isinstance(value, list) else tuple(parts)
+        if isinstance(value, dict):
+            return {name: self._mapped(change, part) for name, part in value.items()}
+        if isinstance(value, slice):
+            return slice(*self._mapped(change, (value.start, value.stop, value.step)))
+        return change(value)

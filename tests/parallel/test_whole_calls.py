@@ -1,0 +1,222 @@
+"""Decoders as they are called: positions, masks and shifted labels that the forward makes itself, over chunks."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from modelsummary import Statistics
+from tests.parallel import processes
+from tests.parallel.cpu_rings import add_cpu_rings
+from tests.parallel.test_context import LENGTH, WIDTH, WORDS, Attention, Decoder
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.14", reason="ring attention of older versions has other names")
+
+
+class MaskedAttention(nn.Module):
+    """An attention that takes the mask that a function makes for the length of the sequence."""
+
+    def __init__(self, mask_of):
+        super().__init__()
+        self.qkv, self.out, self.mask_of = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), mask_of
+        self.register_buffer("seen", torch.ones(4 * LENGTH, 4 * LENGTH, dtype=torch.bool).tril())
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (-1, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask_of(self, x))
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def _compared_positions(_module, x):
+    positions = torch.arange(x.shape[1], device=x.device)
+    return positions[:, None] >= positions
+
+
+def _added(_module, x):
+    return torch.full((x.shape[1], x.shape[1]), float("-inf"), dtype=x.dtype, device=x.device).triu(1)
+
+
+def _buffer(module, x):
+    return module.seen[: x.shape[1], : x.shape[1]]
+
+
+def _window(_module, x):
+    positions = torch.arange(x.shape[1], device=x.device)
+    return (positions[:, None] >= positions) & (positions[:, None] - positions < 4)
+
+
+def _before(_module, x):
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril(-1)
+
+
+class Shifting(Decoder):
+    """A decoder that counts positions, and shifts its labels."""
+
+    def __init__(self, attention=Attention, reduction="mean", weight=None):
+        super().__init__(attention)
+        self.reduction = reduction
+        self.register_buffer("weight", weight)
+
+    def forward(self, ids, labels=None):
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        logits = super().forward(ids, positions)
+        if labels is None:
+            return logits
+        labels = torch.cat([labels[:, 1:], labels.new_full((labels.shape[0], 1), -100)], 1)
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), self.weight, reduction=self.reduction)
+        return losses / 32 if self.reduction == "sum" else losses
+
+
+class Summed(Decoder):
+    """A decoder whose positions are sums of ones, from the end of the sequence."""
+
+    def forward(self, ids, labels=None):
+        positions = (torch.ones(ids.shape, dtype=torch.long, device=ids.device).cumsum(1) - 1).flip(1)
+        return super().forward(ids, positions, labels)
+
+
+def _transformer(kind, **options):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "attention_dropout": 0.0}
+    sizes |= {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64}
+    if kind == "gpt2":
+        sizes |= {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0, "attn_pdrop": 0}
+        sizes |= {"embd_pdrop": 0, "pad_token_id": None}
+    config = transformers.AutoConfig.for_model(kind, **{**sizes, **options})
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def _tokens():
+    generator = torch.Generator().manual_seed(0)
+    ids, labels = torch.randint(3, WORDS, (2, 2, LENGTH), generator=generator)
+    labels[0, 3:9] = -100  # all of one rank's, and none of another's
+    return ids, labels
+
+
+class Sliced(Decoder):
+    """A decoder that slices a buffer and a parameter with more rows than the sequence has tokens."""
+
+    def __init__(self):
+        super().__init__(rows=2 * LENGTH, slices=True)
+        self.learned = nn.Parameter(torch.randn(1, 2 * LENGTH, WIDTH))
+
+    def embedded(self, ids, positions=None):
+        return super().embedded(ids) + self.learned[:, : ids.shape[1]]
+
+    def forward(self, ids, labels=None):
+        return super().forward(ids, None, labels)
+
+
+MODELS = {
+    "counted": Shifting,
+    "table": Sliced,
+    "weighted": lambda: Shifting(weight=torch.linspace(0.5, 2, WORDS)),
+    "sum": lambda: Shifting(reduction="sum"),
+    "ones": Summed,
+    **{
+        mask.__name__.strip("_"): partial(Shifting, partial(MaskedAttention, mask))
+        for mask in (_compared_positions, _added, _buffer)
+    },
+    "llama": lambda: _transformer("llama"),
+    "qwen2": lambda: _transformer("qwen2"),
+    "mistral": lambda: _transformer("mistral", sliding_window=None),
+    "gpt2": lambda: _transformer("gpt2"),
+    "gpt_neox": lambda: _transformer("gpt_neox", hidden_dropout=0.0),
+    "opt": lambda: _transformer("opt", ffn_dim=64, word_embed_proj_dim=32, dropout=0.0),
+}
+PLAIN = ("counted", "table", "weighted", "sum", "ones", "compared_positions", "added", "buffer")
+OPTIONS = {
+    "": {},
+    "positions": {"position_ids": torch.arange(LENGTH)[None]},
+    "without cache": {"use_cache": False, "position_ids": torch.arange(LENGTH)[None]},
+    "counted without cache": {"use_cache": False},
+    "mask": {"attention_mask": torch.ones(2, LENGTH, dtype=torch.long)},
+}
+
+
+def _call(name, options, *, with_labels):
+    ids, labels = _tokens()
+    first = "ids" if name in PLAIN else "input_ids"
+    return {first: ids, **OPTIONS[options], **({"labels": labels} if with_labels else {})}
+
+
+def _plan(model, call, **sizes):
+    """A plan of the model in half precision, whose attention has a kernel with a ring on CUDA."""
+    return Statistics(copy.deepcopy(model).bfloat16(), call).parallel_plan(**sizes)
+
+
+def _loss(out, labels):
+    if labels is None:
+        return out if isinstance(out, torch.Tensor) else out.loss
+    logits = out if isinstance(out, torch.Tensor) else out.logits
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def _compared(_rank, n, cases):
+    """Largest differences of the mean loss and of gradients from one process."""
+    add_cpu_rings()
+    found = {}
+    for name, options, with_labels, sizes in cases:
+        torch.manual_seed(0)
+        model, call, labels = MODELS[name]().double(), _call(name, options, with_labels=with_labels), _tokens()[1]
+        plan = _plan(model, call, **sizes)
+        whole, model = processes.copies(model)
+        mesh = plan.device_mesh("cpu")
+        plan.apply(model, mesh)
+        expected = _loss(whole(**call), None if with_labels else labels)
+        expected.backward()
+        forward = model.forward
+        names = [name for name, value in call.items() if isinstance(value, torch.Tensor)]
+        with plan.context_parallel(model, mesh, *(call[name] for name in names), labels) as (*chunks, targets):
+            out = model(**{**call, **dict(zip(names, chunks, strict=True))})
+            loss = _loss(out, None if with_labels else targets)
+            loss.backward()
+        assert model.forward == forward
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        pairs = list(zip(whole.parameters(), model.parameters(), strict=True))
+        grads = [
+            processes.difference(one.grad, processes.whole(other.grad)) for one, other in pairs if one.grad is not None
+        ]
+        found[(name, options, with_labels, *sizes)] = float((total / n - expected).abs()), max(grads)
+    return found
+
+
+def _check(n, cases):
+    for found in processes.run(_compared, n, cases):
+        for case, (loss, grad) in found.items():
+            rounding = 1e-12 if case[0] in PLAIN else 2e-6  # transformers has norms, rotations and losses in float32
+            assert loss <= rounding, case
+            assert grad <= rounding, case
+
+
+def test_plain_decoders_equal_one_process():
+    _check(2, [(name, "", True, {"context": 2}) for name in PLAIN])
+
+
+def test_decoders_of_transformers_equal_one_process():
+    pytest.importorskip("transformers")
+    _check(2, [("llama", "", True, {"context": 2}), ("gpt2", "", False, {"context": 2})])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
+def test_calls_of_a_decoder_equal_one_process(options):
+    pytest.importorskip("transformers")
+    names = ("llama", "qwen2", "mistral", "gpt2", "gpt_neox", "opt") if not options else ("llama", "gpt2", "opt")
+    _check(2, [(name, options, with_labels, {"context": 2}) for name in names for with_labels in (True, False)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{"context": 4}, {"context": 2, "shard": 2}, {"context": 2, "tensor": 2}], ids=str)
+def test_decoders_over_four_ranks_equal_one_process(sizes):
+    pytest.importorskip("transformers")
+    _check(4, [(name, "", True, sizes) for name in ("counted", "compared_positions", "llama", "gpt2", "gpt_neox")])
