@@ -169,6 +169,7 @@ def test_names(name):
         _torch.TREES,
         _torch.CONTEXT_PARALLEL,
         _torch.RING_OPTIONS,
+        pytest.param(_torch.COLLECTIVES, marks=pytest.mark.skipif(TORCH < (2, 14), reason="another name before")),
     ],
 )
 def test_imports_of_written_code(line):

@@ -6,11 +6,22 @@ from typing import Any
 
 import torch
 
-__all__ = ["CONTEXT_PARALLEL", "FLATTENED", "JOINED", "RING_OPTIONS", "flattened_group", "has_ring"]
+__all__ = [
+    "COLLECTIVES",
+    "CONTEXT_PARALLEL",
+    "FLATTENED",
+    "JOINED",
+    "RING_OPTIONS",
+    "all_gather_single",
+    "all_reduce",
+    "flattened_group",
+    "has_ring",
+]
 
 
 # Lines of code that is written.
 CONTEXT_PARALLEL = "from torch.distributed.tensor.experimental import context_parallel"
+COLLECTIVES = "from torch.distributed._functional_collectives import all_gather_single, all_reduce"
 RING_OPTIONS = "from torch.distributed.tensor.experimental._attention import _cp_options as ring_options"
 # One dimension of a mesh for several, with their name.
 FLATTENED = "mesh[{names!r}]._flatten({name!r})"
@@ -21,6 +32,20 @@ _ATTENTION = {
     "cpu": "_scaled_dot_product_flash_attention_for_cpu",
     "cuda": "_scaled_dot_product_flash_attention",
 }
+
+
+def all_gather_single(tensor: Any, dim: int, group: Any) -> Any:
+    """Return the tensors of the ranks of a group, joined along a dimension in the order of the ranks."""
+    import torch.distributed._functional_collectives as collectives
+
+    return collectives.all_gather_single(tensor, dim, group)
+
+
+def all_reduce(tensor: Any, operation: str, group: Any) -> Any:
+    """Return the tensors of the ranks of a group, reduced to one."""
+    import torch.distributed._functional_collectives as collectives
+
+    return collectives.all_reduce(tensor, operation, group)
 
 
 def flattened_group(mesh: Any, names: tuple[str, str]) -> str:

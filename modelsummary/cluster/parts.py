@@ -24,7 +24,7 @@ from modelsummary.memory.timeline import timeline_of
 from modelsummary.operators.attention import scores_again
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator, kernels_of
-from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_work import POINTWISE, Work, work_of
 from modelsummary.operators.table import NO_FACTS, TABLE
 from modelsummary.operators.weight_gradients import of_weights_alone
@@ -187,7 +187,7 @@ def parts_of(
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
     ]
     works, counts = _kernels_by_part(labelled, mode, context, eight_bits, sum_dtype)
-    collectives = _collectives(observed, part_names, marks, context)
+    collectives = _collectives(observed, part_names, marks, context, sends_round=mode != "fused")
     for part_name, collective in _exchanges(collectives) if sorts_rows else ():
         for phase in _phases_of(collective.phase, is_repeated=collective.is_repeated):
             works[part_name, phase][_sorting(collective.nbytes)] += 1
@@ -413,7 +413,7 @@ def _sorting(nbytes: int) -> Work:
 
 
 def _collectives(
-    observed: Observed, part_names: Sequence[str], marks: Sequence[int], context: int
+    observed: Observed, part_names: Sequence[str], marks: Sequence[int], context: int, *, sends_round: bool
 ) -> defaultdict[str, list[MicrobatchCollective]]:
     collectives: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
     for operator, part_name, mark in zip(observed.operators, part_names, marks, strict=True):
@@ -429,11 +429,13 @@ def _collectives(
                 MicrobatchCollective(operation, operator.phase, nbytes, group, copies, is_repeated)
             )
         elif context > 1 and "scaled_dot_product" in call.name:
-            whole = context * _keys_nbytes(call)
-            if operator.phase == "forward":
-                collectives[part_name].append(MicrobatchCollective("all_gather", "forward", whole, "context"))
-            else:
-                collectives[part_name].append(MicrobatchCollective("all_gather", "backward", whole, "context"))
+            keys = _keys(call)
+            whole = context * sum(spec.nbytes for spec in keys)
+            collectives[part_name].append(MicrobatchCollective("all_gather", operator.phase, whole, "context"))
+            if operator.phase == "backward" and sends_round:  # sums of gradients in float32, once to each rank
+                sums = sum(4 * prod(spec.shape) for spec in keys)
+                collectives[part_name] += [MicrobatchCollective("all_to_all", "backward", sums, "context")] * context
+            elif operator.phase == "backward":
                 collectives[part_name].append(MicrobatchCollective("reduce_scatter", "backward", whole, "context"))
     return collectives
 
@@ -443,14 +445,15 @@ def _exchanges(
 ) -> Iterator[tuple[str, MicrobatchCollective]]:
     """Yield the exchanges of rows with experts, each with its part."""
     for part_name, sent in collectives.items():
-        yield from ((part_name, collective) for collective in sent if collective.operation == "all_to_all")
+        exchanges = (collective for collective in sent if collective.operation == "all_to_all")
+        yield from ((part_name, exchange) for exchange in exchanges if exchange.group != "context")
 
 
-def _keys_nbytes(call: OperatorCall) -> int:
-    """Return the bytes of the keys and values that an attention takes."""
+def _keys(call: OperatorCall) -> Sequence[TensorSpec]:
+    """Return the keys and values that an attention takes."""
     tensors = [spec for spec in call.tensors if len(spec.shape) >= 3]
     first = 2 if "backward" in call.name else 1
-    return tensors[first].nbytes + tensors[first + 1].nbytes
+    return tensors[first : first + 2]
 
 
 def _temporary(timeline: Sequence[TimelinePoint], part_names: Sequence[str]) -> Counter[str]:

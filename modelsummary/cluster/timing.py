@@ -273,6 +273,8 @@ class TimeModel:
 
     def _collective(self, collective: MicrobatchCollective, group: RankGroup, recipe: Recipe) -> float:
         """Return the seconds of a collective; of tokens, ``recipe`` may say that fewer copies leave a rank."""
+        if (collective.group, collective.operation) == ("context", "all_to_all"):  # to the next rank of the ring
+            return self.network.send(collective.nbytes, is_inside=group.nodes == 1)
         copies = recipe.copies_per_token
         share = 1.0 if collective.group != "expert" or copies is None else min(1.0, copies / collective.copies)
         return self.network.seconds(collective.operation, share * collective.nbytes, group)

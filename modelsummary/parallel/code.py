@@ -37,7 +37,7 @@ _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "from types import MethodType": ("MethodType",),
     "from typing import Any": ("Any",),
     "import torch": ("torch",),
-    "import torch.distributed as dist": ("dist",),
+    _torch.COLLECTIVES: ("all_gather_single", "all_reduce"),
     "import torch.nn.functional as F": ("F",),
     "from torch import nn": ("nn",),
     _torch.ALL_TO_ALL: ("all_to_all_single_autograd",),

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from modelsummary._torch import all_gather_single, all_reduce
 from modelsummary.parallel.replaced_forward import replace_forward
 
 __all__ = ["TokensOfRank", "WholeCalls"]
@@ -38,7 +38,7 @@ class TokensOfRank(TorchFunctionMode):
     def __init__(self, group: Any, positions: Any, arguments: Any, calls: Any) -> None:
         super().__init__()
         self.group, self.positions, self.arguments, self.calls = group, positions, arguments, calls
-        self.n_ranks = dist.get_world_size(group)
+        self.n_ranks = group.size()
         self.running: list[Any] = []
         self.wholes: dict[int, Any] = {}  # id of a tensor of this rank -> it, and the tensor of all ranks
 
@@ -107,13 +107,16 @@ class TokensOfRank(TorchFunctionMode):
 
     def _gathered(self, chunk: Any, dim: int) -> Any:
         """Return the chunks of all ranks, in the order of the ranks."""
-        chunks = chunk.new_empty((self.n_ranks * chunk.shape[0], *chunk.shape[1:]))
-        dist.all_gather_into_tensor(chunks, chunk.contiguous(), group=self.group)
-        return torch.cat(chunks.chunk(self.n_ranks), dim)
+        return all_gather_single(chunk.contiguous(), dim, self.group)
 
     def _attend(self, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Attend without a mask that is the causal one: torch's ring takes none."""
-        if attn_mask is not None and self.running and self.running[-1].is_causal:
+        if attn_mask is not None:
+            if not self.running or not self.running[-1].is_causal:
+                raise ValueError(
+                    "expected an attention without a mask, as when the plan was made, got a mask, which torch's ring "
+                    "does not take; pass sequences without padding"
+                )
             attn_mask, args, kwargs = None, args[:1], {**kwargs, "is_causal": True}
         return self.attend(query, key, value, attn_mask, *args, **kwargs)
 
@@ -138,9 +141,7 @@ class TokensOfRank(TorchFunctionMode):
         else:
             counts = target != given.get("ignore_index", -100)
             counted = counts.sum() if weight is None else (weight[target * counts] * counts).sum()
-        counted = counted.detach()
-        dist.all_reduce(counted, group=self.group)
-        return counted
+        return all_reduce(counted.detach(), "sum", self.group)
 
 
 class WholeCalls(TorchFunctionMode):

@@ -106,7 +106,7 @@ def test_context_parallelism_sends_the_heads_that_keys_have():
         assert sent == [
             ("all_gather", "forward", both),
             ("all_gather", "backward", both),
-            ("reduce_scatter", "backward", both),
+            *[("all_to_all", "backward", 2 * both // context)] * context,
         ]
         (attention,) = (work for work, _ in block.works["forward"] if work.op_class == "attention")
         assert attention.sizes == (heads // tensor, length // context, length, width // heads)
