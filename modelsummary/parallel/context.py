@@ -114,7 +114,7 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
     if length % n_ranks:
         raise InputError(
             f"context={n_ranks} does not divide the {length} tokens of the recorded input; torch's ring attention "
-            f"takes equal chunks, so record a multiple of {n_ranks}, or pass a divisor of {length}"
+            f"takes equal chunks, and two for each rank if it is causal, so record a multiple of {2 * n_ranks}"
         )
     inputs = values_in((calls.record.root.args, calls.record.root.kwargs))
     dims = {value: _token_dim(value.shape, length) for value in inputs}
@@ -275,7 +275,7 @@ class _Tokens(Propagation):
         if call.argument(3, "attn_mask") is not None:
             why = self._counting.not_causal(event)
             if why:
-                raise Blocked(f"{call.at} takes {why}, and torch's ring attention takes no mask; is_causal=True works")
+                raise Blocked(f"{call.at} takes {why}")
             is_causal = True
         parts = [call.operand(position, name) for position, name in enumerate(("query", "key", "value"))]
         shape = next((part.shape for part in parts if len(part.shape) != 4), None)

@@ -240,8 +240,10 @@ class ParallelPlan(Printed):
         """Return a context for forward, loss and backward with this rank's tokens of tensors; every rank enters it.
 
         In it, attention is the ring of ``torch.distributed.tensor.experimental.context_parallel``, over the tokens of
-        all ranks of ``context``, and tables of the model have the rows of this rank's tokens. Without context
-        parallelism the tensors stay as they are, so a loop need not ask.
+        all ranks of ``context``, tables of the model have the rows of this rank's tokens, and positions that the
+        forward counts are their positions. ``F.cross_entropy`` returns a rank's share of the loss of all tokens: the
+        mean over the ranks is the loss. Without context parallelism the tensors stay as they are, so a loop need not
+        ask.
 
         Args:
             model: to which the plan was applied.
@@ -250,7 +252,9 @@ class ParallelPlan(Printed):
                 one. The context gives copies of them, in their order.
 
         Raises:
-            ValueError: on entry, the tensors have different numbers of tokens, or the ranks do not divide them.
+            ValueError: on entry, the tensors have different numbers of tokens, more than the recorded ones, or the
+                ranks do not divide them; in a forward, the model takes other tensors than the recorded ones, or makes a
+                mask.
 
         >>> from modelsummary import Statistics
         >>> model = nn.Linear(8, 8)

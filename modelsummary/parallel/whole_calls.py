@@ -37,7 +37,7 @@ class CountedTokens:
 
     Attributes:
         length: tokens of the sequence.
-        masking: calls whose results only causal masks are made of, which an attention does not need.
+        masking: calls whose results nothing needs but a cache, and attentions that take causal masks of them.
     """
 
     def __init__(self, calls: Calls, length: int, inputs: Mapping[Value, Shard]) -> None:
@@ -136,18 +136,18 @@ class CountedTokens:
     # ------------------------------------------------------------------------------------------- masks
 
     def not_causal(self, event: Event) -> str:
-        """Return what mask an attention takes, if it is not the causal one; else nothing."""
+        """Return what mask an attention takes, and what works, if it is not the causal one; else nothing."""
         mask = _mask_of(event)
         if mask in self._masks:
             return ""
-        inputs = {value for maker in self._makers_of(mask) for value in values_in((maker.args, maker.kwargs))}
-        if inputs.intersection(self._inputs) or mask in self._inputs:
-            return "a mask that follows from what the model takes"
-        return "a mask that is not known to be the causal one"
-
-    def _makers_of(self, mask: Any) -> list[Event]:
         maker = self._calls.maker.get(mask) if isinstance(mask, Value) else None
-        return [] if maker is None else list(self._makers([maker]))
+        values = {mask}.union(*(_taken(before) for before in self._makers([maker] if maker is not None else [])))
+        root = self._calls.record.root
+        arguments = {**{f"argument {position}": value for position, value in enumerate(root.args)}, **root.kwargs}
+        names = [name for name, value in arguments.items() if isinstance(value, Value) and value in values]
+        if names:
+            return f"a mask that follows from {', '.join(names)}, and torch's ring takes none; leaving it out works"
+        return "a mask that is not known to be causal, and torch's ring takes no other; is_causal=True works"
 
     def _causal_masks(self) -> set[Any]:
         masks = {_mask_of(event) for event in self._calls.events} - {None}
@@ -213,13 +213,15 @@ class CountedTokens:
         return tensor.detach().cpu()
 
     def _only_for(self, masks: set[Any]) -> frozenset[Event]:
-        """Return the calls whose results reach nothing but these masks of attentions."""
+        """Return the calls whose results reach nothing but these masks of attentions, or a cache."""
         only: set[Event] = set()
         for event in reversed(self._calls.events):
             if event.is_module or not isinstance(event.result, Value) or event.result in self._calls.returned:
                 continue
             takers = self._calls.takers.get(event.result, ())
-            if takers and all(taker in only or _takes_as_mask(taker, event.result, masks) for taker in takers):
+            if not takers and (event in self._events or event.is_decision or any(event.writes)):
+                continue  # the forward may decide by it
+            if all(taker in only or _takes_as_mask(taker, event.result, masks) for taker in takers):
                 only.add(event)
         return frozenset(only)
 

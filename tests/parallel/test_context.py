@@ -204,6 +204,12 @@ class _Centred(Decoder):
         return _mean(self.embed(ids))
 
 
+class _CentredFeatures(Decoder):
+    def embedded(self, ids, positions=None):
+        x = self.embed(ids)
+        return x - x.mean(-1, keepdim=True)
+
+
 class _Shifted(Decoder):
     def forward(self, ids, positions=None, labels=None):
         return super().forward(ids)[:, :-1]
@@ -233,7 +239,11 @@ REFUSED = [
     (_Centred, {}, r"mean\(\) in the model works along the sequence"),
     (_Shifted, {}, r"getitem\(\) in the model works along the sequence"),
     (_Conditional, {}, "reads values"),
-    (lambda: Decoder(_masked), {}, "takes a mask that is not known to be the causal one, and torch's ring attention"),
+    (
+        lambda: Decoder(_masked),
+        {},
+        "takes a mask that is not known to be causal, and torch's ring takes no other; is_causal=True",
+    ),
     (lambda: Decoder(_early), {}, "blocks.0.attention calls scaled_dot_product_attention by a name of its own"),
     (lambda: Decoder(_products), {}, r"matmul\(\) in blocks.0.attention multiplies tokens by tokens"),
     (Decoder, {"context": 3}, "context=3 does not divide the 16 tokens of the recorded input"),
@@ -245,6 +255,62 @@ REFUSED = [
 def test_what_a_chunk_cannot_do_is_refused(make, sizes, reason):
     with pytest.raises(InputError, match=reason):
         _plan(make(), _inputs()[0], **{"context": 2, **sizes})
+
+
+def _numbered():
+    class Numbered(Decoder):
+        def embedded(self, ids, positions=None):
+            return self.embed(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+
+    return Numbered()
+
+
+class _Attending(nn.Module):
+    """An encoder layer's attention, as a module that calls the function."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = _full()
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+FOLLOWED = [  # what the refusals advise
+    (_numbered, (2, LENGTH), {}),
+    (Decoder, (2, LENGTH), {}),
+    (_CentredFeatures, (2, LENGTH), {}),
+    (lambda: Decoder(_full), (2, LENGTH), {}),
+    (Decoder, (2, 6), {"context": 3}),
+    (Decoder, (2, LENGTH), {"pipeline": 1}),
+    (_Attending, (2, LENGTH, WIDTH), {}),
+    (_Conditional, (2, LENGTH), {"context": 1}),
+]
+
+
+@pytest.mark.parametrize(("make", "size", "sizes"), FOLLOWED)
+def test_what_refusals_advise_works(make, size, sizes):
+    floats = len(size) == 3
+    inputs = torch.ones(size, dtype=torch.bfloat16) if floats else torch.ones(size, dtype=torch.long)
+    plan = _plan(make(), inputs, **{"context": 2, **sizes})
+    assert plan.context == sizes.get("context", 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "options"),
+    [(Decoder, LENGTH, {"precision": torch.bfloat16}), (Decoder, 128, {})],
+    ids=["half precision", "tokens for the kernel of float32"],
+)
+def test_kernels_that_refusals_advise_have_rings(make, length, options):
+    plan = Statistics(make(), (2, length), dtypes=torch.long).parallel_plan(context=2, **options)
+    assert plan.collectives["forward", "all_gather"][0] == 2
+
+
+def test_two_pieces_for_each_rank_are_needed_if_attention_is_causal():
+    with pytest.raises(InputError, match=r"into two pieces for each rank, .*; record a multiple of 4"):
+        _plan(Decoder(), torch.ones(2, 6, dtype=torch.long), context=2)
+    assert _plan(Decoder(), torch.ones(2, 8, dtype=torch.long), context=2).is_causal
+    assert not _plan(Decoder(_full), torch.ones(2, 6, dtype=torch.long), context=2).is_causal
 
 
 def test_modules_of_attention_are_refused():

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from modelsummary import Statistics
+from modelsummary import InputError, Statistics
 from tests.parallel import processes
 from tests.parallel.cpu_rings import add_cpu_rings
 from tests.parallel.test_context import LENGTH, WIDTH, WORDS, Attention, Decoder
@@ -205,6 +205,54 @@ def test_plain_decoders_equal_one_process():
 def test_decoders_of_transformers_equal_one_process():
     pytest.importorskip("transformers")
     _check(2, [("llama", "", True, {"context": 2}), ("gpt2", "", False, {"context": 2})])
+
+
+@pytest.mark.parametrize("mask", [_window, _before])
+def test_masks_that_are_not_causal_are_refused(mask):
+    model = Shifting(partial(MaskedAttention, mask))
+    with pytest.raises(InputError, match=r"takes a mask that is not known to be causal, .*; is_causal=True works"):
+        _plan(model, _call("counted", "", with_labels=True), context=2)
+
+
+def test_refusals_of_decoders_of_transformers_advise_what_works():
+    call = _call("llama", "", with_labels=True)
+    padded = torch.ones(2, LENGTH, dtype=torch.long)
+    padded[0, :3] = 0
+    with pytest.raises(InputError, match=r"takes a mask that follows from attention_mask, .*; leaving it out works"):
+        _plan(_transformer("llama"), {**call, "attention_mask": padded}, context=2)
+    assert _plan(_transformer("llama"), call, context=2).is_causal
+    with pytest.raises(InputError, match=r"multiplies tokens by tokens, .*attn_implementation='sdpa'"):
+        _plan(_transformer("llama", attn_implementation="eager"), call, context=2)
+    assert _plan(_transformer("llama", attn_implementation="sdpa"), call, context=2).is_causal
+    with pytest.raises(InputError, match="takes a mask that is not known to be causal"):
+        _plan(_transformer("mistral", sliding_window=4), call, context=2)
+    assert _plan(_transformer("mistral", sliding_window=None), call, context=2).is_causal
+
+
+def _refused_in_the_loop(_rank, _n):
+    add_cpu_rings()
+    model = _transformer("llama").double()
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    ids, labels = _tokens()
+    plan = _plan(model, {"input_ids": ids, "attention_mask": mask}, context=2)
+    mesh = plan.device_mesh("cpu")
+    plan.apply(model, mesh)
+    with plan.context_parallel(model, mesh, ids, mask, labels) as (some, seen, targets):
+        with pytest.raises(
+            ValueError, match=r"expected the tensors input_ids, attention_mask, .* got input_ids, labels"
+        ):
+            model(input_ids=some, labels=targets)
+        with pytest.raises(ValueError, match="got a mask, which torch's ring does not take"):
+            model(input_ids=some, attention_mask=torch.zeros_like(seen).index_fill(1, torch.arange(4), 1))
+        model(input_ids=some, attention_mask=seen)
+    with pytest.raises(ValueError, match="a multiple of 4 up to the 16 of the plan, got"):
+        plan.context_parallel(model, mesh, torch.cat([ids, ids], 1)).__enter__()
+    return True
+
+
+def test_a_loop_that_differs_from_the_record_is_refused():
+    pytest.importorskip("transformers")
+    assert all(processes.run(_refused_in_the_loop, 2))
 
 
 @pytest.mark.slow
