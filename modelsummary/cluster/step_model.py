@@ -35,7 +35,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.parallel.applied_rank import rank_of, sharded_copy
-from modelsummary.parallel.context import length_of
+from modelsummary.parallel.context import length_of, with_tokens
 from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
@@ -288,7 +288,7 @@ class StepModel:
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, plan.micro_batch)
         tokens = length // plan.context
         if tokens and tokens != self.recorded_sequence:
-            call = call.with_batch(1, self.recorded_sequence, tokens)
+            call = with_tokens(call, tokens)
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
         with cuda_kernels(), _without_values():
             # what entered blocks is forgotten when the run is over

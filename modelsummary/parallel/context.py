@@ -29,7 +29,7 @@ from modelsummary.parallel.whole_call import WholeCall
 from modelsummary.parallel.whole_calls import CountedTokens, whole_calls
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
-__all__ = ["RingPlan", "chunk_of", "length_of", "ring_plan"]
+__all__ = ["RingPlan", "chunk_of", "length_of", "ring_plan", "with_tokens"]
 
 _TOKENS = Shard(2)  # of queries, keys and values: [batch, heads, tokens, features]
 _MOST_ATTEMPTS = 100
@@ -76,12 +76,21 @@ def chunk_of(call: CallArguments, n_ranks: int, whole: Collection[int | str] = (
     Args:
         whole: positions and names of arguments that keep the tokens of all ranks.
     """
+    return with_tokens(call, length_of(call) // n_ranks, whole)
+
+
+def with_tokens(call: CallArguments, tokens: int, whole: Collection[int | str] = ()) -> CallArguments:
+    """Return a call with another number of tokens.
+
+    Args:
+        whole: positions and names of arguments that stay as they are.
+    """
     length = length_of(call)
 
     def shape_of(tensor: InputTensor) -> tuple[int, ...]:
         shape = tensor.shape
         dim = None if tensor.argument in whole else _token_dim(shape, length)
-        return shape if dim is None else (*shape[:dim], shape[dim] // n_ranks, *shape[dim + 1 :])
+        return shape if dim is None else (*shape[:dim], tokens, *shape[dim + 1 :])
 
     return call.with_shapes(shape_of)
 
@@ -220,8 +229,8 @@ class _Tokens(Propagation):
         self.check_results(())
 
     def takes_norm(self, event: Event, placement: Shard) -> bool:  # noqa: ARG002
-        """Return True: a norm of the features of each token."""
-        return True
+        """Return True for a layer of torch; the functions of another norm are followed one by one."""
+        return event not in self.calls.entered
 
     def apply_rule(self, event: Event, reduced: Any = ()) -> None:  # noqa: ARG002
         """Give the results of a call the placements that its rule says. Raises ``Blocked``."""

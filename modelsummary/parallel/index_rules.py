@@ -9,6 +9,7 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.placements import (
     Blocked,
     FunctionCall,
+    Operand,
     Shard,
     apart,
     dim_of,
@@ -17,13 +18,15 @@ from modelsummary.parallel.placements import (
 )
 from modelsummary.record.events import Value
 
-__all__ = ["begin_of", "indexed", "part_at", "selected"]
+__all__ = ["begin_of", "indexed", "looked_up", "part_at", "selected"]
 
 
 def indexed(call: FunctionCall) -> Shard | None:
     """Follow ``x[...]``, which must take the sharded dimension whole, or pieces of it; None if these are whole."""
-    operand, placement = sharded_operand(call)
     index = call.args[1]
+    if call.first.shard is None and len(call.operands) == 2 and _is_lookup(index) and call.operands[1].is_index:
+        return looked_up(call, call.operands[1], call.first)
+    operand, placement = sharded_operand(call)
     parts = [index] if _is_lookup(index) or not isinstance(index, tuple) else list(index)
     tensors = {other.leaf: len(other.shape) for other in call.operands[1:] if other.shard is None and other.is_index}
     lookups = [part for part in parts if _is_lookup(part)]
@@ -59,6 +62,14 @@ def indexed(call: FunctionCall) -> Shard | None:
         is_slice = isinstance(part, slice)
         result += (tensors[part] if isinstance(part, (Value, Attribute)) else 1) if _is_lookup(part) else is_slice
     raise Blocked(_part(call))
+
+
+def looked_up(call: FunctionCall, numbers: Operand, table: Operand) -> Shard:
+    """Return the placement of the rows of a table that sharded numbers take."""
+    if numbers.shard is None or table.shard is not None:
+        raise Blocked(f"{call.at} takes rows of a sharded table; rows of a whole table work")
+    call.meets(table, -1, 0)
+    return numbers.shard
 
 
 def _bounds(part: Any, size: int) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from torch import nn
 from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
-from modelsummary.parallel.index_rules import indexed, selected
+from modelsummary.parallel.index_rules import indexed, looked_up, selected
 from modelsummary.parallel.placements import (
     Blocked,
     FunctionCall,
@@ -397,13 +397,11 @@ def _attention(call: FunctionCall) -> Shard:
     return placement
 
 
-def _looked_up(call: FunctionCall) -> Shard:
+def _embedded(call: FunctionCall) -> Shard:
     """Follow ``embedding``, which takes rows of a table by sharded numbers."""
-    numbers, table = call.operand(0), call.operand(1, "weight")
-    if numbers.shard is None or table.shard is not None or call.argument(3, "max_norm") is not None:
-        raise Blocked(f"{call.at} takes rows of a sharded table, or changes their norm; rows of a whole table work")
-    call.meets(table, -1, 0)
-    return numbers.shard
+    if call.argument(3, "max_norm") is not None:
+        raise Blocked(f"{call.at} changes the norm of the rows that it takes; max_norm=None works")
+    return looked_up(call, call.operand(0), call.operand(1, "weight"))
 
 
 def _as_complex(call: FunctionCall) -> Shard:
@@ -468,6 +466,6 @@ _RULES: dict[str, Callable[[FunctionCall], Placement | list[Shard | None] | None
     **dict.fromkeys("cat concat concatenate stack".split(), _concatenated),
     **dict.fromkeys(PRODUCTS, _product),
     "scaled_dot_product_attention": _attention,
-    "embedding": _looked_up,
+    "embedding": _embedded,
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
 }

@@ -87,7 +87,7 @@ def _transformer(kind, **options):
     sizes = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "attention_dropout": 0.0}
     sizes |= {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64}
-    if kind == "gpt2":
+    if kind in ("gpt2", "gptj"):
         sizes |= {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0, "attn_pdrop": 0}
         sizes |= {"embd_pdrop": 0, "pad_token_id": None}
     config = transformers.AutoConfig.for_model(kind, **{**sizes, **options})
@@ -129,6 +129,8 @@ MODELS = {
     "qwen2": lambda: _transformer("qwen2"),
     "mistral": lambda: _transformer("mistral", sliding_window=None),
     "gpt2": lambda: _transformer("gpt2"),
+    "gptj": lambda: _transformer("gptj", rotary_dim=4),
+    "gemma3_text": lambda: _transformer("gemma3_text", head_dim=8),
     "gpt_neox": lambda: _transformer("gpt_neox", hidden_dropout=0.0),
     "opt": lambda: _transformer("opt", ffn_dim=64, word_embed_proj_dim=32, dropout=0.0),
 }
@@ -259,7 +261,7 @@ def test_a_loop_that_differs_from_the_record_is_refused():
 @pytest.mark.parametrize("options", OPTIONS)
 def test_calls_of_a_decoder_equal_one_process(options):
     pytest.importorskip("transformers")
-    names = ("llama", "qwen2", "mistral", "gpt2", "gpt_neox", "opt") if not options else ("llama", "gpt2", "opt")
+    names = tuple(name for name in MODELS if name not in PLAIN) if not options else ("llama", "gpt2", "opt")
     _check(2, [(name, options, with_labels, {"context": 2}) for name in names for with_labels in (True, False)])
 
 
