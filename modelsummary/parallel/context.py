@@ -128,7 +128,8 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
     inputs = values_in((calls.record.root.args, calls.record.root.kwargs))
     dims = {value: _token_dim(value.shape, length) for value in inputs}
     starts = {value: Shard(dim) for value, dim in dims.items() if dim is not None}
-    counting = CountedTokens(calls, length, starts)
+    local, why = calls_of_chunk(live, calls, chunk_of(live.call, n_ranks), {}, n_ranks)
+    counting = CountedTokens(calls, length, starts, local)
     chunks = first_complete(_Tokens(calls, starts, counting), _MOST_ATTEMPTS)
     if chunks.refused is not None:
         raise InputError(f"{name} does not run on chunks of the sequence: {chunks.refused}")
@@ -148,7 +149,8 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
         for value, placement in chunks.placements.items()
         if isinstance(value, Value) and isinstance(placement, Shard)
     }
-    local, why = calls_of_chunk(live, calls, chunk_of(live.call, n_ranks), chunks.tables, n_ranks)
+    if chunks.tables:
+        local, why = calls_of_chunk(live, calls, chunk_of(live.call, n_ranks), chunks.tables, n_ranks)
     wholes = counting.compared(chunks.wholes, local, n_ranks)
     why = why or chunk_failure(calls, local, placements, wholes | counting.masking, n_ranks)
     if why:

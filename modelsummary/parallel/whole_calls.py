@@ -34,14 +34,17 @@ class CountedTokens:
         calls: of the record.
         length: tokens of the sequence.
         inputs: what the model takes that is cut along the sequence.
+        local: the calls with a chunk of the tokens; empty if the forward does not run on one.
 
     Attributes:
         length: tokens of the sequence.
         masking: calls whose results nothing needs but a cache, and attentions that take causal masks of them.
     """
 
-    def __init__(self, calls: Calls, length: int, inputs: Mapping[Value, Shard]) -> None:
+    def __init__(self, calls: Calls, length: int, inputs: Mapping[Value, Shard], local: Sequence[Event]) -> None:
         self._calls, self.length = calls, length
+        pairs = zip(calls.events, local, strict=True) if len(calls.events) == len(local) else ()
+        self._local = {one: two.result for one, two in pairs if one.name == two.name and isinstance(two.result, Value)}
         self._inputs = {value: shard for value, shard in inputs.items() if not value.dtype.is_floating_point}
         self._events = self._followed()
         self._masks = self._causal_masks()
@@ -106,7 +109,11 @@ class CountedTokens:
 
     def part(self, event: Event) -> Shard | None:
         """Return the placement of the result of a call that sees all tokens; None if it has no tokens."""
-        dims = [dim for dim, size in enumerate(event.result.shape) if size == self.length]
+        shape = event.result.shape
+        local = self._local[event].shape if event in self._local else ()  # tells a batch of as many rows from tokens
+        dims = [dim for dim, size in enumerate(shape) if size == self.length]
+        if len(local) == len(shape):
+            dims = [dim for dim in dims if local[dim] != shape[dim]]
         is_constant = _makes(event) and self.length not in _integers(event)
         return Shard(dims[0]) if len(dims) == 1 and not is_constant else None
 

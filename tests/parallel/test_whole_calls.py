@@ -231,6 +231,16 @@ def test_refusals_of_decoders_of_transformers_advise_what_works():
     assert _plan(_transformer("mistral", sliding_window=None), call, context=2).is_causal
 
 
+def test_a_batch_or_width_of_as_many_elements_is_not_taken_for_tokens():
+    ids = torch.ones(LENGTH, LENGTH, dtype=torch.long)
+    plan = _plan(Shifting(), {"ids": ids, "labels": ids.clone()}, context=2)
+    assert plan.token_arguments == (("ids", None), ("labels", 1))
+    assert [call.dim for call in plan.whole_calls if call.kind == "part"] == [0, 1]
+    ids = torch.ones(2, WIDTH, dtype=torch.long)
+    plan = _plan(Sliced(), {"ids": ids, "labels": ids}, context=2)
+    assert [call.dim for call in plan.whole_calls] == [0, 1]
+
+
 def _refused_in_the_loop(_rank, _n):
     add_cpu_rings()
     model = _transformer("llama").double()
