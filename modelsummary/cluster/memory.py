@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -48,11 +47,11 @@ class RankMemory:
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(vars(self).values())
 
     def to_dict(self) -> dict[str, int]:
         """Return the bytes by category, and the total."""
-        return {**{field.name: getattr(self, field.name) for field in fields(self)}, "total": self.total}
+        return {**vars(self), "total": self.total}
 
 
 class _Moment(NamedTuple):
@@ -101,6 +100,7 @@ class RankLoad:
     units: tuple[tuple[RankWeights, tuple[_Moment, ...]], ...]
     recomputed: int
     temporary: int
+    _gathered: dict[tuple[int, bool, bool, Recipe], int] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, stages: Sequence[SimulatedStage]) -> RankLoad:
@@ -113,8 +113,14 @@ class RankLoad:
             fullest.temporary_bytes,
         )
 
+    def gathered_bytes(self, plan: Plan, recipe: Recipe) -> int:
+        """Return the bytes of ``gathered`` in ``RankMemory``, which plans share that differ in numbers of ranks."""
+        key = plan.zero_stage, plan.shards > 1, plan.expert_copies > 1, recipe
+        if key not in self._gathered:
+            self._gathered[key] = _gathered_bytes(self, *key)
+        return self._gathered[key]
 
-@lru_cache(maxsize=2**14)
+
 def _gathered_bytes(rank: RankLoad, zero_stage: int, has_shards: bool, has_copies: bool, recipe: Recipe) -> int:
     """Return the bytes of whole parameters and gradients of which a rank has shards, at the moment with most bytes.
 
@@ -174,7 +180,7 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, fact
         optimizer=in_states.state_bytes(recipe) + (0 if plan.is_fsdp else 4 * in_states.masters),
         activations=int(factors.activations * activations),
         recomputed=int(factors.activations * rank.recomputed),
-        gathered=_gathered_bytes(rank, plan.zero_stage, plan.shards > 1, plan.expert_copies > 1, recipe),
+        gathered=rank.gathered_bytes(plan, recipe),
         temporary=int(factors.activations * rank.temporary),
     )
 
