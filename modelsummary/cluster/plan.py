@@ -20,6 +20,7 @@ __all__ = ["Plan", "Recipe", "modern_checkpoint"]
 
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
+_LEVELS = (None, *LEVELS)  # by the stage of ZeRO
 _CHECKPOINTS = {"none": None, "full": "every"}  # earlier values
 
 
@@ -190,7 +191,7 @@ class Plan:
     @property
     def zero_stage(self) -> int:
         """The stage of ZeRO that ``sharded`` is: 0 for None, to 3 for parameters."""
-        return (None, *LEVELS).index(self.sharded)
+        return _LEVELS.index(self.sharded)
 
     @property
     def rank_key(self) -> tuple[object, ...]:
@@ -201,6 +202,11 @@ class Plan:
     def stages_key(self) -> tuple[object, ...]:
         """What the stages of the pipeline depend on."""
         return *self.rank_key, self.pipeline, self.virtual_stages, self.checkpoint, self.blocks
+
+    @property
+    def shards_key(self) -> tuple[object, ...]:
+        """What the share of a rank in what is sharded depends on."""
+        return self.zero_stage, self.shards, self.expert_copies, self.is_fsdp
 
     @property
     def is_fsdp(self) -> bool:

@@ -232,14 +232,19 @@ def _best_first(
     heapify(queue)
     taken: list[_Candidate] = []
     pareto: list[_Candidate] = []
+    leanest: dict[int, int] = {}  # number of devices -> least memory of the plans in the Pareto set
     while queue:
         candidate = heappop(queue)
-        is_beaten = any(other.memory <= candidate.memory and other.devices <= candidate.devices for other in pareto)
+        is_beaten = any(
+            devices <= candidate.devices and memory <= candidate.memory for devices, memory in leanest.items()
+        )
         if is_beaten and len(taken) >= limit:
             continue
         if candidate.level is _Level.SIMULATED:
             taken.append(candidate)
-            pareto += [] if is_beaten else [candidate]
+            if not is_beaten:
+                pareto.append(candidate)
+                leanest[candidate.devices] = candidate.memory  # less than before, or it would be beaten
         elif candidate.level is _Level.COMMUNICATED:
             try:
                 seconds = simulator.items(candidate.plan).seconds()

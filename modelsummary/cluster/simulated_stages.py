@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 from modelsummary.split.schedule import StageLoad
 
-__all__ = ["SimulatedStage", "StageUnit", "added", "deal", "deal_by_cost", "stages_of"]
+__all__ = ["RankParts", "SimulatedStage", "StageUnit", "added", "deal", "deal_by_cost", "stages_of"]
 
 
 class StageUnit(NamedTuple):
@@ -180,15 +180,46 @@ def _dealt(kinds: Sequence[str], parts: Mapping[str, Part], plan: Plan) -> list[
     return deal(costs, plan.stages)
 
 
-def stages_of(
-    model: StepModel, parts: Mapping[str, Part], seconds: Mapping[str, PartSeconds], plan: Plan
-) -> list[SimulatedStage]:
+@dataclass(frozen=True)
+class RankParts:
+    """The parts of a model on one rank, of which stages are made.
+
+    Attributes:
+        parts: what each does and holds for a micro-batch.
+        seconds: the time that each takes.
+    """
+
+    parts: Mapping[str, Part]
+    seconds: Mapping[str, PartSeconds]
+    _units: dict[tuple[object, ...], StageUnit] = field(default_factory=dict, init=False, repr=False)
+
+    def unit(self, name: str, *, is_recomputed: bool, has_core_recomputed: bool, is_in_root: bool) -> StageUnit:
+        """Return a part as a unit of a stage, the same object for all stages."""
+        key = name, is_recomputed, has_core_recomputed, is_in_root
+        if key not in self._units:
+            self._units[key] = _unit(
+                self.parts[name],
+                self.seconds[name],
+                name,
+                is_recomputed=is_recomputed,
+                has_core_recomputed=has_core_recomputed,
+                is_in_root=is_in_root,
+            )
+        return self._units[key]
+
+
+def stages_of(model: StepModel, rank_parts: RankParts, plan: Plan) -> list[SimulatedStage]:
     """Return the stages of a plan, in order.
+
+    Args:
+        model: the model.
+        rank_parts: its parts on the ranks of the plan.
+        plan: the plan.
 
     Raises:
         InputError: the model has too few blocks.
     """
-    kinds = [model.kind_of[fqn] for fqn in model.blocks]
+    kinds, parts = [model.kind_of[fqn] for fqn in model.blocks], rank_parts.parts
     n_stages = plan.stages
     if not kinds and n_stages > 1:
         raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
@@ -202,15 +233,14 @@ def stages_of(
         begin += count
         key = stage_kinds, index == 0, index == n_stages - 1, crossing_bytes
         if key not in stage_of:
-            stage_of[key] = _stage(stage_kinds, parts, seconds, plan, crossing_bytes, is_first=key[1], is_last=key[2])
+            stage_of[key] = _stage(stage_kinds, rank_parts, plan, crossing_bytes, is_first=key[1], is_last=key[2])
         stages.append(stage_of[key])
     return stages
 
 
 def _stage(
     kinds: Sequence[str],
-    parts: Mapping[str, Part],
-    seconds: Mapping[str, PartSeconds],
+    rank_parts: RankParts,
     plan: Plan,
     crossing_bytes: int,
     *,
@@ -219,7 +249,7 @@ def _stage(
 ) -> SimulatedStage:
     checkpoint = len(kinds) if plan.checkpoint == "every" else plan.checkpoint
     n_recomputed = checkpoint if isinstance(checkpoint, int) else 0
-    selective = plan.checkpoint == "selective"
+    selective, parts = plan.checkpoint == "selective", rank_parts.parts
     tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
     calls: list[tuple[str, bool]] = [(BEFORE, False)] if is_first else []
     for kind in kinds:  # blocks without a backward are neither kept nor computed again
@@ -230,9 +260,7 @@ def _stage(
     counts = Counter(calls)
     ends = [name for name, _ in counts if name in (BEFORE, AFTER)]
     unit_of = {
-        (name, is_recomputed): _unit(
-            parts[name],
-            seconds[name],
+        (name, is_recomputed): rank_parts.unit(
             name,
             is_recomputed=is_recomputed,
             has_core_recomputed=selective and name not in ends and parts[name].has_backward,

@@ -37,23 +37,33 @@ class StageTimer:
         self, stages: Sequence[SimulatedStage], plan: Plan, microbatches: int
     ) -> tuple[list[StageLoad], list[SecondsByCause]]:
         """Return the load of each stage in seconds, and the seconds of its forward and backward by cause."""
-        loads: dict[tuple[int, float], tuple[StageLoad, SecondsByCause]] = {}
+        timed: dict[int, tuple[StageLoad, SecondsByCause]] = {}
+        loads: dict[tuple[int, float], StageLoad] = {}
+        units: dict[tuple[int, bool], UnitSeconds] = {}
         keys = []
         for index, stage in enumerate(stages):
+            if id(stage) not in timed:
+                timed[id(stage)] = self._load(stage, plan, units, accumulates=microbatches > 1)
             message = self._message(stages, index, plan)
             keys.append((id(stage), message))
             if keys[-1] not in loads:
-                loads[keys[-1]] = self._load(stage, plan, message, accumulates=microbatches > 1)
-        return [loads[key][0] for key in keys], [loads[key][1] for key in keys]
+                loads[keys[-1]] = replace(timed[id(stage)][0], message=message)
+        return [loads[key] for key in keys], [timed[id(stage)][1] for stage in stages]
 
     def _load(
-        self, stage: SimulatedStage, plan: Plan, message: float, *, accumulates: bool
+        self, stage: SimulatedStage, plan: Plan, units: dict[tuple[int, bool], UnitSeconds], *, accumulates: bool
     ) -> tuple[StageLoad, SecondsByCause]:
-        """Return the load of a stage, and its seconds by cause.
+        """Return the load of a stage without its message, and its seconds by cause.
 
         What a stage does for the gradients of its weights alone is the half of the backward that may come later; adding
         them to their sums over micro-batches is part of it. Under FSDP a stage passes through its units. All ranks keep
         the pace of the slowest.
+
+        Args:
+            stage: the stage.
+            plan: the plan.
+            units: seconds of units, which stages of a plan share; what is not there yet is added.
+            accumulates: there are several micro-batches.
         """
         time_model, recipe, slowest = self._time_model, self._model.recipe, self._time_model.slowest(plan.devices)
         held = stage.weights.sharded(plan) if plan.is_fsdp else stage.weights.total
@@ -62,11 +72,11 @@ class StageTimer:
         forward, backward = (_on_slowest(spent, slowest) for spent in (stage.forward, stage.backward))
         weight_seconds, waits = slowest * stage.of_weights, [0.0, 0.0]
         if plan.is_fsdp:
-            passes = [self._fsdp_units(stage, plan, is_forward=is_forward) for is_forward in (True, False)]
+            passes = [self._fsdp_units(stage, plan, units, is_forward=is_forward) for is_forward in (True, False)]
             computing = sum(forward.values()), sum(backward.values())
             waits = [
-                time_model.over_units(units, plan, overlaps=recipe.overlap_gradients) - seconds
-                for units, seconds in zip(passes, computing, strict=True)
+                time_model.over_units(passed, plan, overlaps=recipe.overlap_gradients) - seconds
+                for passed, seconds in zip(passes, computing, strict=True)
             ]
         spent = added([(forward, 1), (backward, 1), ({"accumulation": adding, "fsdp": sum(waits)}, 1)])
         load = replace(
@@ -74,24 +84,28 @@ class StageTimer:
             forward=sum(forward.values()) + waits[0],
             backward_input=sum(backward.values()) - weight_seconds + waits[1],
             backward_weight=weight_seconds + adding,
-            message=message,
         )
         return load, spent
 
-    def _fsdp_units(self, stage: SimulatedStage, plan: Plan, *, is_forward: bool) -> list[UnitSeconds]:
+    def _fsdp_units(
+        self, stage: SimulatedStage, plan: Plan, units: dict[tuple[int, bool], UnitSeconds], *, is_forward: bool
+    ) -> list[UnitSeconds]:
         """Return the units that FSDP gathers for a forward, or gathers again and reduces for a backward, in its order.
 
         The tensors of a unit are copied out of what was gathered, and their gradients into what is reduced, by kernels
         that run between the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). The root is gathered
         before all others, and reduced after them.
+
+        Args:
+            stage, plan, units: as for ``_load``.
+            is_forward: the pass is a forward.
         """
-        root = StageUnit(False, stage.root, 0, False, {}, {}, 0.0)
-        order = [root, *stage.units] if is_forward else [*reversed(stage.units), root]
-        seconds: dict[int, UnitSeconds] = {}
-        for unit in order:
-            if id(unit) not in seconds:
-                seconds[id(unit)] = self._fsdp_unit(unit, plan, is_forward=is_forward)
-        return [seconds[id(unit)] for unit in order]
+        root = self._fsdp_unit(StageUnit(False, stage.root, 0, False, {}, {}, 0.0), plan, is_forward=is_forward)
+        for unit in stage.units:
+            if (id(unit), is_forward) not in units:
+                units[id(unit), is_forward] = self._fsdp_unit(unit, plan, is_forward=is_forward)
+        called = [units[id(unit), is_forward] for unit in stage.units]
+        return [root, *called] if is_forward else [*reversed(called), root]
 
     def _fsdp_unit(self, unit: StageUnit, plan: Plan, *, is_forward: bool) -> UnitSeconds:
         time_model, recipe = self._time_model, self._model.recipe

@@ -13,10 +13,10 @@ from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import StepItems, WeightUpdate, by_rank, in_flight
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.published_errors import case_of
-from modelsummary.cluster.simulated_stages import SimulatedStage, added, stages_of
+from modelsummary.cluster.simulated_stages import RankParts, SimulatedStage, added, stages_of
 from modelsummary.cluster.stage_times import StageTimer
 from modelsummary.cluster.step_model import StepModel
-from modelsummary.cluster.timing import PartSeconds, SecondsByCause, TimeModel
+from modelsummary.cluster.timing import SecondsByCause, TimeModel
 from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.weights import Weights
 from modelsummary.errors import InputError, check_integers
@@ -55,15 +55,16 @@ class StepSimulator:
         self._timer = StageTimer(model, self.time_model)
         self.global_batch, self.sequence_length = global_batch, sequence_length
         self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
-        self._part_seconds: dict[tuple[object, ...], dict[str, PartSeconds]] = {}
+        self._rank_parts: dict[tuple[object, ...], RankParts] = {}
         self._stages: dict[tuple[object, ...], list[SimulatedStage]] = {}
         self._ranks: dict[tuple[object, ...], list[tuple[RankLoad, int]]] = {}
         self._fullest: dict[tuple[object, ...], dict[RankLoad, int]] = {}
         self._rank_loads: dict[tuple[int, ...], RankLoad] = {}
-        self._bare: dict[tuple[object, ...], int] = {}
+        self._bare: dict[tuple[object, ...], int] = {}  # bytes of a rank without its activations
         self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
         self._updates: dict[tuple[object, ...], list[WeightUpdate]] = {}
         self._least: dict[tuple[object, ...], float] = {}
+        self._least_states: dict[tuple[object, ...], float] = {}
 
     def simulate(self, plan: Plan) -> StepEstimate:
         """Return the estimate of a step.
@@ -177,10 +178,10 @@ class StepSimulator:
                 raise InputError(
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
                 )
-            if plan.rank_key not in self._part_seconds:
+            if plan.rank_key not in self._rank_parts:
                 timed = {name: self.time_model.part(part, plan, self.model.recipe) for name, part in parts.items()}
-                self._part_seconds[plan.rank_key] = timed
-            self._stages[key] = stages_of(self.model, parts, self._part_seconds[plan.rank_key], plan)
+                self._rank_parts[plan.rank_key] = RankParts(parts, timed)
+            self._stages[key] = stages_of(self.model, self._rank_parts[plan.rank_key], plan)
         return self._stages[key]
 
     def memory(self, plan: Plan) -> list[RankMemory]:
@@ -204,14 +205,14 @@ class StepSimulator:
             for load, activations in self._held(plan):
                 most[load] = max(most.get(load, 0), int(self.time_model.factors.activations * activations))
             self._fullest[key] = most
-        return max(self._bare_bytes(load, plan) + nbytes for load, nbytes in self._fullest[key].items())
-
-    def _bare_bytes(self, load: RankLoad, plan: Plan) -> int:
-        """Return the bytes of a rank without its activations, which plans share that shard alike."""
-        key = id(load), plan.zero_stage, plan.shards, plan.expert_copies, plan.is_fsdp
-        if key not in self._bare:
-            self._bare[key] = memory_of(load, 0, plan, self.model.recipe, self.time_model.factors).total
-        return self._bare[key]
+        shared, bare = plan.shards_key, self._bare
+        most_bytes = 0
+        for load, nbytes in self._fullest[key].items():
+            load_key = id(load), shared
+            if load_key not in bare:
+                bare[load_key] = memory_of(load, 0, plan, self.model.recipe, self.time_model.factors).total
+            most_bytes = max(most_bytes, bare[load_key] + nbytes)
+        return most_bytes
 
     def _held(self, plan: Plan) -> list[tuple[RankLoad, int]]:
         """Return what each rank of the pipeline holds, whatever is sharded, and the bytes of its activations."""
@@ -234,6 +235,12 @@ class StepSimulator:
 
         It needs no run of the model: the ranks of the pipeline hold all parameters together.
         """
+        key = plan.tensor, plan.expert, plan.pipeline, plan.shards_key
+        if key not in self._least_states:
+            self._least_states[key] = self._least_state_bytes(plan)
+        return self._least_states[key]
+
+    def _least_state_bytes(self, plan: Plan) -> float:
         model, recipe = self.model, self.model.recipe
         experts = model.expert_weights if plan.expert > 1 else Weights()
         least = 0.0

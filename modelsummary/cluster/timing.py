@@ -109,6 +109,7 @@ class TimeModel:
         self.network = Network(cluster)
         self.factors = cluster.factors
         self._work_seconds: dict[Work, float] = {}
+        self._groups: dict[tuple[object, ...], dict[str, RankGroup]] = {}
 
     def slowest(self, ranks: int) -> float:
         """Return the seconds of kernels on the slowest of some boards, over those on a usual one.
@@ -130,15 +131,19 @@ class TimeModel:
         scatter ``"shards"``, and the ranks with the same shard reduce it among ``"replicas"``; without
         shards, ``"shards"`` are the copies. Ranks that hold the same experts reduce ``"expert_gradients"``.
         """
-        return {
-            "tensor": self.network.group(plan.tensor),
-            "context": self.network.group(plan.context, plan.tensor),
-            "expert": self.network.group(plan.expert),
-            "gradients": self.network.group(plan.copies, plan.tensor),
-            "shards": self.network.group(plan.shards if plan.sharded else plan.copies, plan.tensor),
-            "replicas": self.network.group(plan.replicas, plan.tensor * plan.shards),
-            "expert_gradients": self.network.group(plan.expert_copies, plan.expert),
-        }
+        key = plan.tensor, plan.context, plan.expert, plan.copies, plan.shards, bool(plan.sharded)
+        if key not in self._groups:
+            group = self.network.group
+            self._groups[key] = {
+                "tensor": group(plan.tensor),
+                "context": group(plan.context, plan.tensor),
+                "expert": group(plan.expert),
+                "gradients": group(plan.copies, plan.tensor),
+                "shards": group(plan.shards if plan.sharded else plan.copies, plan.tensor),
+                "replicas": group(plan.replicas, plan.tensor * plan.shards),
+                "expert_gradients": group(plan.expert_copies, plan.expert),
+            }
+        return self._groups[key]
 
     def over_copies(self, operation: str, nbytes: float, expert_nbytes: float, plan: Plan) -> float:
         """Return the seconds of collectives of parameters, or gradients, among the ranks that hold the same ones.
@@ -239,7 +244,7 @@ class TimeModel:
         runs = [(unit, len([*equal])) for unit, equal in groupby(units)]
         few = [min(count, _MOST_EQUAL) for _, count in runs]
         speed = self._speed(self.groups(plan))
-        works = tuple(any(unit[work] for unit in units) for work in range(len(UnitSeconds._fields)))
+        works = tuple(any(unit[work] for unit, _ in runs) for work in range(len(UnitSeconds._fields)))
 
         def seconds(counts: Sequence[int]) -> float:
             passed = [unit for (unit, _), count in zip(runs, counts, strict=True) for _ in range(count)]

@@ -107,9 +107,10 @@ class Weights:
         return self.nbytes + 4 * self.masters - self.narrow
 
     def __add__(self, other: Weights) -> Weights:
-        for one, another in ((self, other), (other, self)):
-            if not (another.chunked or another.buffers):  # as the experts of most models
-                return one
+        if not (other.chunked or other.buffers):  # as the experts of most models
+            return self
+        if not (self.chunked or self.buffers):
+            return other
         return Weights._with((*self.chunked, *other.chunked), self.buffers + other.buffers)
 
     def times(self, count: int) -> Weights:
@@ -147,6 +148,9 @@ class Weights:
     def state_bytes(self, recipe: Recipe) -> int:
         """Return the bytes of the optimizer's states, without float32 copies of weights."""
         return self.elements * recipe.state_bytes
+
+
+_NONE = Weights()
 
 
 @lru_cache(maxsize=4096)
@@ -211,4 +215,4 @@ class RankWeights:
             has_shards: several ranks have the same parameters.
             has_copies: several ranks have the same experts.
         """
-        return (self.shared if has_shards else Weights()) + (self.experts if has_copies else Weights())
+        return (self.shared if has_shards else _NONE) + (self.experts if has_copies else _NONE)
