@@ -172,7 +172,7 @@ def _experts(name: str) -> dict[str, Any]:
     if not dispatched and not stacked:
         return {"verdict": "no plan" if not theirs else "no experts"}
     try:
-        plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(expert=2)
+        plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(expert=2, dispatch="all_reduce")
     except Exception as error:
         return _failure("refused", error, 300)
     ours = {layer.fqn for layer in plan.layers}
@@ -271,5 +271,5 @@ if __name__ == "__main__":
     if chosen.what in of_one:
         _resumed(chosen.names, out, of_one[chosen.what])
     else:
-        options = {"expert": 2} if chosen.what == "divided" else {"tensor": 2}
+        options = {"expert": 2, "dispatch": "all_reduce"} if chosen.what == "divided" else {"tensor": 2}
         processes.run(_equal, 2, chosen.names or list(models.NAMES), options, out)

@@ -134,6 +134,8 @@ class Applier:
         arguments: dict[str, Any] = {"tensor": plan.tensor, "pipeline": plan.pipeline, **sizes}
         if plan.sequence:
             arguments["sequence"] = True
+        if plan.expert > 1:
+            arguments |= {"expert": plan.expert, "dispatch": plan.dispatch}
         if self._precision is not None:
             arguments["precision"] = self._precision
         is_cast = self._precision is not None and all(parameter.requires_grad for parameter in self._model.parameters())
@@ -181,11 +183,10 @@ class Applier:
 
     def _check(self, plan: Plan) -> None:
         """Raise ``InputError`` if the plan or the recipe has a part that ``parallel_plan`` does not apply."""
-        if plan.expert > 1:
+        if plan.dispatch_ranks > 1:
             raise InputError(
-                f"parallel_plan does not apply expert={plan.expert} of a Plan, whose ranks send tokens to each other's "
-                "experts: its own expert= divides the experts of ranks that have the same tokens; search with "
-                "expert=[1] for a plan to apply"
+                f"parallel_plan does not apply expert={plan.expert} with dispatch='all_to_all', which sends tokens to "
+                "experts of other ranks; search with expert=[1], or pass dispatch='all_reduce', for a plan to apply"
             )
         if plan.virtual_stages > 1:
             raise InputError(
@@ -208,7 +209,7 @@ class Applier:
                 "sequence=[False] or pipeline=[1] for a plan to apply"
             )
         recipe = self._recipe
-        if plan.sequence and recipe.sequence == "megatron":
+        if plan.sequence and plan.expert == 1 and recipe.sequence == "megatron":
             raise InputError(
                 "parallel_plan does not apply Megatron's layers, which Recipe(sequence='megatron') costs; pass "
                 "sequence='torch' to the Recipe for a plan to apply"

@@ -188,10 +188,10 @@ class StepEstimate(Printed):
         that the recipe's master weights do not have is FSDP's mixed precision, over one rank where nothing is sharded.
 
         Raises:
-            InputError: the plan has several stages per rank, expert parallelism, or sequence or context parallelism
-                with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, Megatron's
-                sequence parallelism, or gradients of another dtype than its stored weights; or the estimate was loaded
-                without its model.
+            InputError: the plan has several stages per rank, sends tokens to experts, or has sequence or context
+                parallelism with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits,
+                Megatron's sequence parallelism, or gradients of another dtype than its stored weights; or the estimate
+                was loaded without its model.
         """
         return with_estimate(self._applier().parallel_plan(self.plan), self)
 

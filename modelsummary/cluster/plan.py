@@ -13,7 +13,7 @@ from modelsummary.capture.step_plan import check_loss
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.keywords import takes_keywords, warn_renamed
-from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_sequence, level_of
+from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_dispatch, check_sequence, level_of
 from modelsummary.split.schedule import check_schedule
 
 __all__ = ["Plan", "Recipe", "modern_checkpoint"]
@@ -66,16 +66,14 @@ class Plan:
     """One way to spread training over devices.
 
     ``Statistics.parallel_plan`` has the same arguments. Ranks are numbered so that neighbours communicate
-    most: first along ``tensor``, then ``context``, ``shard``, ``data`` and ``pipeline``. The ranks of ``expert`` are
-    consecutive ones of the first four.
+    most: first along ``tensor``, then ``context``, ``shard``, ``data`` and ``pipeline``.
 
     Attributes:
         tensor: ranks over which layers are split.
         data: copies of the model, each on the ranks of all other dimensions.
         shard: ranks over which each copy is sharded (FSDP), next to each other; with ``data > 1``: HSDP.
         pipeline: ranks over which the blocks are split.
-        expert: ranks over which stacked experts are divided by their number. They are ranks of ``tensor``, ``context``,
-            ``shard`` and ``data`` that hold different tokens; each token is sent to the ranks of its experts and back.
+        expert: ranks over which the experts of mixtures are divided by their number; each runs its own experts.
         context: ranks over which the sequence is split; attention gathers keys and values. They shard as the ranks of
             ``shard`` do.
         sequence: between the split layers, each rank of ``tensor`` holds a share of the tokens.
@@ -91,6 +89,11 @@ class Plan:
         blocks: which blocks each stage has: ``"even"``: as many as the others, and fewer at the ends if they do not
             divide; ``"cost"``: so that the largest stage is the smallest possible, with what precedes and follows the
             blocks; or the number of blocks of each stage.
+        dispatch: how tokens meet the experts of other ranks. ``"all_to_all"``: each token is sent to the ranks of its
+            experts and back. The ranks of ``expert`` hold different tokens: they are consecutive ranks of ``tensor``,
+            ``context``, ``shard`` and ``data``. ``"all_reduce"``, which ``parallel_plan`` applies: the ranks of
+            ``expert`` have the same tokens, and sum what their experts return. They are a dimension of their own,
+            between ``tensor`` and ``context``.
 
     Raises:
         InputError: a value is out of range, or values do not fit together.
@@ -112,11 +115,13 @@ class Plan:
     virtual_stages: int = field(default=1, kw_only=True)
     schedule: str = field(default="1f1b", kw_only=True)
     blocks: str | tuple[int, ...] = field(default="even", kw_only=True)
+    dispatch: str = field(default="all_to_all", kw_only=True)
 
     def __post_init__(self) -> None:
         names = ("tensor", "data", "shard", "pipeline", "expert", "context", "micro_batch", "virtual_stages")
         check_integers(**{name: getattr(self, name) for name in names})
         check_sequence(self.sequence, self.tensor)
+        check_dispatch(self.dispatch)
         object.__setattr__(self, "sharded", level_of(self.sharded, self.shard))
         check_schedule(self.schedule)
         check_checkpoint(self.checkpoint)
@@ -126,16 +131,16 @@ class Plan:
                 "cost; pass 'every', 'selective' or a number of blocks of each stage"
             )
         ranks = self.tensor * self.copies
-        if ranks % self.expert:
+        if ranks % self.dispatch_ranks:
             raise InputError(
                 f"expert={self.expert} must divide tensor x context x shard x data = {ranks}; pass a divisor of it"
             )
-        if self.expert > 1 and self.tensor > 1 and not self.sequence:
+        if self.dispatch_ranks > 1 and self.tensor > 1 and not self.sequence:
             raise InputError(
                 f"expert={self.expert} with tensor={self.tensor} needs sequence=True: ranks of expert parallelism have "
                 "different tokens"
             )
-        if self.expert > 1 and self.sharded and self.data > 1:
+        if self.dispatch_ranks > 1 and self.sharded and self.data > 1:
             raise InputError(
                 f"data={self.data} copies of shards are not costed with expert={self.expert}; pass shard="
                 f"{self.data * self.shard} and data=1, or expert=1"
@@ -161,7 +166,17 @@ class Plan:
     @property
     def devices(self) -> int:
         """The number of devices."""
-        return self.tensor * self.copies * self.pipeline
+        return self.split_ranks * self.copies * self.pipeline
+
+    @property
+    def dispatch_ranks(self) -> int:
+        """The number of ranks that send tokens to each other's experts; 1 if ranks of ``expert`` have the same ones."""
+        return self.expert if self.dispatch == "all_to_all" else 1
+
+    @property
+    def split_ranks(self) -> int:
+        """The number of ranks with the same samples: of ``tensor``, and of ``expert`` if these sum results."""
+        return self.tensor * self.expert // self.dispatch_ranks
 
     @property
     def batch_ranks(self) -> int:
@@ -185,8 +200,8 @@ class Plan:
 
     @property
     def expert_copies(self) -> int:
-        """The number of ranks that hold the same experts, if these are divided."""
-        return self.tensor * self.copies // self.expert
+        """The number of ranks that hold the same experts, if tokens are sent to them."""
+        return self.tensor * self.copies // self.dispatch_ranks
 
     @property
     def zero_stage(self) -> int:
@@ -196,7 +211,7 @@ class Plan:
     @property
     def rank_key(self) -> tuple[object, ...]:
         """What the work of one rank for a micro-batch depends on."""
-        return self.tensor, self.sequence, self.context, self.expert, self.micro_batch
+        return self.tensor, self.sequence, self.context, self.expert, self.dispatch_ranks, self.micro_batch
 
     @property
     def stages_key(self) -> tuple[object, ...]:
@@ -211,7 +226,7 @@ class Plan:
     @property
     def is_fsdp(self) -> bool:
         """Whether parameters are sharded, and several ranks hold the same ones."""
-        return self.zero_stage == 3 and max(self.copies, self.expert_copies if self.expert > 1 else 1) > 1
+        return self.zero_stage == 3 and max(self.copies, self.expert_copies if self.dispatch_ranks > 1 else 1) > 1
 
     @property
     def stages(self) -> int:
@@ -300,7 +315,8 @@ class Recipe:
             ``--overlap-moe-expert-parallel-comm``.
         sequence: layers of ``Plan(sequence=True)``: ``"torch"``: the ones that ``parallel_plan`` applies, which keep
             what column-parallel layers gather; ``"megatron"``: these layers keep their share of it, and gather it again
-            in the backward. Where experts are divided, they are Megatron's.
+            in the backward. Where tokens are sent to experts, they are Megatron's; where ranks sum what their experts
+            return, they are torch's.
         overlap_tensor: gradients of the inputs of column-parallel layers are reduced while these layers compute the
             gradients of their weights.
 

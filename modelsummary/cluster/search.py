@@ -39,7 +39,7 @@ class SearchOptions(TypedDict, total=False):
         tensor: ranks of tensor parallelism. Default: powers of two up to the devices of a node.
         sequence: whether its ranks share tokens out. Default: both.
         context: ranks of context parallelism. Default: 1; up to 16 for sequences of 32,768 tokens and more.
-        expert: ranks over which experts are divided. Default: powers of two that divide all stacked experts; 1 without.
+        expert: ranks that send tokens to each other's experts. Default: powers of two that divide all stacked experts.
         pipeline: ranks of the pipeline. Default: divisors of the devices up to the number of blocks.
         virtual_stages: stages per rank of the interleaved schedule. Default: 2, 3, 4, and one block per stage.
         sharded: what the ranks that share the data shard, as in ``Plan``; None: nothing. Default: all four.

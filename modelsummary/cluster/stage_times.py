@@ -135,7 +135,7 @@ class StageTimer:
         sender, receiver = rank_of(index, plan), rank_of(index + 1, plan)
         if sender == receiver:
             return 0.0
-        stride = plan.tensor * plan.copies
+        stride = plan.split_ranks * plan.copies
         ranks = (stride, sender, receiver)
         if ranks not in self._is_inside:
             network = self._time_model.network
@@ -196,7 +196,7 @@ class StageTimer:
                 waited += over - computing
         tied = [stage.tied.gradient_bytes(recipe) for stage in stages if stage.tied.elements]
         if len(tied) == 1:  # another rank has the other end
-            distance = plan.tensor * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
+            distance = plan.split_ranks * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
             waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
         held = weights.sharded(plan) if plan.sharded else weights.total
         return WeightUpdate(waited, time_model.optimizer(held, recipe))

@@ -133,7 +133,7 @@ class StepSimulator:
         return self._loads[key]
 
     def _loads_key(self, plan: Plan, microbatches: int) -> tuple[object, ...]:
-        stride = min(plan.tensor * plan.copies, self.time_model.cluster.devices_per_node)
+        stride = min(plan.split_ranks * plan.copies, self.time_model.cluster.devices_per_node)
         fsdp = (plan.copies, plan.shards) if plan.zero_stage == 3 else None
         return plan.stages_key, microbatches > 1, stride, plan.schedule in IN_V, fsdp, plan.devices
 
@@ -235,18 +235,18 @@ class StepSimulator:
 
         It needs no run of the model: the ranks of the pipeline hold all parameters together.
         """
-        key = plan.tensor, plan.expert, plan.pipeline, plan.shards_key
+        key = plan.split_ranks, plan.dispatch_ranks, plan.pipeline, plan.shards_key
         if key not in self._least_states:
             self._least_states[key] = self._least_state_bytes(plan)
         return self._least_states[key]
 
     def _least_state_bytes(self, plan: Plan) -> float:
         model, recipe = self.model, self.model.recipe
-        experts = model.expert_weights if plan.expert > 1 else Weights()
+        experts = model.expert_weights if plan.dispatch_ranks > 1 else Weights()
         least = 0.0
         for weights, less, ranks, copies in (
-            (model.weights, experts, plan.tensor, plan.shards),
-            (experts, Weights(), plan.expert, plan.expert_copies),
+            (model.weights, experts, plan.split_ranks, plan.shards),
+            (experts, Weights(), plan.dispatch_ranks, plan.expert_copies),
         ):
             masters = 4 * (weights.masters - less.masters)
             sizes = (

@@ -86,7 +86,7 @@ class StepModel:
             raise InputError("the recorded input has a batch of 0, which no step has; record a batch of 1 or more")
         self.recorded_batch = size or 1
         self.recorded_sequence = length_of(self._call)
-        self._plans: dict[tuple[int, int, bool], ParallelPlan] = {}
+        self._plans: dict[tuple[int, int, bool, str], ParallelPlan] = {}
         self._experts: dict[int, DividedExperts] = {}
         self._parts: dict[tuple[object, ...], dict[str, Part]] = {}
         self._failed: dict[tuple[object, ...], ModelSummaryError] = {}
@@ -127,20 +127,23 @@ class StepModel:
             counts[kind] = counts.get(kind, 0) + 1
         return counts
 
-    def parallel_plan(self, tensor: int, expert: int = 1, *, sequence: bool = False) -> ParallelPlan:
-        """Return how the folded model is split over ranks of tensor parallelism, without experts that are divided.
+    def parallel_plan(
+        self, tensor: int, expert: int = 1, *, sequence: bool = False, dispatch: str = "all_to_all"
+    ) -> ParallelPlan:
+        """Return how the folded model is split over ranks, without experts to which tokens are sent.
 
         Args:
             tensor: ranks over which layers are split.
             expert: ranks over which experts are divided.
             sequence: the layers of the plan shard activations along the sequence.
+            dispatch: as in ``Plan``.
 
         Raises:
             InputError: it cannot be split over that many.
         """
-        key = tensor, expert, sequence
+        key = tensor, expert, sequence, dispatch
         if key not in self._plans:
-            if expert > 1:
+            if expert > 1 and dispatch == "all_to_all":
                 whole, experts = self.parallel_plan(tensor), self.experts(expert)
                 layers = tuple(layer for layer in whole.layers if not experts.has(layer.fqn))
                 attributes = tuple(attribute for attribute in whole.attributes if not experts.has(attribute.fqn))
@@ -148,7 +151,9 @@ class StepModel:
             else:
                 live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
                 with _without_values():
-                    self._plans[key] = make_plan(live, self._root, tensor=tensor, sequence=sequence)
+                    self._plans[key] = make_plan(
+                        live, self._root, tensor=tensor, expert=expert, sequence=sequence, dispatch=dispatch
+                    )
         return self._plans[key]
 
     def experts(self, ranks: int) -> DividedExperts:
@@ -221,6 +226,8 @@ class StepModel:
             try:
                 return self._run_applied(plan, length)
             except InputError as error:
+                if plan.expert > 1 or not plan.sequence:
+                    raise
                 advice = "Recipe(sequence='megatron') costs Megatron's layers, which step.apply does not apply"
                 raise InputError(f"{error}; {advice}") from error
         rank = self._rank(plan, gather_head=False)
@@ -251,8 +258,8 @@ class StepModel:
             last=self.blocks[-1] if self.blocks else "",
             sequence=plan.sequence,
             gather_head=gather_head,
-            experts=self.experts(plan.expert),
-            expert_ranks=plan.expert,
+            experts=self.experts(plan.dispatch_ranks),
+            expert_ranks=plan.dispatch_ranks,
         )
 
     def _run(
@@ -264,7 +271,9 @@ class StepModel:
 
     def _is_applied(self, plan: Plan) -> bool:
         """Return True for a plan whose rank runs the layers of ``parallel_plan``, not Megatron's."""
-        return plan.sequence and plan.expert == 1 and self.recipe.sequence == "torch"
+        if plan.expert > 1:
+            return plan.dispatch_ranks == 1
+        return plan.sequence and self.recipe.sequence == "torch"
 
     def _run_applied(self, plan: Plan, length: int) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank, to which the parallel plan was applied, on shapes.
@@ -272,7 +281,7 @@ class StepModel:
         Raises:
             InputError, StepError: it cannot be applied, or does not run.
         """
-        applied = self.parallel_plan(plan.tensor, sequence=True)
+        applied = self.parallel_plan(plan.tensor, plan.expert, sequence=plan.sequence, dispatch=plan.dispatch)
         entered: dict[str, tuple[int, int]] = {}
         with (
             rank_of(applied, 0, applied.world_size, "the step of a rank"),
@@ -297,10 +306,11 @@ class StepModel:
     def _parts_of(
         self, plan: Plan, observed: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
     ) -> dict[str, Part]:
-        kinds, layers = list(self.counts), self.parallel_plan(plan.tensor, plan.expert).layers
+        kinds = list(self.counts)
+        layers = self.parallel_plan(plan.tensor, plan.expert, dispatch=plan.dispatch).layers
         experts = {
             id(module.get_parameter(f"{layer.fqn}.{name}"))
-            for layer in self.experts(plan.expert).layers
+            for layer in self.experts(plan.dispatch_ranks).layers
             for name, dim in layer.shards.items()
             if dim is not None
         }
@@ -314,7 +324,7 @@ class StepModel:
             ranks=1 if self._is_applied(plan) else plan.tensor,
             context=plan.context,
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
-            sorts_rows=self.recipe.copies_per_token is None and self.number_of_experts > plan.expert > 1,
+            sorts_rows=self.recipe.copies_per_token is None and self.number_of_experts > plan.dispatch_ranks > 1,
             sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
         )
 

@@ -131,17 +131,18 @@ class TimeModel:
         scatter ``"shards"``, and the ranks with the same shard reduce it among ``"replicas"``; without
         shards, ``"shards"`` are the copies. Ranks that hold the same experts reduce ``"expert_gradients"``.
         """
-        key = plan.tensor, plan.context, plan.expert, plan.copies, plan.shards, bool(plan.sharded)
+        split = plan.split_ranks
+        key = plan.tensor, split, plan.context, plan.dispatch_ranks, plan.copies, plan.shards, bool(plan.sharded)
         if key not in self._groups:
-            group = self.network.group
+            group, is_sent = self.network.group, plan.dispatch_ranks > 1
             self._groups[key] = {
                 "tensor": group(plan.tensor),
-                "context": group(plan.context, plan.tensor),
-                "expert": group(plan.expert),
-                "gradients": group(plan.copies, plan.tensor),
-                "shards": group(plan.shards if plan.sharded else plan.copies, plan.tensor),
-                "replicas": group(plan.replicas, plan.tensor * plan.shards),
-                "expert_gradients": group(plan.expert_copies, plan.expert),
+                "context": group(plan.context, split),
+                "expert": group(plan.expert, 1 if is_sent else plan.tensor),
+                "gradients": group(plan.copies, split),
+                "shards": group(plan.shards if plan.sharded else plan.copies, split),
+                "replicas": group(plan.replicas, split * plan.shards),
+                "expert_gradients": group(plan.expert_copies, plan.dispatch_ranks),
             }
         return self._groups[key]
 
@@ -201,7 +202,8 @@ class TimeModel:
             }
             waits = {name: sum(sent[name, operation] for operation in OPERATIONS) for name in _GROUPS}
             if recipe.overlap_experts:
-                exchanged[phase], waits["expert"] = waits["expert"], 0.0
+                exchanged[phase] = sent["expert", "all_to_all"]
+                waits["expert"] -= exchanged[phase]
             columns = column_weights = gather = reduction = 0.0
             if phase == "backward" and recipe.overlap_tensor:
                 columns, column_weights = kernels.get("columns", 0.0), kernels.get("column weights", 0.0)
@@ -281,7 +283,8 @@ class TimeModel:
         if (collective.group, collective.operation) == ("context", "all_to_all"):  # to the next rank of the ring
             return self.network.send(collective.nbytes, is_inside=group.nodes == 1)
         copies = recipe.copies_per_token
-        share = 1.0 if collective.group != "expert" or copies is None else min(1.0, copies / collective.copies)
+        is_sent = collective.group == "expert" and collective.operation == "all_to_all"
+        share = min(1.0, copies / collective.copies) if is_sent and copies is not None else 1.0
         return self.network.seconds(collective.operation, share * collective.nbytes, group)
 
     def moved(self, name: str, nbytes: float) -> float:

@@ -29,7 +29,7 @@ from modelsummary.parallel.local_check import alike, check_locally, stream_failu
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
-from modelsummary.parallel.plan_arguments import check_checkpoint, check_sequence, level_of
+from modelsummary.parallel.plan_arguments import check_applied_dispatch, check_checkpoint, check_sequence, level_of
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_stream
@@ -60,6 +60,7 @@ def make_plan(
     sharded: str | int | None = None,
     offload: bool = False,
     context: int = 1,
+    dispatch: str | None = None,
 ) -> ParallelPlan:
     """Return a plan as ``Statistics.parallel_plan`` says.
 
@@ -69,6 +70,7 @@ def make_plan(
             for ``pipeline > 1``.
     """
     check_integers(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
+    check_applied_dispatch(expert, dispatch)
     _check_precision(precision, live.model)
     check_sequence(sequence, tensor)
     level = level_of(sharded, shard)

@@ -71,8 +71,8 @@ class ParallelPlan(Printed):
     Attributes:
         model_class: of the model.
         tensor, data, shard, pipeline, expert, context: number of ranks along each dimension of the mesh. Ranks of
-            ``expert`` have the same tokens; ranks of ``cluster.Plan.expert`` have others, and send them to each other's
-            experts. Ranks of ``context`` have the same batch, and each a part of its tokens.
+            ``expert`` have the same tokens (``dispatch="all_reduce"``). Ranks of ``context`` have the same batch, and
+            each a part of its tokens.
         layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.

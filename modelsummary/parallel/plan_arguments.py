@@ -5,11 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from modelsummary.errors import InputError
+from modelsummary.keywords import warn_renamed
 
-__all__ = ["LEVELS", "check_checkpoint", "check_sequence", "level_of"]
+__all__ = ["LEVELS", "check_applied_dispatch", "check_checkpoint", "check_dispatch", "check_sequence", "level_of"]
 
 LEVELS = ("optimizer", "gradients", "parameters")
 """What ranks shard, each with those before it: stages 1, 2 and 3 of ZeRO."""
+
+_DISPATCHES = ("all_to_all", "all_reduce")
+
+
+def check_dispatch(dispatch: Any) -> None:
+    """Raise ``InputError`` for an unknown way in which the tokens of several ranks meet their experts."""
+    if dispatch not in _DISPATCHES:
+        raise InputError(f"dispatch must be one of {', '.join(map(repr, _DISPATCHES))}, got {dispatch!r:.80}")
+
+
+def check_applied_dispatch(expert: int, dispatch: Any) -> None:
+    """Raise ``InputError`` for a dispatch that ``parallel_plan`` does not apply, and warn if experts need one.
+
+    Earlier versions had no ``dispatch``: experts over ranks were ranks with the same tokens.
+    """
+    if dispatch is not None:
+        check_dispatch(dispatch)
+    elif expert > 1:
+        warn_renamed("parallel_plan", f"expert={expert}", f"expert={expert}, dispatch='all_reduce'")
+    if dispatch == "all_to_all" and expert > 1:
+        raise InputError(
+            f"parallel_plan does not apply expert={expert} with dispatch='all_to_all': the forward of the model gives "
+            "experts the tokens of its own rank alone; pass dispatch='all_reduce'"
+        )
 
 
 def check_sequence(sequence: Any, tensor: int) -> None:

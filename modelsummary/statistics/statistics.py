@@ -981,6 +981,7 @@ class Statistics(ModelStatistics):
         sharded: str | int | None = None,
         offload: bool = False,
         context: int = 1,
+        dispatch: str | None = None,
     ) -> ParallelPlan:
         """Derive from what the forward does how to spread the model over the ranks of a device mesh.
 
@@ -994,7 +995,7 @@ class Statistics(ModelStatistics):
             data: copies of the model.
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
-            expert: ranks that divide the experts of mixtures; all take the same batch, each runs its own experts.
+            expert: ranks over which the experts of mixtures are divided by their number; each runs its own experts.
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             loss_parallel: keep the logits sharded by the vocabulary, for ``loss_parallel()`` of torch.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks; an
@@ -1007,6 +1008,10 @@ class Statistics(ModelStatistics):
             offload: keep parameters, gradients and optimizer state on the CPU.
             context: ranks that have the same batch, and each a part of its tokens; attention is torch's ring over
                 them, inside of ``plan.context_parallel``.
+            dispatch: how tokens meet the experts of other ranks, for ``expert > 1``. ``"all_reduce"``: all ranks of
+                ``expert`` have the same tokens, and sum what their experts return. ``"all_to_all"``, which sends tokens
+                to their experts and is the default of ``cluster.Plan``, is refused. Default: ``"all_reduce"``; with
+                ``expert > 1`` it has to be written, and a ``DeprecationWarning`` says so.
 
         >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
         >>> plan = Statistics(mlp, (1, 8)).parallel_plan(tensor=2)
@@ -1035,6 +1040,7 @@ class Statistics(ModelStatistics):
             sharded=sharded,
             offload=offload,
             context=context,
+            dispatch=dispatch,
         )
 
     def _split_around(self, n_stages: int, whole: frozenset[str]) -> Stages:

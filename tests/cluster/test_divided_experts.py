@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -270,6 +271,70 @@ def test_experts_beside_tensor_and_sequence_parallelism():
     assert len(gathers) == 5
 
 
+APPLIED = {"dispatch": "all_reduce"}  # the ranks of expert have the same tokens
+
+
+@pytest.mark.parametrize("name", ["mixture", "shared"])
+@pytest.mark.parametrize(
+    "sizes", [{"expert": 2}, {"expert": 2, "tensor": 2}, {"expert": 4, "tensor": 2, "sequence": True}, {"expert": 4}]
+)
+def test_ranks_that_sum_results_of_experts_cost_what_is_applied(name, sizes):
+    """Bytes of collectives and of parameters equal the parallel plan's, which equal a run over processes."""
+    stats = Statistics(*make(name))
+    recipe = Recipe(precision=None, gradient_dtype=None, kernels="eager")
+    model = StepModel(stats.live, stats.root, recipe)
+    plan, applied = Plan(**sizes, **APPLIED, micro_batch=4), stats.parallel_plan(**sizes, **APPLIED)
+    moved = Counter()
+    for part_name, part in model.parts(plan).items():
+        for each in part.collectives:
+            moved[each.group, each.phase, each.operation] += model.counts.get(part_name, 1) * each.nbytes
+    planned = Counter()
+    for each in applied.communication:
+        planned[each.group, each.phase, each.operation] += each.nbytes
+    assert moved == planned
+    assert moved["expert", "forward", "all_reduce"] == 4 * 8 * 16 * 8  # tokens x features x bytes of float64
+    step = stats.simulate(plan, Cluster("A100"), 4, recipe=recipe)
+    assert step.plan.devices == applied.world_size
+    assert step.parallel_plan() == applied
+    memory, rank = applied.memory(optimizer="sgd", device="cuda", block_bytes=1), step.memory[0]
+    assert (rank.parameters, rank.buffers) == (memory.params, memory.buffers)
+
+
+def test_shards_of_experts_whose_results_are_summed():
+    """FSDP shards the experts of a rank as it shards the other layers, and stages divide them."""
+    stats, recipe = Statistics(*make("mixture")), Recipe(precision=None, gradient_dtype=None, kernels="eager")
+    step = stats.simulate(Plan(expert=2, shard=2, **APPLIED, micro_batch=4), Cluster("A100"), 8, recipe=recipe)
+    memory = stats.parallel_plan(expert=2, shard=2, **APPLIED).memory(optimizer="sgd", block_bytes=1)
+    assert step.memory[0].parameters == memory.params
+    assert step.seconds_by_cause["expert"] > 0
+
+
+def test_ranks_of_an_all_reduce_are_a_dimension_of_their_own():
+    times = TimeModel(Cluster("A100", nodes=4, devices_per_node=8))
+    plan = Plan(tensor=2, expert=4, shard=2, data=2, **APPLIED)
+    assert (plan.devices, plan.split_ranks, plan.dispatch_ranks, plan.expert_copies) == (32, 8, 1, 8)
+    groups = times.groups(plan)
+    assert (groups["tensor"].nodes, groups["expert"].nodes, groups["shards"].nodes) == (1, 1, 2)
+    assert times.groups(Plan(tensor=8, expert=4, **APPLIED))["expert"].nodes == 4
+    assert Plan(expert=4, shard=4).devices == 4  # their ranks are ranks of shard
+
+
+def test_only_what_is_sent_to_experts_overlaps_and_has_copies():
+    """Options on exchanges of tokens leave an all-reduce as it is."""
+    plain, other = (
+        StepSimulator(StepModel(*_recorded("mixture"), recipe), Cluster("A100"), 4, 8).simulate(
+            Plan(expert=2, **APPLIED, micro_batch=4)
+        )
+        for recipe in (Recipe(), Recipe(overlap_experts=True, copies_per_token=0.5))
+    )
+    assert plain.seconds_by_cause == other.seconds_by_cause
+
+
+def _recorded(name):
+    stats = Statistics(*make(name))
+    return stats.live, stats.root
+
+
 @pytest.mark.parametrize("memory_bytes", [10**9, 2_000_000])
 def test_the_search_divides_experts_as_trying_everything_does(model, memory_bytes):
     cluster = Cluster("A100", devices_per_node=4, nodes=2, memory_bytes=memory_bytes)
@@ -299,6 +364,7 @@ def test_the_search_divides_experts_as_trying_everything_does(model, memory_byte
         (lambda: Plan(expert=2), "expert=2 must divide tensor x context x shard x data = 1"),
         (lambda: Plan(tensor=2, expert=2), "expert=2 with tensor=2 needs sequence=True"),
         (lambda: Plan(expert=0), "expert must be an integer >= 1, got 0"),
+        (lambda: Plan(dispatch="deepep"), "dispatch must be one of 'all_to_all', 'all_reduce', got 'deepep'"),
     ],
 )
 def test_unusable_plans(make_plan, message):
@@ -314,7 +380,7 @@ def test_what_cannot_be_divided(stats, simulator):
     with pytest.raises(InputError, match=r"experts.* are modules in a list; stack their weights"):
         Statistics(*make("dense_list")).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
     step = simulator.simulate(Plan(data=8, expert=2, micro_batch=2))
-    with pytest.raises(InputError, match=r"does not apply expert=2 of a Plan, .*; search with expert=\[1\]"):
+    with pytest.raises(InputError, match=r"does not apply expert=2 with dispatch='all_to_all', .*; search with"):
         StepSimulator(simulator.model, simulator.time_model.cluster, 32, LENGTH, lambda **_: None).simulate(
             step.plan
         ).parallel_plan()

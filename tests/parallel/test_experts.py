@@ -24,12 +24,12 @@ def plan_of(name: str, **sizes: int) -> ParallelPlan:
 
 @pytest.fixture(scope="module")
 def stacked():
-    return plan_of("mixture", expert=2)
+    return plan_of("mixture", expert=2, dispatch="all_reduce")
 
 
 @pytest.fixture(scope="module")
 def listed():
-    return plan_of("list", expert=2)
+    return plan_of("list", expert=2, dispatch="all_reduce")
 
 
 def test_stacked_experts_by_number(stacked):
@@ -50,8 +50,20 @@ def test_stacked_experts_by_number(stacked):
     assert stacked.mesh_shape == {"expert": 2}
 
 
+def test_the_dispatch_has_to_be_written(stacked):
+    """Without it, experts were divided over ranks with the same tokens; ``cluster.Plan`` sends tokens to them."""
+    with pytest.warns(DeprecationWarning, match="expert=2 of parallel_plan .*: use expert=2, dispatch='all_reduce'"):
+        assert plan_of("mixture", expert=2) == stacked
+    message = "parallel_plan does not apply expert=2 with dispatch='all_to_all'.*; pass dispatch='all_reduce'"
+    with pytest.raises(InputError, match=message):
+        plan_of("mixture", expert=2, dispatch="all_to_all")
+    with pytest.raises(InputError, match="dispatch must be one of 'all_to_all', 'all_reduce', got 'all_gather'"):
+        plan_of("mixture", dispatch="all_gather")
+    assert plan_of("mixture", tensor=2, dispatch="all_to_all") == plan_of("mixture", tensor=2)
+
+
 def test_parameters_that_experts_share():
-    (layer,) = plan_of("shared", expert=2).layers
+    (layer,) = plan_of("shared", expert=2, dispatch="all_reduce").layers
     assert layer.options["shared"] == ("norm.weight",)
     assert layer.shards["norm.weight"] is None
     assert layer.params == 2 * (16 * 16 + 16 + 16 * 8 + 16) + 16
@@ -91,17 +103,17 @@ def test_the_memory_of_a_rank(stacked):
 def test_a_number_of_ranks_that_does_not_divide_is_refused():
     message = r"expert=3 does not divide the 4 experts of mixture.experts; pass one of 1, 2, 4, which divide all"
     with pytest.raises(InputError, match=message):
-        plan_of("mixture", expert=3)
+        plan_of("mixture", expert=3, dispatch="all_reduce")
     with pytest.raises(InputError, match=r"expert=3 does not divide the 4 experts of blocks.1.mlp.experts"):
-        plan_of("list", expert=3)
+        plan_of("list", expert=3, dispatch="all_reduce")
     with pytest.raises(InputError, match="Decoder has no experts that can be divided"):
-        plan_of("decoder", expert=2)
+        plan_of("decoder", expert=2, dispatch="all_reduce")
     with pytest.raises(InputError, match=r"the forward of ListDecoder reads values \(where\(\) in blocks.1.mlp\)"):
-        plan_of("list", tensor=2, expert=2, sequence=True)
+        plan_of("list", tensor=2, expert=2, dispatch="all_reduce", sequence=True)
 
 
 def test_experts_take_whole_sequences_that_are_gathered_before_them():
-    plan = plan_of("mixture", tensor=2, expert=2, sequence=True)
+    plan = plan_of("mixture", tensor=2, expert=2, dispatch="all_reduce", sequence=True)
     layers = {(layer.fqn, layer.style): layer for layer in plan.layers}
     assert layers["mixture.experts", "ExpertParallel"].mesh == "expert"
     assert layers["mixture", "PrepareModuleInput"].options["desired_input_layouts"] == ("Replicate()",)
@@ -187,12 +199,14 @@ class Hidden(Experts):
 )
 def test_what_is_not_a_sum_over_experts_is_refused(experts, reason):
     with pytest.raises(InputError, match="has no experts that can be divided") as refused:
-        Statistics(Around(experts(4, 16, 8)), torch.randn(6, 16)).parallel_plan(expert=2)
+        Statistics(Around(experts(4, 16, 8)), torch.randn(6, 16)).parallel_plan(expert=2, dispatch="all_reduce")
     assert reason in str(refused.value)
 
 
 def test_a_parameter_that_cannot_be_divided_stays_whole():
-    (layer,) = Statistics(Around(NextBias(4, 16, 8)), torch.randn(6, 16)).parallel_plan(expert=2).layers
+    (layer,) = (
+        Statistics(Around(NextBias(4, 16, 8)), torch.randn(6, 16)).parallel_plan(expert=2, dispatch="all_reduce").layers
+    )
     assert layer.shards == {"gate_up": 0, "gate_up_bias": None, "down": 0, "down_bias": 0}
 
 
@@ -222,7 +236,7 @@ def _check(results):
 
 def test_a_few_mixtures_over_two_processes():
     names = ("ScaleBuffer", "GptFast", "Switch", "Titan", "Skips")
-    _check(processes.run(_differences, 2, names, {"expert": 2}))
+    _check(processes.run(_differences, 2, names, {"expert": 2, "dispatch": "all_reduce"}))
 
 
 @pytest.mark.slow
@@ -251,7 +265,7 @@ def test_experts_in_a_loop_are_split_by_their_width():
 def test_experts_by_number_and_by_width_over_processes():
     names = ["GptFast", "Clamped", "AllGathered", "AllThenChosen", "Outside", "ScaleBuffer", "NumberFactor", "BiasRows"]
     _check(processes.run(_differences, 2, names, {"tensor": 2}))
-    _check(processes.run(_differences, 4, names[:2], {"tensor": 2, "expert": 2}, False))
+    _check(processes.run(_differences, 4, names[:2], {"tensor": 2, "expert": 2, "dispatch": "all_reduce"}, False))
 
 
 @pytest.mark.parametrize(
@@ -263,13 +277,15 @@ def test_experts_by_number_and_by_width_over_processes():
 )
 def test_mixtures_that_are_refused(name, reason):
     with pytest.raises(InputError, match=re.escape(reason)):
-        Statistics(mixtures.REFUSED[name](), torch.randn(15, mixtures.DIM)).parallel_plan(expert=2)
+        Statistics(mixtures.REFUSED[name](), torch.randn(15, mixtures.DIM)).parallel_plan(
+            expert=2, dispatch="all_reduce"
+        )
 
 
 def test_a_list_of_experts_and_another_module_is_refused_with_that_module():
     model = mixtures.Listed()
     with pytest.raises(InputError, match=r"experts: experts.drop differs from the experts of experts; a list"):
-        Statistics(model, torch.randn(15, mixtures.DIM)).parallel_plan(expert=2)
+        Statistics(model, torch.randn(15, mixtures.DIM)).parallel_plan(expert=2, dispatch="all_reduce")
 
 
 class Dropped(nn.Sequential):
@@ -321,7 +337,7 @@ def _masked(_rank, _n, kind):
     whole, model = processes.copies(model.double().train())
     for expert in whole.mixture.experts if kind == "list" else ():
         draws_apart(expert)
-    plan = Statistics(model.train(kind == "stacked"), x).parallel_plan(expert=2)
+    plan = Statistics(model.train(kind == "stacked"), x).parallel_plan(expert=2, dispatch="all_reduce")
     plan.apply(model, plan.device_mesh("cpu"))
     torch.manual_seed(7)
     result = whole(x) + F.dropout(x)[..., :4]
@@ -349,7 +365,7 @@ def test_an_expert_that_raises_gives_the_generators_back():
 
     model = Residual(MixtralList)
     model.mixture.experts = nn.ModuleList(Dropped(16) for _ in range(4))
-    plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2)
+    plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2, dispatch="all_reduce")
     with sharded_model(plan, 0) as twin:
         twin.mixture.experts[0].forward = failing
         before = torch.get_rng_state()
@@ -360,7 +376,7 @@ def test_an_expert_that_raises_gives_the_generators_back():
 
 def test_layers_that_stacked_experts_hold_are_whole():
     model = nn.Sequential(SharedStacked(16), nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)))
-    plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2, tensor=2)
+    plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2, dispatch="all_reduce", tensor=2)
     assert [(layer.fqn, layer.mesh) for layer in plan.layers] == [("0", "expert"), ("1.0", "tensor"), ("1.2", "tensor")]
     reason = "0 holds it, whose experts are divided; a layer beside them can be split"
     assert {plan.replicated[f"0.{name}.0"] for name in ("written", "added")} == {reason}
@@ -369,7 +385,7 @@ def test_layers_that_stacked_experts_hold_are_whole():
 def test_layers_of_a_stack_are_not_experts():
     with pytest.raises(InputError, match="Sequential has no experts that can be divided"):
         Statistics(nn.Sequential(nn.ModuleList([nn.Linear(4, 4)] * 2)[0], nn.Softmax(-1)), (2, 4)).parallel_plan(
-            expert=2
+            expert=2, dispatch="all_reduce"
         )
 
 
@@ -383,7 +399,7 @@ def test_embeddings_of_positions_are_not_experts():
             return self.embed(ids) + self.positions[:, : ids.shape[1]]
 
     with pytest.raises(InputError, match=r"Positions has no experts that can be divided$"):
-        Statistics(Positions(), (2, 3), dtypes=torch.long).parallel_plan(expert=2)
+        Statistics(Positions(), (2, 3), dtypes=torch.long).parallel_plan(expert=2, dispatch="all_reduce")
 
 
 def test_the_width_of_experts_in_a_list():

@@ -916,7 +916,7 @@ def test_pieces_of_a_bias_that_fsdp_could_not_gather_are_exchanged():
 
 
 def test_experts_over_three_dimensions_are_split_by_width_too():
-    plan = plan_of("mixture", expert=2, tensor=2, shard=2)
+    plan = plan_of("mixture", expert=2, dispatch="all_reduce", tensor=2, shard=2)
     by_number, by_width = (layer for layer in plan.layers if layer.fqn == "mixture.experts")
     assert (by_number.style, by_width.style) == ("ExpertParallel", "LocalParallel")
     assert by_number.params == 2 * (16 * 16 + 16 + 16 * 8) // 2 + 2 * 16

@@ -77,7 +77,7 @@ def test_layers_that_a_closure_calls_are_split():
 
 def test_experts_that_are_the_whole_model_are_counted_as_a_rank_has_them():
     torch.manual_seed(0)
-    plan = Statistics(MIXTURES["Soft"](), (3, 5, DIM)).parallel_plan(expert=2)
+    plan = Statistics(MIXTURES["Soft"](), (3, 5, DIM)).parallel_plan(expert=2, dispatch="all_reduce")
     (layer,) = plan.layers
     assert layer.fqn == ""
     assert plan.params_per_rank == layer.params == plan.memory().params // 4

@@ -33,17 +33,24 @@ def test_units_outside_of_the_blocks_train_like_one_process():
 
 
 def test_experts_are_clipped_by_the_norm_over_all_ranks():
-    _check(2, [("list", {"expert": 2})])
+    _check(2, [("list", {"expert": 2, "dispatch": "all_reduce"})])
 
 
 def test_all_ranks_have_gradients_of_experts_that_take_every_token():
-    _check(2, [("shared_stacked", {"expert": 2})])
+    _check(2, [("shared_stacked", {"expert": 2, "dispatch": "all_reduce"})])
 
 
 @pytest.mark.slow
 def test_experts_and_other_dimensions_are_clipped_by_the_norm_over_all_ranks():
-    _check(4, [(name, {"expert": 2, key: 2}) for name in ("mixture", "list") for key in ("tensor", "shard", "data")])
-    _check(4, [("shared_stacked", {"expert": 2, "shard": 2})])
+    _check(
+        4,
+        [
+            (name, {"expert": 2, "dispatch": "all_reduce", key: 2})
+            for name in ("mixture", "list")
+            for key in ("tensor", "shard", "data")
+        ],
+    )
+    _check(4, [("shared_stacked", {"expert": 2, "dispatch": "all_reduce", "shard": 2})])
 
 
 @pytest.mark.slow
@@ -424,7 +431,7 @@ def _averaged(_rank, _n):
         ("gpt2", {"tensor": 2}),
         ("fused", {"tensor": 2}),
         ("biased", {"tensor": 2}),
-        ("mixture", {"expert": 2}),
+        ("mixture", {"expert": 2, "dispatch": "all_reduce"}),
     ):
         pair = []
         for is_sharded in (False, True):

@@ -29,7 +29,7 @@ PLANS: dict[str, tuple[int, dict[str, Any], str]] = {
     "sequence": (2, {"tensor": 2, "sequence": True}, ""),
     "shard": (2, {"shard": 2}, ""),
     "data": (2, {"data": 2}, ""),
-    "expert": (2, {"expert": 2}, ""),
+    "expert": (2, {"expert": 2, "dispatch": "all_reduce"}, ""),
     "1f1b": (2, {"pipeline": 2}, "1f1b"),
     "zero bubble": (2, {"pipeline": 2}, "zb"),
     "interleaved": (2, {"split": 4}, "interleaved1f1b"),
