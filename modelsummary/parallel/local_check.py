@@ -1,7 +1,8 @@
 """Run the model as one rank has it, on shapes: every value must have the shape that its placement says.
 
 A forward that writes the number of heads, or a width, into a view gets the wrong shape from a local tensor. Where the
-number is an attribute of the module, that attribute is divided; where nothing helps, the region is refused.
+number is an attribute of the module, that attribute is divided; where nothing helps, the region is refused. Where the
+forward needs values, the functions of a region are called one by one.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import torch
 from torch import nn
 
 from modelsummary import _torch
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.templates import leaves_of
+from modelsummary.capture.templates import Attribute, leaves_of, map_template
 from modelsummary.parallel.attention_heads import INPUTS
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.index_rules import begin_of
 from modelsummary.parallel.linear_layers import numbers_in
-from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.placements import Shard, in_pieces, local_position, local_shape
 from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, copied, model_of_rank, on_meta
@@ -36,6 +37,7 @@ from modelsummary.parallel.stream import Stream
 from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
+from modelsummary.record.tensors import Foreign
 
 __all__ = ["alike", "calls_of_chunk", "check_locally", "chunk_failure", "stream_failure"]
 
@@ -53,7 +55,7 @@ def check_locally(
     chosen: list[LocalAttribute] = []
     if live.execution == "real":
         for region in [
-            region for region in derivation.regions if not runs_on_shards(derivation.calls, region, n_ranks)
+            region for region in derivation.regions if not _runs_on_shards(derivation.calls, region, n_ranks)
         ]:
             callers = dict.fromkeys(event.fqn for event in region.functions)
             derivation.gather(region, _does_not_run(next(iter(callers), "") or type(live.model).__name__))
@@ -76,6 +78,41 @@ def check_locally(
             for region in regions:
                 derivation.gather(region, why)
     return chosen
+
+
+def _runs_on_shards(calls: Calls, region: Region, n_ranks: int) -> bool:
+    """Return True if each function of a region, called with what one rank holds, returns what one rank has to hold.
+
+    It is for a forward that needs values, such as which tokens an expert takes, which a copy on shapes lacks. A module
+    that reads sizes may compute with the size of a shard, which its record does not show: the answer is False.
+    """
+    callers = {event.parent for event in region.functions if event.parent is not None}
+    return not any(caller.reads_sizes for caller in callers) and all(
+        _is_local(calls, event, region, n_ranks) for event in region.functions
+    )
+
+
+def _is_local(calls: Calls, event: Event, region: Region, n_ranks: int) -> bool:
+    placements = region.placements
+    if event.function is None:
+        return False
+
+    def local(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            shape = local_shape(leaf.shape, placements.get(leaf), n_ranks)
+            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+        if isinstance(leaf, Attribute):
+            tensor = calls.tensor_of(leaf)
+            shape = local_shape(calls.shape_of(leaf) or (), region.parameters.get(leaf.fqn), n_ranks)
+            return torch.empty(shape, dtype=getattr(tensor, "dtype", None), device="meta")
+        return torch.empty_like(leaf.tensor, device="meta") if isinstance(leaf, Foreign) else leaf
+
+    try:
+        result = event.function(*map_template(local, event.args), **map_template(local, event.kwargs))
+    except Exception:  # a shape does not fit
+        return False
+    expected = [local_shape(value.shape, placements.get(value), n_ranks) for value in values_in(event.result)]
+    return [tuple(tensor.shape) for tensor in tensors_of(result)] == expected
 
 
 def _does_not_run(where: str, said: str = "") -> str:
