@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from modelsummary._torch import CustomOpDef
 from modelsummary.errors import InputError
-from modelsummary.parallel.sizes_style import LocalSizes
+from modelsummary.parallel.local_sizes import LocalSizes
 
 if TYPE_CHECKING:
     from modelsummary.parallel.plan import LayerPlan

@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from modelsummary._torch import all_to_all_single_autograd, running_backward, tree_leaves
 from modelsummary.parallel.expert_shards import ExpertShards
+from modelsummary.parallel.local_sizes import LocalSizes, SizesOfRank
 from modelsummary.parallel.replaced_forward import replace_forward
-from modelsummary.parallel.sizes_style import LocalSizes, SizesOfRank
 from modelsummary.parallel.tokens_style import TokensOfRank, WholeCalls
 
 __all__ = [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from modelsummary.parallel.sizes_style import SizesOfRank
+from modelsummary.parallel.local_sizes import SizesOfRank
 
 CALLS = [
     {"name": "expand", "kind": "expand", "at": -2, "n_sizes": 2, "local": 2},
