@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit
+from modelsummary.cluster.simulated_stages import Moment, SimulatedStage, weights_of
 from modelsummary.cluster.weights import RankWeights
 from modelsummary.devices.factors import Factors
 from modelsummary.split.schedule import Action
@@ -54,50 +52,18 @@ class RankMemory:
         return {**vars(self), "total": self.total}
 
 
-class _Moment(NamedTuple):
-    """The pass through an FSDP unit.
-
-    Attributes:
-        before, unit, after: weights of the unit, and of the ones that are called before and after it.
-        kept: bytes of activations that the unit keeps.
-        later: bytes of activations that the units after it keep. They are not there yet, or not any more.
-    """
-
-    before: RankWeights
-    unit: RankWeights
-    after: RankWeights
-    kept: int
-    later: int
-
-
-def _moments(units: Sequence[StageUnit]) -> list[_Moment]:
-    """Return the distinct moments of a stage; of equal ones, the one with the most activations."""
-    kept = accumulate(unit.kept_bytes for unit in reversed(units))
-    with_weights = [
-        (unit, later - unit.kept_bytes)
-        for unit, later in zip(reversed(units), kept, strict=True)
-        if unit.weights.total.nbytes
-    ]
-    called = [RankWeights(), *(unit.weights for unit, _ in with_weights), RankWeights()]
-    moments: dict[tuple[int, ...], _Moment] = {}  # by the identity of weights: equal units are one object
-    for after, (unit, later), before in zip(called, with_weights, called[2:], strict=False):
-        key = (*map(id, (before, unit.weights, after)), unit.kept_bytes)
-        moments.setdefault(key, _Moment(before, unit.weights, after, unit.kept_bytes, later))
-    return list(moments.values())
-
-
 @dataclass(frozen=True, eq=False)
 class RankLoad:
     """What a rank holds, before parameters are sharded over copies.
 
     Attributes:
         weights: of all its stages.
-        units: of each stage, the unit that stays gathered, and the distinct moments of the others.
+        units: of each distinct stage, the unit that stays gathered, and the distinct moments of the others.
         recomputed, temporary: bytes, as in ``RankMemory``.
     """
 
     weights: RankWeights
-    units: tuple[tuple[RankWeights, tuple[_Moment, ...]], ...]
+    units: tuple[tuple[RankWeights, tuple[Moment, ...]], ...]
     recomputed: int
     temporary: int
     _gathered: dict[tuple[int, bool, bool, Recipe], int] = field(default_factory=dict, init=False, repr=False)
@@ -107,8 +73,8 @@ class RankLoad:
         """Return what the rank of the given stages holds, without the activations."""
         fullest = max(stages, key=lambda stage: stage.working_bytes + stage.temporary_bytes)
         return cls(
-            sum((stage.weights for stage in stages), RankWeights()),
-            tuple((stage.root, tuple(_moments(stage.units))) for stage in stages),
+            weights_of(stages),
+            tuple({id(stage): (stage.root, stage.moments) for stage in stages}.values()),
             fullest.working_bytes,
             fullest.temporary_bytes,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import le
 from typing import Any, NamedTuple
 
 from modelsummary.cluster.plan import Plan
@@ -280,4 +281,10 @@ def _fullest_moments(
             held[action.stage] += 1 if action.kind == "F" else -1
         if action.kind == "F" and (after is None or after.kind != "F"):
             moments.add(tuple(held.values()))
-    return sorted(moments)
+    fullest: list[tuple[int, ...]] = []
+    for moment in sorted(
+        moments, key=sum, reverse=True
+    ):  # one at which no stage holds more than at another is never it
+        if not any(all(map(le, moment, other)) for other in fullest):
+            fullest.append(moment)
+    return fullest

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
@@ -17,7 +18,17 @@ from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 from modelsummary.split.schedule import StageLoad
 
-__all__ = ["RankParts", "SimulatedStage", "StageUnit", "added", "deal", "deal_by_cost", "stages_of"]
+__all__ = [
+    "Moment",
+    "RankParts",
+    "SimulatedStage",
+    "StageUnit",
+    "added",
+    "deal",
+    "deal_by_cost",
+    "stages_of",
+    "weights_of",
+]
 
 
 class StageUnit(NamedTuple):
@@ -42,6 +53,22 @@ class StageUnit(NamedTuple):
     of_weights: float
 
 
+class Moment(NamedTuple):
+    """The pass through an FSDP unit.
+
+    Attributes:
+        before, unit, after: weights of the unit, and of the ones that are called before and after it.
+        kept: bytes of activations that the unit keeps.
+        later: bytes of activations that the units after it keep. They are not there yet, or not any more.
+    """
+
+    before: RankWeights
+    unit: RankWeights
+    after: RankWeights
+    kept: int
+    later: int
+
+
 @dataclass(frozen=True)
 class SimulatedStage:
     """One stage of the pipeline on one rank, for one micro-batch.
@@ -63,7 +90,7 @@ class SimulatedStage:
     tied: Weights
 
     @cached_property
-    def _counts(self) -> list[tuple[StageUnit, int]]:
+    def counts(self) -> list[tuple[StageUnit, int]]:
         """The distinct units, and how many of each there are."""
         unit_of = {id(unit): unit for unit in self.units}
         return [(unit_of[key], count) for key, count in Counter(map(id, self.units)).items()]
@@ -71,17 +98,17 @@ class SimulatedStage:
     @cached_property
     def forward(self) -> SecondsByCause:
         """Seconds of the forward by cause."""
-        return added((unit.forward, count) for unit, count in self._counts)
+        return added((unit.forward, count) for unit, count in self.counts)
 
     @cached_property
     def backward(self) -> SecondsByCause:
         """Seconds of the backward by cause, with recomputation."""
-        return added((unit.backward, count) for unit, count in self._counts)
+        return added((unit.backward, count) for unit, count in self.counts)
 
     @cached_property
     def of_weights(self) -> float:
         """Seconds of the backward that compute gradients of weights alone."""
-        return sum(count * unit.of_weights for unit, count in self._counts)
+        return sum(count * unit.of_weights for unit, count in self.counts)
 
     @cached_property
     def load(self) -> StageLoad:
@@ -92,12 +119,39 @@ class SimulatedStage:
     @cached_property
     def kept_bytes(self) -> int:
         """Bytes of activations kept from the forward to the backward."""
-        return sum(count * unit.kept_bytes for unit, count in self._counts)
+        return sum(count * unit.kept_bytes for unit, count in self.counts)
 
     @cached_property
     def weights(self) -> RankWeights:
         """Weights on the rank."""
-        return sum((unit.weights.times(count) for unit, count in self._counts), self.root)
+        return weights_of([self])
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """The distinct passes through its units; of equal ones, the one with the most activations."""
+        kept = accumulate(unit.kept_bytes for unit in reversed(self.units))
+        with_weights = [
+            (unit, later - unit.kept_bytes)
+            for unit, later in zip(reversed(self.units), kept, strict=True)
+            if unit.weights.total.nbytes
+        ]
+        called = [RankWeights(), *(unit.weights for unit, _ in with_weights), RankWeights()]
+        moments: dict[tuple[int, ...], Moment] = {}  # by the identity of weights: equal units are one object
+        for after, (unit, later), before in zip(called, with_weights, called[2:], strict=False):
+            key = (*map(id, (before, unit.weights, after)), unit.kept_bytes)
+            moments.setdefault(key, Moment(before, unit.weights, after, unit.kept_bytes, later))
+        return tuple(moments.values())
+
+
+def weights_of(stages: Sequence[SimulatedStage]) -> RankWeights:
+    """Return the weights of a rank that has some stages, which share their units."""
+    unit_of = {id(unit): unit for stage in stages for unit, _ in stage.counts}
+    counts: Counter[int] = Counter()
+    for stage in stages:
+        for unit, count in stage.counts:
+            counts[id(unit)] += count
+    roots = sum((stage.root for stage in stages), RankWeights())
+    return sum((unit_of[key].weights.times(count) for key, count in counts.items()), roots)
 
 
 def added(spent: Iterable[tuple[SecondsByCause, float]]) -> dict[str, float]:

@@ -8,10 +8,9 @@ from math import ceil
 
 from modelsummary.cluster.pipeline import WeightUpdate, by_rank, rank_of
 from modelsummary.cluster.plan import Plan
-from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit, added
+from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit, added, weights_of
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import SecondsByCause, TimeModel, UnitSeconds
-from modelsummary.cluster.weights import RankWeights
 from modelsummary.split.schedule import StageLoad
 
 __all__ = ["StageTimer"]
@@ -170,7 +169,7 @@ class StageTimer:
         gradients of weights that they share.
         """
         time_model, recipe = self._time_model, self._model.recipe
-        weights = sum((stage.weights for stage in stages), RankWeights())
+        weights = weights_of(stages)
         shared, experts = weights.shared, weights.experts
         gradients = shared.gradient_bytes(recipe), experts.gradient_bytes(recipe)
         blocks = max(sum(unit.is_block for stage in stages for unit in stage.units), 1)

@@ -119,8 +119,7 @@ class Weights:
         >>> Weights.of([Weight(6, 6, "trained", rows=2)]).times(3).over(4).trained
         9
         """
-        chunked = ((rows, tuple(count * value for value in sums)) for rows, sums in self.chunked)
-        return Weights._with(chunked, count * self.buffers)
+        return _times(self, count)
 
     def over(self, ranks: int) -> Weights:
         """Return the share of the first rank, which has the most rows of each parameter; each rank has whole buffers.
@@ -151,6 +150,12 @@ class Weights:
 
 
 _NONE = Weights()
+
+
+@lru_cache(maxsize=4096)
+def _times(weights: Weights, count: int) -> Weights:
+    chunked = ((rows, tuple(count * value for value in sums)) for rows, sums in weights.chunked)
+    return Weights._with(chunked, count * weights.buffers)
 
 
 @lru_cache(maxsize=4096)
