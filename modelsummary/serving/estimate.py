@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
 from modelsummary.devices.device_spec import DeviceSpec
@@ -27,9 +28,11 @@ from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication
 from modelsummary.serving.points import Points
+from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.report import ServingEstimate, Throughput
 from modelsummary.serving.request import Request, request_of
 from modelsummary.serving.run import RequestRun, run_request
+from modelsummary.serving.scheduler import Engine
 from modelsummary.serving.times import PhaseTime, phase_time
 from modelsummary.units import grouped, parse_bytes, scaled
 
@@ -90,29 +93,89 @@ def estimate_serving(
     check_initialized(live)
     if options.calibrate:
         _calibrate(live, device, options)
-    target = target_of(device)
-    mode = options.mode or ("eager" if target.model is None else "compiled")
-    request, make_cache = request_of(live), cache_maker(options.cache)
-    memory = _memory_of(target, options.memory_bytes)
-    communicate = communication(target, options.tensor)
-    with _served_model(live, root, options.tensor, request) as model:
+    server = _Server(live, root, device, options)
+    with server.points() as (model, points):
+        return _Serving(model, points, server).estimate()
 
-        def run(batch: int, context: int) -> RequestRun:
-            def run_of(served: nn.Module) -> RequestRun:
-                return run_request(served, request, batch, context, dtype=options.dtype, make_cache=make_cache)
 
-            if model is not live.model and batch == 1:
-                run_of(live.model)  # a shard of a table does not tell which positions the table has
-            return run_of(model)
+class _Server:
+    """A model on a device, to be run on shapes.
 
-        def time(request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
-            prefill, decode = (
-                phase_time(live, phase, target, mode, communicate)
-                for phase in (request_run.prefill, request_run.decode)
+    Attributes:
+        request: how the model is called.
+        target: the device.
+        mode: ``"eager"`` or ``"compiled"``.
+        memory: memory of the device in bytes.
+        options: the options.
+    """
+
+    def __init__(
+        self,
+        live: LiveModel,
+        root: LayerInfo,
+        device: DeviceSpec | torch.device | str | None,
+        options: ServingOptions,
+    ) -> None:
+        self._live, self._root, self._device, self.options = live, root, device, options
+        target = self.target = target_of(device)
+        self.mode = options.mode or ("eager" if target.model is None else "compiled")
+        self.request, self._make_cache = request_of(live), cache_maker(options.cache)
+        self.memory = _memory_of(target, options.memory_bytes)
+        self._communicate = communication(target, options.tensor)
+        self._prices: dict[Engine, StepPrices] = {}
+
+    @contextmanager
+    def points(self, runs: list[RequestRun] | None = None) -> Iterator[tuple[nn.Module, Points]]:
+        """Return a context with the model that one device runs, and its points, whose runs are appended to ``runs``."""
+        live, dtype = self._live, self.options.dtype
+        with _served_model(live, self._root, self.options.tensor, self.request) as model:
+
+            def run(batch: int, context: int) -> RequestRun:
+                def run_of(served: nn.Module) -> RequestRun:
+                    return run_request(served, self.request, batch, context, dtype=dtype, make_cache=self._make_cache)
+
+                if model is not live.model and batch == 1:
+                    run_of(live.model)  # a shard of a table does not tell which positions the table has
+                request_run = run_of(model)
+                if runs is not None:
+                    runs.append(request_run)
+                return request_run
+
+            def time(request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
+                prefill, decode = (
+                    phase_time(live, phase, self.target, self.mode, self._communicate)
+                    for phase in (request_run.prefill, request_run.decode)
+                )
+                return prefill, decode
+
+            yield model, Points(run, time)
+
+    @exclusive
+    def prices(self, engine: Engine) -> StepPrices:
+        """Return the prices of an engine's steps, which run the model on shapes the first time.
+
+        With ``calibrate``, the operator calls that they are made of are measured on this machine.
+
+        Raises:
+            InputError: the model has an encoder, or no page of the cache fits.
+        """
+        if self.request.others.kwargs:
+            raise InputError(
+                f"simulate is for decoders without an encoder: steps of {type(self._live.model).__name__} have no "
+                "price for the encoders of some of their requests"
             )
-            return prefill, decode
+        if engine not in self._prices:
+            if self.options.calibrate:
+                runs: list[RequestRun] = []
+                self._new_prices(engine, runs)
+                _measure(runs, device_here(self._device))  # type: ignore[arg-type]
+                self.target = target_of(self._device)
+            self._prices[engine] = self._new_prices(engine)
+        return self._prices[engine]
 
-        return _Serving(model, request, Points(run, time), target, mode, memory, options).estimate()
+    def _new_prices(self, engine: Engine, runs: list[RequestRun] | None = None) -> StepPrices:
+        with self.points(runs) as (_, points):
+            return StepPrices(points, self.options.context, self.memory, engine)
 
 
 @contextmanager
@@ -142,8 +205,13 @@ def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, 
         for batch in {1, options.batch}
         for context in {options.context, _half(options.context)}
     ]
+    _measure(runs, local_device)
+
+
+def _measure(runs: Sequence[RequestRun], device: torch.device) -> None:
+    """Measure the operator calls of runs on a device of this machine, unless they are known."""
     phases = [phase for run in runs for phase in (run.prefill, run.decode)]
-    calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), local_device)
+    calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), device)
 
 
 def _memory_of(target: Target, memory_bytes: int | str | None) -> int:
@@ -167,18 +235,10 @@ def _half(context: int) -> int:
 class _Serving:
     """The figures of one estimate under construction."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        request: Request,
-        points: Points,
-        target: Target,
-        mode: str,
-        memory: int,
-        options: ServingOptions,
-    ) -> None:
-        self.model, self.request, self.points, self.target = model, request, points, target
-        self.mode, self.memory, self.options = mode, memory, options
+    def __init__(self, model: nn.Module, points: Points, server: _Server) -> None:
+        self.model, self.points, self._server = model, points, server
+        self.request, self.target, self.mode = server.request, server.target, server.mode
+        self.memory, self.options = server.memory, server.options
 
     def estimate(self) -> ServingEstimate:
         """Return the estimate."""
@@ -218,6 +278,7 @@ class _Serving:
             source=self._source(),
             typical_error=self._error(),
             notes=self._notes(),
+            prices=self._server.prices,
         )
 
     def _check_context(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import InputError
 from modelsummary.extras import Records, axes_for
+from modelsummary.serving.load import Load
+from modelsummary.serving.prices import StepPrices
+from modelsummary.serving.scheduler import Engine, serve
+from modelsummary.serving.simulation import ServingSimulation, largest_rate
 from modelsummary.tables import table
 from modelsummary.units import decimals, duration, grouped, scaled
 
@@ -72,6 +76,7 @@ class ServingEstimate(Records):
         source: name of the fit, or of the kernel table of this machine.
         typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
         notes: assumptions.
+        prices: returns the prices of an engine's steps; None: the estimate was loaded without its model.
     """
 
     model: str
@@ -101,6 +106,10 @@ class ServingEstimate(Records):
     source: str
     typical_error: float
     notes: tuple[str, ...] = field(default=())
+    prices: Callable[[Engine], StepPrices] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "prices": None}  # they hold the model
 
     @property
     def fits(self) -> bool:
@@ -136,9 +145,79 @@ class ServingEstimate(Records):
         prefill = self.prefill_ms * (self.context - new_tokens) / (self.context - 1)
         return prefill + new_tokens * (first + last) / 2
 
+    def simulate(self, load: Load, engine: Engine | None = None) -> ServingSimulation:
+        """Simulate a server with continuous batching and a paged cache, step by step.
+
+        The first simulation with an engine runs the model on shapes, for the prices of steps. ``context`` is the
+        longest context, and ``batch`` does not count: requests run together as the engine admits them.
+
+        Args:
+            load: the requests.
+            engine: how they are batched. Default: ``Engine()``.
+
+        Raises:
+            InputError: a request does not fit, the model has an encoder, or the estimate was loaded without its model.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> class Sums(nn.Embedding):
+        ...     def forward(self, ids, cache=None):
+        ...         x = super().forward(ids)
+        ...         cache = [x if cache is None else torch.cat([cache[0], x], dim=1)]
+        ...         return x + cache[0].mean(1, keepdim=True), cache
+        >>> estimate = Statistics(Sums(100, 8), torch.zeros(1, 4, dtype=torch.long)).serving(64, device="A100")
+        >>> simulation = estimate.simulate(Load(20, prompt=30, output=10, rate=5.0))
+        >>> simulation.timeline.steps, simulation.preemptions, simulation.limited_by
+        (200, 0, 'arrivals')
+        """
+        if self.prices is None:
+            raise InputError("the estimate was loaded without its model; call serving in this process")
+        if not isinstance(load, Load) or not (engine is None or isinstance(engine, Engine)):
+            raise InputError(f"simulate takes a Load and an Engine, got {load!r:.80} and {engine!r:.80}")
+        engine = engine or Engine()
+        prices = self.prices(engine)
+        timeline = serve(load, engine, prices.pages, prices.price)
+        return ServingSimulation(
+            model=self.model,
+            device=self.device,
+            tensor=self.tensor,
+            load=load,
+            engine=engine,
+            timeline=timeline,
+            n_pages=prices.pages.total,
+            page_bytes=prices.page_bytes,
+            price_error=prices.error,
+            typical_error=self.typical_error,
+        )
+
+    def max_rate(
+        self, load: Load, *, ttft_ms: float | None = None, tpot_ms: float | None = None, engine: Engine | None = None
+    ) -> float:
+        """Return the largest rate of requests that keeps the 95th percentiles of latencies below limits, to 1 %.
+
+        It holds for as many requests as the load has: at a higher rate than the server keeps up with, requests queue,
+        and later ones wait longer.
+
+        Args:
+            load: the requests; their rate is changed.
+            ttft_ms: limit of the milliseconds from arrival to first token; None: any.
+            tpot_ms: limit of the milliseconds per token after the first; None: any.
+            engine: how they are batched. Default: ``Engine()``.
+
+        Returns:
+            Requests per second; 0.0 if even requests that come alone miss a limit, ``inf`` if all may come at once.
+
+        Raises:
+            InputError: a limit is missing or unusable, arrivals are a list, or ``simulate`` refuses.
+        """
+        return largest_rate(lambda changed: self.simulate(changed, engine), load, ttft_ms, tpot_ms)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain containers."""
-        return {**asdict(self), "tokens_per_second": self.tokens_per_second, "fits": self.fits}
+        figures = asdict(replace(self, prices=None))
+        del figures["prices"]
+        return {**figures, "tokens_per_second": self.tokens_per_second, "fits": self.fits}
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per batch size of ``throughput``."""

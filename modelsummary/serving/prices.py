@@ -1,0 +1,217 @@
+"""``StepPrices``: the seconds of a step of a server, from few forwards on shapes.
+
+No forward computes a chunk of one prompt, the end of another one and tokens of twenty requests together, but its parts
+add up, as each operator works either on tokens or on what a request has kept:
+
+- products, norms and element-wise operators depend on the number of tokens: forwards of short prompts;
+- the logits depend on the number of results: one token of several requests, beyond as many tokens of prompts;
+- the attention of decoding requests reads their caches: it depends on the bytes in them, wherever they are;
+- the attention of a chunk is the difference between two prompts: with the chunk, and without it. The chunk also reads
+  the cache of the tokens before it once.
+
+Each part is a curve through forwards that ran, linear in between; a curve gets more points until the next one is
+where it was expected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from math import ceil, isqrt
+from typing import NamedTuple
+
+from modelsummary.errors import InputError
+from modelsummary.serving.points import Points
+from modelsummary.serving.scheduler import Batch, Engine, Pages, StepPrice
+from modelsummary.units import scaled
+
+__all__ = ["Curve", "StepPrices"]
+
+_TOLERANCE = 0.02  # of a forward: a curve whose next point is nearer to it gets no more
+_NEAREST = 1.25  # ratio of neighbours between which no point is added
+_PROMPT = 64  # tokens of a short prompt: its attention and its logits count little
+_SHORTEST = 2  # tokens of the shortest context
+_MOST_CACHED = 2**18  # tokens in caches beyond which attention takes the time of their bytes
+_CHECKED = (3, 7)  # requests of the forwards that check the sum of the parts
+
+
+class CurvePoint(NamedTuple):
+    """A point of a curve.
+
+    Attributes:
+        x, y: the point.
+        whole: what an error of ``y`` is relative to.
+    """
+
+    x: float
+    y: float
+    whole: float
+
+
+class Curve:
+    """A quantity that was evaluated at few points, and is linear in between and beyond.
+
+    Attributes:
+        nodes: the points, ascending.
+        error: the largest difference at a point from the line through its neighbours before it was added, relative to
+            ``whole``, among points after which no further ones were added.
+
+    >>> curve = Curve(lambda n: CurvePoint(n, max(100, n), max(100, n)), 1, 10_000)
+    >>> curve.at(50), curve.at(5000), len(curve.nodes), curve.error < 0.05
+    (100.0, 5000.0, 5, True)
+    """
+
+    def __init__(self, node: Callable[[int], CurvePoint], least: int, most: int) -> None:
+        by_size = {n: node(n) for n in sorted({least, max(least, most)})}
+        pending, self.error = [(least, most)] if most > least else [], 0.0
+        while pending:
+            low, high = pending.pop()
+            middle = isqrt(low * high)
+            if not low < middle < high:
+                continue
+            by_size[middle] = node(middle)
+            line = Curve._line(by_size[low], by_size[high], by_size[middle].x)
+            error = abs(line - by_size[middle].y) / by_size[middle].whole
+            if error > _TOLERANCE and high > _NEAREST * low:
+                pending += [(low, middle), (middle, high)]
+            else:
+                self.error = max(self.error, error)
+        by_x = {point.x: point for point in by_size.values()}
+        self.nodes = [by_x[x] for x in sorted(by_x)]
+        self._xs = [point.x for point in self.nodes]
+
+    @staticmethod
+    def _line(low: CurvePoint, high: CurvePoint, x: float) -> float:
+        if high.x == low.x:
+            return low.y
+        return low.y + (high.y - low.y) * (x - low.x) / (high.x - low.x)
+
+    def at(self, x: float) -> float:
+        """Return the quantity at ``x``."""
+        if len(self.nodes) == 1:
+            return float(self.nodes[0].y)
+        index = min(max(bisect_left(self._xs, x), 1), len(self.nodes) - 1)
+        return float(self._line(self.nodes[index - 1], self.nodes[index], x))
+
+
+class StepPrices:
+    """The prices of an engine's steps, and the pages of its cache.
+
+    Args:
+        points: runs requests on shapes.
+        context: longest context in tokens.
+        memory_bytes: memory of the device.
+        engine: how requests are batched.
+
+    Attributes:
+        pages: the pages of the cache.
+        page_bytes: bytes of a page on one device; of a cache that does not grow, bytes of a request.
+        error: the largest difference between a sum of prices and a forward that no price was made from, as a fraction.
+
+    Raises:
+        InputError: weights and workspace leave no page.
+    """
+
+    def __init__(self, points: Points, context: int, memory_bytes: int, engine: Engine) -> None:
+        self._points, self._context = points, context
+        most_results = engine.max_requests * (1 + engine.draft_tokens)
+        most_tokens = max(engine.token_budget or context, most_results, context - 1)
+        most_cached = min(engine.max_requests * context, _MOST_CACHED)
+        self._limits: dict[float, str] = {}
+        self._tokens = Curve(self._of_tokens, 1, most_tokens)
+        self._results = Curve(self._of_results, 1, most_results)
+        self._bytes = Curve(self._of_bytes, _SHORTEST, context)
+        self._cached = Curve(self._of_cached, min(_SHORTEST + 1, context), most_cached)
+        self._prompts = Curve(self._of_prompts, 1, context - 1)
+        self._grown = [self._bytes.at(max(tokens, _SHORTEST)) - self._bytes.nodes[0].y for tokens in range(context + 1)]
+        self.page_bytes = self._bytes_of_page(engine.page_tokens)
+        self.pages = self._paged(engine, memory_bytes)
+        self.error = self._largest_error(engine.max_requests, most_tokens)
+
+    # ------------------------------------------------------------------------------------------ the parts
+
+    def _of_tokens(self, tokens: int) -> CurvePoint:
+        length = min(tokens, _PROMPT, self._context - 1)
+        prompts = max(tokens // length, 1)
+        time = self._points.at(prompts, length + 1).prefill
+        self._limits[prompts * length] = time.limited_by
+        return CurvePoint(prompts * length, time.seconds, time.seconds)
+
+    def _of_results(self, results: int) -> CurvePoint:
+        seconds = self._decode(results, _SHORTEST)
+        return CurvePoint(results, seconds - self._tokens.at(results), seconds)
+
+    def _of_bytes(self, tokens: int) -> CurvePoint:
+        nbytes = self._points.at(1, tokens).cache.nbytes
+        return CurvePoint(tokens, nbytes, nbytes or 1)
+
+    def _of_cached(self, tokens: int) -> CurvePoint:
+        context = min(tokens, self._context)
+        requests = tokens // context
+        long, short = (self._points.at(requests, length) for length in (context, _SHORTEST))
+        seconds = long.decode.seconds
+        return CurvePoint(long.cache.nbytes - short.cache.nbytes, seconds - short.decode.seconds, seconds)
+
+    def _of_prompts(self, tokens: int) -> CurvePoint:
+        seconds = self._points.at(1, tokens + 1).prefill.seconds
+        return CurvePoint(tokens, seconds - self._tokens.at(tokens), seconds)
+
+    def _decode(self, requests: int, context: int) -> float:
+        return self._points.at(requests, context).decode.seconds
+
+    # ------------------------------------------------------------------------------------------ their sum
+
+    def price(self, batch: Batch) -> StepPrice:
+        """Return the time of a step."""
+        tokens = self._tokens.at(batch.tokens) + self._results.at(max(batch.results, 1))
+        cached = self._cached.at(sum(map(self._grown.__getitem__, batch.contexts))) if batch.contexts else 0.0
+        chunks = sum(self._attention(after) - self._attention(before) for before, after in batch.chunks)
+        parts = {self._limit(batch.tokens): tokens}
+        for limit, seconds in (("memory", cached), ("compute", chunks)):
+            parts[limit] = parts.get(limit, 0.0) + seconds
+        return StepPrice(tokens + cached + chunks, max(parts, key=parts.__getitem__))
+
+    def _attention(self, tokens: int) -> float:
+        """Return the seconds that the tokens of a prompt take together, beyond what each takes alone."""
+        return self._prompts.at(tokens) if tokens else 0.0
+
+    def _limit(self, tokens: int) -> str:
+        """Return what limits the forward of this many tokens, as of the nearest that ran."""
+        return self._limits[min(self._limits, key=lambda x: abs(x - tokens))]
+
+    def _largest_error(self, most_requests: int, most_tokens: int) -> float:
+        """Return the largest difference from forwards of several equal requests, and of points of the curves."""
+        errors = [curve.error for curve in (self._tokens, self._results, self._cached, self._prompts)]
+        for number in _CHECKED:
+            requests, context = min(number, most_requests), max(self._context * 2 // number, _SHORTEST)
+            length = max(min(context - 1, most_tokens // requests), 1)
+            prompts = Batch(requests * length, requests, (), [(0, length)] * requests)
+            decoded = Batch(requests, requests, [context] * requests, ())
+            for batch, time in (
+                (prompts, self._points.at(requests, length + 1).prefill),
+                (decoded, self._points.at(requests, context).decode),
+            ):
+                errors.append(abs(self.price(batch).seconds / time.seconds - 1))
+        return max(errors)
+
+    # ------------------------------------------------------------------------------------------ pages
+
+    def _bytes_of_page(self, page_tokens: int) -> float:
+        nodes = self._bytes.nodes
+        slopes = [(high.y - low.y) / (high.x - low.x) for low, high in pairwise(nodes)]
+        return page_tokens * max(slopes, default=nodes[0].y / _SHORTEST) or nodes[0].y or 1.0
+
+    def _paged(self, engine: Engine, memory_bytes: int) -> Pages:
+        """Return the pages that fit beside weights and the workspace of a step's prompt."""
+        point = self._points.at(1, min(engine.token_budget or self._context, self._context - 1) + 1)
+        workspace = max(point.prefill_peak - point.weight_bytes - point.cache.held_bytes, 0)
+        left = engine.memory_share * memory_bytes - point.weight_bytes - workspace
+        if left < self.page_bytes:
+            raise InputError(
+                f"memory_share={engine.memory_share} of {scaled(memory_bytes, 'B')} has no room for a page of "
+                f"{scaled(self.page_bytes, 'B')}: weights take {scaled(point.weight_bytes, 'B')}, the workspace of a "
+                f"step {scaled(workspace, 'B')}; pass a larger share, tensor=, or a device with more memory"
+            )
+        held = [0, *(ceil(self._bytes.at(tokens) / self.page_bytes - 1e-6) for tokens in range(1, self._context + 1))]
+        return Pages(int(left // self.page_bytes), list(accumulate(held, max)))

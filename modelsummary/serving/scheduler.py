@@ -1,0 +1,425 @@
+"""``Engine``: how a server batches requests, and its loop, step by step, on given prices.
+
+Each step computes some tokens of some requests. Requests that run are served in the order of their arrival: one token
+of each that decodes, and a chunk of a prompt up to the token budget. What is left of the budget admits requests that
+wait, first come first served, as far as pages of the cache are free. If a running request needs a page and none is
+free, the youngest loses its pages and computes its tokens again later (recomputation). This is the policy of continuous
+batching with paged caches (Kwon et al. 2023, https://arxiv.org/abs/2309.06180) and chunked prefills (Agrawal et al.
+2024, https://arxiv.org/abs/2403.02310).
+
+Nothing here knows a model: prices and pages are numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from modelsummary.errors import InputError, check_integers, is_number
+from modelsummary.serving.load import Load, ServedLengths
+from modelsummary.units import grouped
+
+__all__ = ["Batch", "Engine", "Pages", "ServedRequest", "StepPrice", "Timeline", "serve"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a server batches requests; the defaults are usual ones.
+
+    Attributes:
+        page_tokens: tokens of a page of the cache.
+        memory_share: fraction of the device's memory that weights, workspace and pages take.
+        token_budget: tokens of a step; longer prompts are computed in chunks. None: steps compute either whole prompts,
+            of requests that wait, together as many tokens as the longest context; or one token of each running request.
+        max_requests: largest number of requests that run together.
+        watermark: fraction of the pages that stays free when a request is admitted while others run.
+        overhead_ms: milliseconds that each step takes besides the forward: scheduling, sampling, detokenisation.
+        draft_tokens: tokens that a draft proposes for each decoding request in each step (speculative decoding).
+        acceptance: probability that the model accepts a proposed token after the ones before it.
+        draft_ms: milliseconds of the draft in a step in which requests decode.
+
+    Raises:
+        InputError: a value is unusable.
+
+    >>> Engine(max_requests=64).token_budget
+    2048
+    """
+
+    page_tokens: int = 16
+    memory_share: float = 0.9
+    token_budget: int | None = 2048
+    max_requests: int = 256
+    watermark: float = 0.0
+    overhead_ms: float = 0.0
+    draft_tokens: int = 0
+    acceptance: float = 0.0
+    draft_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integers(page_tokens=self.page_tokens, max_requests=self.max_requests)
+        check_integers(0, draft_tokens=self.draft_tokens)
+        if self.token_budget is not None:
+            check_integers(token_budget=self.token_budget)
+        for name, least, most in (("memory_share", 0, 1), ("watermark", 0, 1), ("acceptance", 0, 1)):
+            value = getattr(self, name)
+            if not is_number(value) or not least <= value <= most:
+                raise InputError(f"{name} must be a number from {least} to {most}, got {value!r:.80}")
+        for name in ("overhead_ms", "draft_ms"):
+            value = getattr(self, name)
+            if not is_number(value) or value < 0:
+                raise InputError(f"{name} must be a number >= 0, got {value!r:.80}")
+
+
+class Pages(NamedTuple):
+    """The pages of a cache.
+
+    Attributes:
+        total: number of pages.
+        held: tokens of a request, from 0 on -> pages that it holds; as long as the longest context, and one more.
+    """
+
+    total: int
+    held: Sequence[int]
+
+    @property
+    def longest(self) -> int:
+        """The longest context in tokens."""
+        return len(self.held) - 1
+
+
+class Batch(NamedTuple):
+    """The work of a step.
+
+    Attributes:
+        tokens: tokens that the step computes.
+        results: requests whose next token it computes, and drafts: rows of logits.
+        contexts: tokens of each cache that is read: of decoding requests with their new token, of chunks before them.
+        chunks: tokens of each request with a chunk of its prompt, before and after the step.
+    """
+
+    tokens: int
+    results: int
+    contexts: Sequence[int]
+    chunks: Sequence[tuple[int, int]]
+
+
+class StepPrice(NamedTuple):
+    """The seconds of a step and what limits it, such as ``"memory"``."""
+
+    seconds: float
+    limited_by: str
+
+
+class ServedRequest(NamedTuple):
+    """A request after it was served.
+
+    Attributes:
+        arrival: seconds after the start.
+        prompt, output: tokens of the prompt, and generated tokens.
+        first, last: seconds after the start when the first and the last token were generated.
+        preemptions: how often it lost its pages.
+    """
+
+    arrival: float
+    prompt: int
+    output: int
+    first: float
+    last: float
+    preemptions: int
+
+    @property
+    def ttft_ms(self) -> float:
+        """Milliseconds from the arrival to the first token."""
+        return 1e3 * (self.first - self.arrival)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Milliseconds per token after the first; None of a single token."""
+        return 1e3 * (self.last - self.first) / (self.output - 1) if self.output > 1 else None
+
+    @property
+    def e2e_ms(self) -> float:
+        """Milliseconds from the arrival to the last token."""
+        return 1e3 * (self.last - self.arrival)
+
+
+@dataclass
+class Timeline:
+    """What happened while a load was served.
+
+    Attributes:
+        requests: the requests in the order in which they arrived.
+        seconds: time of the last step's end.
+        steps: number of steps.
+        seconds_by_limit: what limited steps -> their seconds: as prices say; ``"pages"`` or ``"requests"`` while a
+            request waited for pages, or for one of ``max_requests`` places; ``"overhead"`` or ``"draft"`` where these
+            take longer than the forward; ``"arrivals"`` while no request was there.
+        request_seconds, page_seconds: requests that ran, and pages that were held, times seconds.
+        most_requests, most_pages: the most of a step.
+        most_tokens: the most tokens of a step.
+        tokens: tokens that steps computed, also again after a preemption, and for rejected drafts.
+    """
+
+    requests: list[ServedRequest] = field(default_factory=list)
+    seconds: float = 0.0
+    steps: int = 0
+    seconds_by_limit: dict[str, float] = field(default_factory=dict)
+    request_seconds: float = 0.0
+    page_seconds: float = 0.0
+    most_requests: int = 0
+    most_pages: int = 0
+    most_tokens: int = 0
+    tokens: int = 0
+
+    def spend(self, seconds: float, limit: str) -> None:
+        """Add seconds to the ones of a limit."""
+        self.seconds_by_limit[limit] = self.seconds_by_limit.get(limit, 0.0) + seconds
+
+
+def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], StepPrice]) -> Timeline:
+    """Return what happens while an engine serves a load.
+
+    Args:
+        load: the requests.
+        engine: how they are batched.
+        pages: the pages of the cache.
+        price: returns the time of a step.
+
+    Raises:
+        InputError: a request alone is longer than the longest context, or takes more pages than there are.
+
+    >>> pages = Pages(100, held=range(1001))  # a page per token
+    >>> load = Load(2, prompt=10, output=3)
+    >>> timeline = serve(load, Engine(), pages, lambda batch: StepPrice(0.5, "memory"))
+    >>> timeline.steps, timeline.requests[1].ttft_ms, timeline.requests[1].tpot_ms, timeline.most_pages
+    (3, 500.0, 500.0, 24)
+    """
+    requests = load.sample()
+    shared = min(load.shared_tokens, pages.longest) // engine.page_tokens * engine.page_tokens
+    _check_requests(requests, pages)
+    return _Loop(requests, engine, pages, price, shared).run()
+
+
+def _check_requests(requests: Sequence[ServedLengths], pages: Pages) -> None:
+    """Raise ``InputError`` for a request that cannot be served even alone."""
+    for index, request in enumerate(requests):
+        tokens = request.prompt + request.output - 1  # the last token is not computed
+        if tokens > pages.longest:
+            raise InputError(
+                f"request {index} takes {grouped(tokens)} tokens of context, more than context={pages.longest}; pass "
+                f"serving({tokens}, ...) or shorter requests"
+            )
+        if pages.held[tokens] > pages.total:
+            raise InputError(
+                f"request {index} takes {grouped(pages.held[tokens])} pages of the cache, more than the "
+                f"{grouped(pages.total)} that there are; pass shorter requests, tensor=, or a device with more memory"
+            )
+
+
+class _Sequence:
+    """A request while it is served.
+
+    Attributes:
+        lengths: the request.
+        generated: tokens that were generated.
+        computed: tokens whose keys and values are in the cache.
+        pages: pages that it holds.
+        preemptions: how often it lost its pages.
+        first: seconds of its first token.
+    """
+
+    def __init__(self, lengths: ServedLengths) -> None:
+        self.lengths = lengths
+        self.generated = self.computed = self.pages = self.preemptions = 0
+        self.first = 0.0
+
+    @property
+    def due(self) -> int:
+        """Tokens to compute until the next token is generated."""
+        return self.lengths.prompt + self.generated - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all but its last generated token are computed."""
+        return self.generated > 0 and self.due == 1
+
+
+class _Loop:
+    """The state of a server."""
+
+    def __init__(
+        self,
+        requests: Sequence[ServedLengths],
+        engine: Engine,
+        pages: Pages,
+        price: Callable[[Batch], StepPrice],
+        shared: int,
+    ) -> None:
+        self._engine, self._pages, self._price = engine, pages, price
+        self._all = [_Sequence(lengths) for lengths in requests]
+        self._arriving, self._waiting = deque(self._all), deque[_Sequence]()
+        self._running: list[_Sequence] = []
+        self._free = pages.total - pages.held[shared]
+        self._shared, self._has_shared = shared, False
+        self._now = 0.0
+        self._blocked = ""  # what the first of the requests that wait, waits for
+        self._served: dict[int, ServedRequest] = {}
+        self._accepts = Random(0)
+        self._timeline = Timeline()
+
+    def run(self) -> Timeline:
+        """Serve all requests."""
+        while self._arriving or self._waiting or self._running:
+            while self._arriving and self._arriving[0].lengths.arrival <= self._now:
+                self._waiting.append(self._arriving.popleft())
+            if not self._waiting and not self._running:
+                arrival = self._arriving[0].lengths.arrival
+                self._timeline.spend(arrival - self._now, "arrivals")
+                self._now = arrival
+                continue
+            self._step(self._scheduled())
+        timeline = self._timeline
+        timeline.seconds = self._now
+        timeline.requests = [self._served[id(sequence)] for sequence in self._all]
+        return timeline
+
+    # ------------------------------------------------------------------------------------------ which tokens
+
+    def _scheduled(self) -> list[tuple[_Sequence, int]]:
+        """Return the requests of the next step, each with the number of tokens that it computes."""
+        self._blocked = ""
+        budget = self._engine.token_budget
+        if budget is not None:
+            return self._continued(budget, admits=True)
+        return self._admitted(self._pages.longest, whole=True) or self._continued(None, admits=False)
+
+    def _continued(self, budget: int | None, *, admits: bool) -> list[tuple[_Sequence, int]]:
+        """Return the running requests in their order, then, unless one lost its pages, requests that waited."""
+        scheduled: list[tuple[_Sequence, int]] = []
+        for sequence in list(self._running):
+            n_tokens = self._wanted(sequence) if budget is None else min(self._wanted(sequence), budget)
+            if not n_tokens:
+                break
+            while not self._takes_pages(sequence, n_tokens):
+                if self._preempt() is sequence:
+                    return scheduled
+            scheduled.append((sequence, n_tokens))
+            budget = None if budget is None else budget - n_tokens
+            if sequence is self._running[-1]:  # the ones after it lost their pages
+                break
+        if admits and budget and self._blocked != "pages":
+            scheduled += self._admitted(budget, whole=False)
+        return scheduled
+
+    def _wanted(self, sequence: _Sequence) -> int:
+        """Return the tokens that a running request would compute: up to its next token, and drafts behind it."""
+        if not sequence.decodes:
+            return sequence.due
+        return min(1 + self._engine.draft_tokens, sequence.lengths.output - sequence.generated)
+
+    def _admitted(self, budget: int, *, whole: bool) -> list[tuple[_Sequence, int]]:
+        """Admit requests that wait, and return them with the tokens that they compute."""
+        scheduled: list[tuple[_Sequence, int]] = []
+        while self._waiting and budget:
+            sequence = self._waiting[0]
+            sequence.computed = self._shared if self._has_shared else 0
+            n_tokens = min(sequence.due, budget)
+            if whole and n_tokens < sequence.due:
+                break
+            if len(self._running) == self._engine.max_requests:
+                self._blocked = "requests"
+                break
+            reserve = self._engine.watermark * self._pages.total if self._running else 0
+            if not self._takes_pages(sequence, n_tokens, reserve):
+                self._blocked = "pages"
+                break
+            self._running.append(self._waiting.popleft())
+            scheduled.append((sequence, n_tokens))
+            budget -= n_tokens
+        return scheduled
+
+    def _takes_pages(self, sequence: _Sequence, n_tokens: int, reserve: float = 0) -> bool:
+        """Give a request the pages for more tokens; return False if fewer than these and a reserve are free."""
+        held = self._pages.held
+        more = held[sequence.computed + n_tokens] - held[self._shared] - sequence.pages
+        if more <= 0:
+            return True
+        if more > self._free - reserve:
+            return False
+        sequence.pages += more
+        self._free -= more
+        return True
+
+    def _preempt(self) -> _Sequence:
+        """Take the pages of the youngest request, which waits again before all others, and return it."""
+        sequence = self._running.pop()
+        self._free += sequence.pages
+        sequence.pages = sequence.computed = 0
+        sequence.preemptions += 1
+        self._waiting.appendleft(sequence)
+        self._blocked = "pages"
+        return sequence
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def _step(self, scheduled: list[tuple[_Sequence, int]]) -> None:
+        """Compute a step."""
+        engine, timeline = self._engine, self._timeline
+        batch = _batch_of(scheduled)
+        price = self._price(batch)
+        has_draft = engine.draft_tokens and any(sequence.decodes for sequence, _ in scheduled)
+        draft, overhead = 1e-3 * engine.draft_ms if has_draft else 0.0, 1e-3 * engine.overhead_ms
+        seconds = price.seconds + draft + overhead
+        limits = {price.limited_by: price.seconds, "draft": draft, "overhead": overhead}
+        timeline.spend(seconds, self._blocked or max(limits, key=limits.__getitem__))
+        n_pages = self._pages.total - self._free
+        timeline.request_seconds += len(self._running) * seconds
+        timeline.page_seconds += n_pages * seconds
+        timeline.most_requests = max(timeline.most_requests, len(self._running))
+        timeline.most_pages = max(timeline.most_pages, n_pages)
+        timeline.most_tokens = max(timeline.most_tokens, batch.tokens)
+        timeline.tokens += batch.tokens
+        timeline.steps += 1
+        self._now += seconds
+        for sequence, n_tokens in scheduled:
+            self._advance(sequence, n_tokens)
+        self._running = [sequence for sequence in self._running if id(sequence) not in self._served]
+
+    def _advance(self, sequence: _Sequence, n_tokens: int) -> None:
+        """Note the tokens that a request computed in the step that ends now."""
+        drafts = n_tokens - sequence.due
+        if drafts < 0:
+            sequence.computed += n_tokens
+        else:
+            lengths = sequence.lengths
+            if not sequence.generated:
+                sequence.first = self._now
+            sequence.generated += 1 + self._accepted(drafts)
+            sequence.computed = lengths.prompt + sequence.generated - 1
+            if sequence.generated == lengths.output:
+                self._free += sequence.pages
+                self._served[id(sequence)] = ServedRequest(*lengths, sequence.first, self._now, sequence.preemptions)
+        self._has_shared |= sequence.computed >= self._shared
+
+    def _accepted(self, drafts: int) -> int:
+        """Return how many of the proposed tokens the model accepts: all before the first that it rejects."""
+        return next((n for n in range(drafts) if self._accepts.random() >= self._engine.acceptance), drafts)
+
+
+def _batch_of(scheduled: Sequence[tuple[_Sequence, int]]) -> Batch:
+    tokens = results = 0
+    contexts, chunks = [], []
+    for sequence, n_tokens in scheduled:
+        tokens += n_tokens
+        before = sequence.computed
+        if sequence.decodes:
+            results += n_tokens
+            contexts.append(before + n_tokens)
+        else:
+            results += n_tokens == sequence.due
+            chunks.append((before, before + n_tokens))
+            contexts += [before] if before else []
+    return Batch(tokens, results, contexts, chunks)

@@ -1,0 +1,223 @@
+"""``ServingSimulation``: what serving a load takes, as plain data that prints as a table; the largest rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, sqrt
+from statistics import mean, quantiles
+from typing import Any, NamedTuple
+
+from modelsummary.errors import InputError, is_number
+from modelsummary.extras import Records
+from modelsummary.serving.load import Load
+from modelsummary.serving.scheduler import Engine, ServedRequest, Timeline
+from modelsummary.tables import Printed, Report
+from modelsummary.units import decimals, grouped, percent, scaled
+
+__all__ = ["ServingSimulation", "Spread", "largest_rate"]
+
+_FIGURES = ("ttft_ms", "tpot_ms", "e2e_ms")
+_SLOWEST, _FASTEST = 2.0**-20, 2.0**20  # requests per second between which a rate is searched
+_PRECISION = 1.01  # ratio of a rate that is met to one that is not
+
+
+class Spread(NamedTuple):
+    """A figure of many requests.
+
+    Attributes:
+        mean: the mean.
+        p50, p95, p99: percentiles, with a straight line between neighbours.
+        most: the largest.
+
+    >>> Spread.of([400.0, 100.0, 200.0, 300.0, 500.0])
+    Spread(mean=300.0, p50=300.0, p95=480.0, p99=496.0, most=500.0)
+    """
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of at least one value."""
+        cuts = quantiles([*values, *values] if len(values) == 1 else values, n=100, method="inclusive")
+        return cls(mean(values), cuts[49], cuts[94], cuts[98], max(values))
+
+
+@dataclass(frozen=True, repr=False)
+class ServingSimulation(Printed, Records):
+    """What serving a load takes, made by ``ServingEstimate.simulate``; ``print`` shows it as a table.
+
+    Attributes:
+        model, device, tensor: class of the model, name of the device, and number of devices.
+        load: the requests.
+        engine: how they were batched.
+        timeline: what happened: the requests, and counts of steps, pages and tokens.
+        n_pages: pages of the cache.
+        page_bytes: bytes of a page on one device.
+        price_error: the largest difference between a sum of prices and a forward on shapes that no price was made from,
+            as a fraction.
+        typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
+    """
+
+    model: str
+    device: str
+    tensor: int
+    load: Load
+    engine: Engine
+    timeline: Timeline
+    n_pages: int
+    page_bytes: float
+    price_error: float
+    typical_error: float
+
+    @property
+    def requests(self) -> Sequence[ServedRequest]:
+        """The requests in the order in which they arrived."""
+        return self.timeline.requests
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first arrival to the last token."""
+        return self.timeline.seconds - self.requests[0].arrival
+
+    @property
+    def requests_per_second(self) -> float:
+        """Requests per second of all devices together."""
+        return len(self.requests) / self.seconds
+
+    @property
+    def input_tokens_per_second(self) -> float:
+        """Tokens of prompts per second of all devices together."""
+        return sum(request.prompt for request in self.requests) / self.seconds
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Generated tokens per second of all devices together."""
+        return sum(request.output for request in self.requests) / self.seconds
+
+    @property
+    def output_tokens_per_second_per_device(self) -> float:
+        """Generated tokens per second and device."""
+        return self.output_tokens_per_second / self.tensor
+
+    @cached_property
+    def ttft_ms(self) -> Spread:
+        """Milliseconds from arrival to first token."""
+        return Spread.of([request.ttft_ms for request in self.requests])
+
+    @cached_property
+    def tpot_ms(self) -> Spread | None:
+        """Milliseconds per token after the first; None if no request has a second token."""
+        values = [request.tpot_ms for request in self.requests if request.tpot_ms is not None]
+        return Spread.of(values) if values else None
+
+    @cached_property
+    def e2e_ms(self) -> Spread:
+        """Milliseconds from arrival to last token."""
+        return Spread.of([request.e2e_ms for request in self.requests])
+
+    @property
+    def mean_requests(self) -> float:
+        """Requests that run together, averaged over time."""
+        return self.timeline.request_seconds / self.seconds
+
+    @property
+    def mean_pages(self) -> float:
+        """Pages that are held, averaged over time."""
+        return self.timeline.page_seconds / self.seconds
+
+    @property
+    def preemptions(self) -> int:
+        """How often requests lost their pages."""
+        return sum(request.preemptions for request in self.requests)
+
+    @property
+    def limited_by(self) -> str:
+        """What most of the time goes to: see ``timeline.seconds_by_limit``."""
+        seconds = self.timeline.seconds_by_limit
+        return max(seconds, key=seconds.__getitem__)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dict per request."""
+        return [
+            {**request._asdict(), **{name: getattr(request, name) for name in _FIGURES}} for request in self.requests
+        ]
+
+    def _report(self) -> Report:
+        timeline, devices = self.timeline, self.device if self.tensor == 1 else f"{self.tensor} x {self.device}"
+        spreads = (("TTFT (ms)", self.ttft_ms), ("TPOT (ms)", self.tpot_ms), ("End to end (ms)", self.e2e_ms))
+        rows = [[name, *(decimals(value, 1) for value in spread)] for name, spread in spreads if spread is not None]
+        rows += [
+            ["Requests at a time", decimals(self.mean_requests, 1), "", "", "", grouped(timeline.most_requests)],
+            ["Pages in use", decimals(self.mean_pages, 1), "", "", "", grouped(timeline.most_pages)],
+        ]
+        limits = sorted(timeline.seconds_by_limit.items(), key=lambda item: -item[1])
+        whole = sum(timeline.seconds_by_limit.values()) or 1.0
+        per_device = f" ({decimals(self.output_tokens_per_second_per_device, 1)} per device)" if self.tensor > 1 else ""
+        below = [
+            f"Throughput: {decimals(self.requests_per_second, 2)} requests/s, "
+            f"{decimals(self.input_tokens_per_second, 1)} tokens/s in, "
+            f"{decimals(self.output_tokens_per_second, 1)} tokens/s out{per_device}",
+            f"Cache: {grouped(self.n_pages)} pages of {scaled(self.page_bytes, 'B')}, {self.preemptions} preemptions",
+            "Limited by: " + ", ".join(f"{name} {percent(seconds / whole, 0)}" for name, seconds in limits if seconds),
+            f"Prices of steps: at most {percent(self.price_error)} off forwards on shapes; typical error of forwards "
+            f"{percent(self.typical_error, 0)}",
+        ]
+        above = [
+            f"{self.model} on {devices}: {grouped(len(self.requests))} requests in {decimals(self.seconds, 1)} s, "
+            f"{grouped(timeline.steps)} steps"
+        ]
+        return Report(rows, ["", "Mean", "p50", "p95", "p99", "Most"], "lrrrrr", above=above, below=below)
+
+
+def largest_rate(
+    simulate: Callable[[Load], ServingSimulation], load: Load, ttft_ms: float | None, tpot_ms: float | None
+) -> float:
+    """Return the largest rate at which the 95th percentiles stay below limits, to 1 %.
+
+    Args:
+        simulate: serves a load.
+        load: its rate is the first that is tried.
+        ttft_ms, tpot_ms: limits of ``ServingSimulation.ttft_ms.p95`` and ``tpot_ms.p95``; None: any value.
+
+    Returns:
+        The rate in requests per second; 0.0 if even requests that come alone miss a limit, ``inf`` if all may come at
+        once.
+
+    Raises:
+        InputError: a limit is missing or unusable, or arrivals are a list.
+    """
+    limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms}
+    if ttft_ms is None and tpot_ms is None:
+        raise InputError("pass ttft_ms= or tpot_ms=, the limits that the rate is to keep")
+    for name, limit in limits.items():
+        if limit is not None and not (is_number(limit) and limit > 0):
+            raise InputError(f"{name} must be a number of milliseconds > 0 or None, got {limit!r:.80}")
+    if load.arrivals is not None:
+        raise InputError("max_rate changes the rate of a load, but arrivals= are fixed; pass a Load with rate=")
+
+    def keeps(rate: float) -> bool:
+        simulation = simulate(replace(load, rate=None if rate == inf else rate))
+        spreads = {"ttft_ms": simulation.ttft_ms, "tpot_ms": simulation.tpot_ms}
+        return all(
+            limit is None or (spread := spreads[name]) is None or spread.p95 <= limit for name, limit in limits.items()
+        )
+
+    if keeps(inf):
+        return inf
+    low = high = load.rate or 1.0
+    while low > _SLOWEST and not keeps(low):
+        low, high = low / 2, low
+    if low <= _SLOWEST:
+        return 0.0
+    while high < _FASTEST and (high == low or keeps(high)):
+        low, high = high, 2 * high
+    while high > _PRECISION * low:
+        middle = sqrt(low * high)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
