@@ -190,8 +190,15 @@ class KernelTable:
 
     def _bound(self, work: Work | Entry) -> float:
         """Return the seconds of some work by the speeds that this machine reaches, dispatch included."""
-        computing = work.flops / self.facts.get("flops_per_second", 1e11)
-        return self.host + computing + work.nbytes / self.facts.get("bytes_per_second", 1e10)
+        return self.host + self.computing(work) + self.moving(work)
+
+    def computing(self, work: Work | Entry) -> float:
+        """Return the seconds that the multiply-adds of a kernel take, by the speed that this machine reaches."""
+        return work.flops / self.facts.get("flops_per_second", 1e11)
+
+    def moving(self, work: Work | Entry) -> float:
+        """Return the seconds that moving the bytes of a kernel takes, by the speed that this machine reaches."""
+        return work.nbytes / self.facts.get("bytes_per_second", 1e10)
 
     def _from_neighbours(self, work: Work) -> tuple[float, str]:
         """Return the roofline times the mean inefficiency of the nearest calls of the class, and its source."""

@@ -25,7 +25,8 @@ class PhaseTime(NamedTuple):
         seconds: the time, with the collectives, which wait for the kernels.
         collective_seconds: the part of the collectives.
         limited_by: ``"compute"``, ``"memory"`` or ``"launches"`` of kernels, whichever most of the device's time goes
-            to; ``"host"`` if dispatching takes longer; ``"links"`` if collectives take longer than all kernels.
+            to; ``"host"`` if dispatching takes longer, on this machine with operators that take no longer than that;
+            ``"links"`` if collectives take longer than all kernels.
         shares: source of the kernels' seconds -> fraction of their time.
     """
 
@@ -55,7 +56,7 @@ def phase_time(
     )
     kernels = time_operators(live, operators, target, mode)
     device = sum(kernel.seconds or 0.0 for kernel in kernels)
-    computing = launching = host = 0.0
+    computing = launching = waiting = host = 0.0
     if target.model is not None:
         spec = target.model.spec
         fastest = max(spec.peak_flops.values(), default=float("inf"))
@@ -66,15 +67,22 @@ def phase_time(
             elif kernel.flops and target.model.computing(kernel.work) > target.model.moving(kernel.work):
                 computing += seconds
         host = sum(kernel.n_operators for kernel in kernels) * target.model.host if mode == "eager" else 0.0
-    else:
+    elif (table := target.table) is not None:
         views = sum(operator.run.call.rule.is_view for operator in phase.operators)
-        device += (views + phase.n_calls) * target.times.host  # the kernels wait for them
+        waiting = (views + phase.n_calls) * table.host  # the kernels wait for them
+        device += waiting
+        for kernel in kernels:
+            flops, moved = table.computing(kernel.work), table.moving(kernel.work)
+            if max(flops, moved) < table.host:
+                waiting += kernel.seconds or 0.0  # it would take as long with less work
+            elif flops > moved:
+                computing += kernel.seconds or 0.0
     links = 0.0
     if communicate is not None:
         sent = (collective_of(operator.run.call) for operator in phase.operators)
         links = sum(communicate(call.operation, call.nbytes) for call in sent if call is not None)
-    limits = {"compute": computing, "memory": device - computing - launching, "launches": launching}
-    limits["host"] = host if host > device else 0.0
+    limits = {"compute": computing, "memory": device - computing - launching - waiting, "launches": launching}
+    limits["host"] = host if host > device else waiting
     limited_by = "links" if links > max(device, host) else max(limits, key=limits.__getitem__)
     shares: dict[str, float] = {}
     for kernel in kernels:

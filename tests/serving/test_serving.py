@@ -11,12 +11,15 @@ import torch
 from torch import nn
 
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
+from modelsummary.devices.kernel_table import KernelTable, machine_of
+from modelsummary.devices.target import Target
 from modelsummary.serving import points
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import Encoded, run_request
+from modelsummary.serving.times import phase_time
 from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent, TupleDecoder
 from tests.untouched import untouched
 
@@ -337,3 +340,18 @@ def test_ranks_of_several_nodes_take_the_network():
     least = 2 * 15 / 16 * nbytes / 8 / 25e9
     one_node, two_nodes = (communication(target, ranks)("all_reduce", nbytes) for ranks in (8, 16))
     assert one_node < least < two_nodes < 2 * least
+
+
+@pytest.mark.parametrize(
+    ("facts", "limit"),
+    [
+        ({"flops_per_second": 1e6, "bytes_per_second": 1e15, "operator": 1e-9}, "compute"),
+        ({"flops_per_second": 1e15, "bytes_per_second": 1e6, "operator": 1e-9}, "memory"),
+        ({"flops_per_second": 1e12, "bytes_per_second": 1e12, "operator": 1.0}, "host"),
+    ],
+)
+def test_what_limits_this_machine(stats, facts, limit):
+    """A table without calls takes the time of multiply-adds, bytes and dispatch, of which one is made the slowest."""
+    run = run_request(stats.live.model, request_of(stats.live), 2, 40)
+    target = Target("this machine", KernelTable(machine_of(torch.device("cpu")), facts=facts))
+    assert phase_time(stats.live, run.prefill, target, "eager").limited_by == limit
