@@ -14,6 +14,7 @@ from torch import nn
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
+from modelsummary.cluster.topology import Cluster
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.devices.target import Target, target_of
@@ -49,7 +50,8 @@ class ServingOptions:
     """The options of ``Statistics.serving``, checked.
 
     Attributes:
-        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate: see ``Statistics.serving``.
+        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster: see
+            ``Statistics.serving``.
 
     Raises:
         InputError: a value is unusable.
@@ -64,6 +66,7 @@ class ServingOptions:
     memory_bytes: int | str | None = None
     batches: Sequence[int] | None = None
     calibrate: bool = False
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         check_integers(2, context=self.context)
@@ -72,6 +75,8 @@ class ServingOptions:
             raise InputError(f"dtype must be a floating point torch.dtype, got {self.dtype!r}")
         if self.mode is not None and self.mode not in MODES:
             raise InputError(f"mode must be 'eager', 'compiled' or None, got {self.mode!r}")
+        if self.cluster is not None and not isinstance(self.cluster, Cluster):
+            raise InputError(f"cluster must be a Cluster or None, got {self.cluster!r:.80}")
         if self.batch > _MOST_REQUESTS:
             raise InputError(f"batch must be at most {_MOST_REQUESTS}, got {self.batch}")
         if self.batches is not None and (
@@ -91,6 +96,10 @@ def estimate_serving(
             do not fit.
     """
     check_initialized(live)
+    if options.cluster is not None:
+        if device is not None:
+            raise InputError("pass device= or cluster=, not both: the device is the one of the cluster")
+        device = options.cluster.device
     if options.calibrate:
         _calibrate(live, device, options)
     server = _Server(live, root, device, options)
@@ -120,8 +129,8 @@ class _Server:
         target = self.target = target_of(device)
         self.mode = options.mode or ("eager" if target.model is None else "compiled")
         self.request, self._make_cache = request_of(live), cache_maker(options.cache)
-        self.memory = _memory_of(target, options.memory_bytes)
-        self._communicate = communication(target, options.tensor)
+        self.memory = _memory_of(target, options)
+        self._communicate = communication(target, options.tensor, options.cluster)
         self._prices: dict[Engine, StepPrices] = {}
 
     @contextmanager
@@ -214,10 +223,12 @@ def _measure(runs: Sequence[RequestRun], device: torch.device) -> None:
     calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), device)
 
 
-def _memory_of(target: Target, memory_bytes: int | str | None) -> int:
+def _memory_of(target: Target, options: ServingOptions) -> int:
     """Return the memory of the device in bytes."""
-    if memory_bytes is not None:
-        return parse_bytes(memory_bytes, "memory_bytes")
+    if options.memory_bytes is not None:
+        return parse_bytes(options.memory_bytes, "memory_bytes")
+    if options.cluster is not None:
+        return options.cluster.memory_bytes
     if target.model is not None:
         capacity = target.model.spec.memory_bytes
         if capacity is None:

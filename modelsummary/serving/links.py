@@ -14,17 +14,28 @@ __all__ = ["communication"]
 _PER_NODE = 8
 
 
-def communication(target: Target, ranks: int) -> Callable[[str, int], float] | None:
+def communication(target: Target, ranks: int, cluster: Cluster | None = None) -> Callable[[str, int], float] | None:
     """Return the function from a collective and its bytes to seconds; None for a single device.
 
+    Args:
+        target: the device.
+        ranks: number of devices.
+        cluster: the nodes and links; None: nodes of eight devices with the links of ``target``.
+
     Raises:
-        InputError: the links between devices are not known.
+        InputError: the links between devices are not known, or the cluster has fewer devices.
     """
     if ranks == 1:
         return None
-    if target.model is None or target.model.spec.interconnect is None:
-        raise InputError(f"tensor={ranks}: the links between devices are not known for {target.name}")
-    spec = target.model.spec
-    network = Network(Cluster(spec, nodes=-(-ranks // _PER_NODE), memory_bytes=spec.memory_bytes or 1))
+    if cluster is None:
+        if target.model is None or target.model.spec.interconnect is None:
+            raise InputError(
+                f"tensor={ranks}: the links between devices are not known for {target.name}; pass cluster=Cluster(...)"
+            )
+        spec = target.model.spec
+        cluster = Cluster(spec, nodes=-(-ranks // _PER_NODE), memory_bytes=spec.memory_bytes or 1)
+    if ranks > cluster.devices:
+        raise InputError(f"tensor={ranks} needs as many devices, the cluster has {cluster.devices}")
+    network = Network(cluster)
     group = network.group(ranks)
     return lambda name, nbytes: network.seconds(name, nbytes, group)

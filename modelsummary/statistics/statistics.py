@@ -619,6 +619,7 @@ class Statistics(ModelStatistics):
         memory_bytes: int | str | None = None,
         batches: Sequence[int] | None = None,
         calibrate: bool = False,
+        cluster: Cluster | None = None,
     ) -> ServingEstimate:
         """Predict memory and time of serving the model with a cache, without computing anything.
 
@@ -639,6 +640,8 @@ class Statistics(ModelStatistics):
             memory_bytes: memory of the device: an integer, or text such as ``"24GB"``. Default: the device's.
             batches: batch sizes of the table of throughput. Default: powers of four that fit, up to 256.
             calibrate: measure the operator calls of the requests that the table of this machine lacks.
+            cluster: the nodes and links of ``tensor`` devices, with their device and its memory, instead of ``device``.
+                Default: nodes of eight devices, with the network of ``Cluster``.
 
         Raises:
             InputError: an argument is unusable, the forward returns no cache that it takes back, or the weights alone
@@ -661,7 +664,7 @@ class Statistics(ModelStatistics):
         from modelsummary.serving import ServingOptions, estimate_serving
 
         live = self._live_for("serving")
-        options = ServingOptions(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate)
+        options = ServingOptions(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster)
         return estimate_serving(live, self.root, device, options)
 
     # ------------------------------------------------------------------------------------------------------ formulas

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
+from modelsummary.cluster import Cluster
 from modelsummary.devices.kernel_table import KernelTable, machine_of
 from modelsummary.devices.target import Target
 from modelsummary.serving import points
@@ -331,6 +332,26 @@ def test_tensor_parallel(stats):
     assert "2 x linked" in str(two)
     with pytest.raises(InputError, match="the links between devices are not known for made up"):
         stats.serving(100, device=DEVICE, tensor=2)
+
+
+def test_cluster(stats):
+    """Half of the link's bandwidth and a longer latency make collectives slower; the memory is the cluster's."""
+    spec = DeviceSpec("linked", {torch.float32: 1e12}, 1e11, memory_bytes=10**8, units=10, interconnect=1e11)
+    plain = stats.serving(100, device=spec, tensor=2, batches=[1])
+    same, slow = (
+        stats.serving(100, cluster=Cluster(spec, devices_per_node=2, **links), tensor=2, batches=[1])
+        for links in ({"memory_bytes": 2 * 10**7}, {"link_bandwidth": 1e9, "link_latency": 1e-4})
+    )
+    assert same.collective_ms == plain.collective_ms
+    assert same.memory_bytes == 2 * 10**7
+    # two collectives in a layer, and the ones of words and head: each waits for a message at least
+    assert slow.collective_ms > plain.collective_ms + 2 * 0.1
+    with pytest.raises(InputError, match="tensor=4 needs as many devices, the cluster has 2"):
+        stats.serving(100, cluster=Cluster(spec, devices_per_node=2), tensor=4)
+    with pytest.raises(InputError, match="pass device= or cluster=, not both"):
+        stats.serving(100, device=spec, cluster=Cluster(spec))
+    with pytest.raises(InputError, match="cluster must be a Cluster or None, got 'DGX'"):
+        stats.serving(100, cluster="DGX")
 
 
 def test_ranks_of_several_nodes_take_the_network():
