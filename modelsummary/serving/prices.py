@@ -6,8 +6,9 @@ add up, as each operator works either on tokens or on what a request has kept:
 - products, norms and element-wise operators depend on the number of tokens: forwards of short prompts;
 - the logits depend on the number of results: one token of several requests, beyond as many tokens of prompts;
 - the attention of decoding requests reads their caches: it depends on the bytes in them, wherever they are;
-- the attention of a chunk is the difference between two prompts: with the chunk, and without it. The chunk also reads
-  the cache of the tokens before it once.
+- the attention of a chunk, or its scan of a state, is the difference between two prompts: with the chunk, and without
+  it. Several chunks keep a device busier than one: the longest takes its time alone, and each other one what it adds
+  to eight prompts that run together. A chunk also reads the cache of the tokens before it once.
 
 Each part is a curve through forwards that ran, linear in between; a curve gets more points until the next one is
 where it was expected.
@@ -19,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 from math import ceil, isqrt
+from operator import sub
 from typing import NamedTuple
 
 from modelsummary.errors import InputError
@@ -33,6 +35,7 @@ _NEAREST = 1.25  # ratio of neighbours between which no point is added
 _PROMPT = 64  # tokens of a short prompt: its attention and its logits count little
 _SHORTEST = 2  # tokens of the shortest context
 _MOST_CACHED = 2**18  # tokens in caches beyond which attention takes the time of their bytes
+_TOGETHER = 8  # prompts that tell how much time each adds to the others
 _CHECKED = (3, 7)  # requests of the forwards that check the sum of the parts
 
 
@@ -119,11 +122,12 @@ class StepPrices:
         most_tokens = max(engine.token_budget or context, most_results, context - 1)
         most_cached = min(engine.max_requests * context, _MOST_CACHED)
         self._limits: dict[float, str] = {}
-        self._tokens = Curve(self._of_tokens, 1, most_tokens)
+        self._tokens = Curve(self._of_tokens, 1, max(most_tokens, _TOGETHER * (context - 1)))
         self._results = Curve(self._of_results, 1, most_results)
         self._bytes = Curve(self._of_bytes, _SHORTEST, context)
         self._cached = Curve(self._of_cached, min(_SHORTEST + 1, context), most_cached)
-        self._prompts = Curve(self._of_prompts, 1, context - 1)
+        self._alone = Curve(self._of_prompt, 1, context - 1)
+        self._added = Curve(self._of_prompts, 1, context - 1)
         self._grown = [self._bytes.at(max(tokens, _SHORTEST)) - self._bytes.nodes[0].y for tokens in range(context + 1)]
         self.page_bytes = self._bytes_of_page(engine.page_tokens)
         self.pages = self._paged(engine, memory_bytes)
@@ -153,9 +157,14 @@ class StepPrices:
         seconds = long.decode.seconds
         return CurvePoint(long.cache.nbytes - short.cache.nbytes, seconds - short.decode.seconds, seconds)
 
-    def _of_prompts(self, tokens: int) -> CurvePoint:
+    def _of_prompt(self, tokens: int) -> CurvePoint:
         seconds = self._points.at(1, tokens + 1).prefill.seconds
         return CurvePoint(tokens, seconds - self._tokens.at(tokens), seconds)
+
+    def _of_prompts(self, tokens: int) -> CurvePoint:
+        seconds = self._points.at(_TOGETHER, tokens + 1).prefill.seconds
+        added = seconds - self._tokens.at(_TOGETHER * tokens) - self._of_prompt(tokens).y
+        return CurvePoint(tokens, added / (_TOGETHER - 1), seconds / _TOGETHER)
 
     def _decode(self, requests: int, context: int) -> float:
         return self._points.at(requests, context).decode.seconds
@@ -166,15 +175,15 @@ class StepPrices:
         """Return the time of a step."""
         tokens = self._tokens.at(batch.tokens) + self._results.at(max(batch.results, 1))
         cached = self._cached.at(sum(map(self._grown.__getitem__, batch.contexts))) if batch.contexts else 0.0
-        chunks = sum(self._attention(after) - self._attention(before) for before, after in batch.chunks)
+        alone, added = (
+            [curve.at(after) - (curve.at(before) if before else 0.0) for before, after in batch.chunks]
+            for curve in (self._alone, self._added)
+        )
+        chunks = max(map(sub, alone, added), default=0.0) + sum(added)
         parts = {self._limit(batch.tokens): tokens}
         for limit, seconds in (("memory", cached), ("compute", chunks)):
             parts[limit] = parts.get(limit, 0.0) + seconds
         return StepPrice(tokens + cached + chunks, max(parts, key=parts.__getitem__))
-
-    def _attention(self, tokens: int) -> float:
-        """Return the seconds that the tokens of a prompt take together, beyond what each takes alone."""
-        return self._prompts.at(tokens) if tokens else 0.0
 
     def _limit(self, tokens: int) -> str:
         """Return what limits the forward of this many tokens, as of the nearest that ran."""
@@ -182,7 +191,7 @@ class StepPrices:
 
     def _largest_error(self, most_requests: int, most_tokens: int) -> float:
         """Return the largest difference from forwards of several equal requests, and of points of the curves."""
-        errors = [curve.error for curve in (self._tokens, self._results, self._cached, self._prompts)]
+        errors = [curve.error for curve in (self._tokens, self._results, self._cached, self._alone, self._added)]
         for number in _CHECKED:
             requests, context = min(number, most_requests), max(self._context * 2 // number, _SHORTEST)
             length = max(min(context - 1, most_tokens // requests), 1)
