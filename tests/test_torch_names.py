@@ -213,6 +213,42 @@ def test_switches_tell_what_is_on():
         assert _torch.fake_mode() is mode
 
 
+def test_what_is_compiled_in_isolation_leaves_nothing():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def forward(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    def state():
+        dynamo, entries = torch._dynamo, torch._C._dynamo.eval_frame._debug_get_cache_entry_list(forward.__code__)
+        counters = {name: dict(counter) for name, counter in dynamo.utils.counters.items()}
+        codes = dynamo.convert_frame.input_codes.seen, dynamo.convert_frame.output_codes.seen
+        frames = dynamo.convert_frame.FRAME_COUNTER, dict(dynamo.convert_frame.FRAME_COMPILE_COUNTER)
+        kept = dynamo.eval_frame.cached_backends, dynamo.utils.graph_break_reasons, dynamo.utils.guard_failures
+        return len(entries), counters, *map(len, (*codes, *kept)), *frames, dynamo.trace_rules.SKIP_DIRS_RE
+
+    compiled = torch.compile(forward, backend=backend)
+    compiled(torch.ones(2))
+    assert len(graphs) == 2
+    before = state()
+    for size in (3, 4):  # sizes that would make the user's next graphs dynamic
+        with _torch.isolated_compiling():
+            assert torch.compile(forward, backend=backend)(torch.ones(size)).tolist() == [4.0] * size
+    assert len(graphs) == 6
+    assert state() == before
+    compiled(torch.ones(2))  # does not compile again
+    assert len(graphs) == 6
+    with pytest.raises(ZeroDivisionError), _torch.isolated_compiling():
+        torch.compile(lambda x: x / (1 // 0), backend=backend)(torch.ones(2))
+    assert state() == before
+
+
 def test_the_dispatcher():
     assert _torch.has_kernel("aten::mm")
     assert not _torch.has_kernel("aten::no_such_operator")

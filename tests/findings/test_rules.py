@@ -94,6 +94,23 @@ def test_a_model_of_which_no_layer_is_divided():
     assert finding.what == "is not divided by tensor parallelism: softmax() in 0 works along the sharded dimension"
 
 
+def test_compiled_functions_stay_compiled():
+    model, graphs = nn.Sequential(Block(), Branching()), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    x = torch.ones(TEXT)
+    with torch.no_grad():
+        compiled(x)
+        number = len(graphs)
+        Statistics(model, TEXT).check(select=["B951", "B952"])
+        compiled(x)
+    assert len(graphs) == number
+
+
 def test_a_compiler_that_raises(monkeypatch):
     class Fickle(nn.Module):
         def __init__(self):
