@@ -15,10 +15,20 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch import fx
 
 from modelsummary._torch.swapping import swapped
 
-__all__ = ["CompiledRuns", "compile_runs", "isolated_compiling", "quiet"]
+__all__ = [
+    "CompiledRuns",
+    "cause_in_compiler",
+    "compile_runs",
+    "compiler_settings",
+    "inductor_graphs",
+    "isolated_compiling",
+    "quiet",
+    "taken_as_tensors",
+]
 
 
 @dataclass
@@ -59,6 +69,20 @@ def compile_runs(function: Callable[[], object], runs: int, compiled: CompiledRu
             compiled.recompilations = [reason for reason in reasons if reason]
 
 
+def cause_in_compiler(error: Exception) -> BaseException | None:
+    """Return the error that made a compiler raise; None if no compiler raised it."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    if not isinstance(error, TorchDynamoException):
+        return None
+    cause: BaseException = getattr(error, "inner_exception", None) or error
+    while (
+        earlier := cause.__cause__ or (cause.__context__ if isinstance(cause, TorchDynamoException) else None)
+    ) is not None:
+        cause = earlier
+    return cause
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Run the body without the warnings and the log of torch's compilers, and without what is printed."""
@@ -70,6 +94,15 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def compiler_settings() -> tuple[Any, ...]:
+    """Return what tells whether the settings of torch's compilers have changed."""
+    import torch._dynamo.config
+    import torch._functorch.config
+    import torch._inductor.config
+
+    return tuple(getattr(torch, name).config.get_hash() for name in ("_dynamo", "_functorch", "_inductor"))
 
 
 # -------------------------------------------------------------------------------------------- isolation
@@ -147,3 +180,52 @@ def _other_codes(codes: Collection[CodeType]) -> Iterator[None]:
     finally:
         for function, code in before:
             function.__code__ = code
+
+
+# ------------------------------------------------------------------------------------- graphs without kernels
+
+
+@contextmanager
+def taken_as_tensors(kind: type) -> Iterator[None]:
+    """Run the body with a compiler that takes tensors of a class as plain tensors, as do the graphs that it makes.
+
+    It refuses other classes with a ``__torch_dispatch__``.
+    """
+    import torch._functorch.config as functorch
+    from torch._dynamo.variables import builder
+
+    wrappers = builder.VariableBuilder._type_dispatch()
+    original = builder.infer_subclass_type
+    checks = "check_custom_op_aliasing"  # by a mode that takes no such tensors; older versions of torch have none
+    changes = {checks: False} if hasattr(functorch, checks) else {}
+    wrappers[kind] = builder.VariableBuilder.wrap_tensor
+    try:
+        with (
+            swapped(builder, "infer_subclass_type", lambda value: None if type(value) is kind else original(value)),
+            functorch.patch(changes),
+        ):
+            yield
+    finally:
+        del wrappers[kind]
+
+
+def inductor_graphs(graph: fx.GraphModule, inputs: Any, run: Callable[[fx.GraphModule, bool, list[Any]], Any]) -> Any:
+    """Compile a graph as Inductor does, up to the graphs of forward and backward that it makes kernels of.
+
+    Args:
+        run: runs such a graph instead of kernels: takes it, whether it is a backward, and the list of its arguments,
+            which it empties so that each can be freed after its last use.
+    """
+    import torch._functorch.config as functorch
+    from torch._inductor import compile_fx, config
+
+    def compiled(graph: fx.GraphModule, _: Any, *, is_backward: bool = False, **__: Any) -> Callable[..., Any]:
+        def call(args: list[Any]) -> Any:
+            return run(graph, is_backward, args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    # padding measures products on the device, and the cache has kernels that were compiled before
+    with config.patch(shape_padding=False), functorch.patch(enable_autograd_cache=False):
+        return compile_fx.compile_fx(graph, inputs, inner_compile=compiled)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ A wrapper of ``nn.Module.__call__`` sees the calls. An operator belongs to the i
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import nullcontext
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -106,6 +107,7 @@ class Watch:
         began: called with each call before it runs, and with its arguments.
         ended: called with each call that returned, and with its result.
         must_run: raise ``InputError`` if the result of the model runs later, as a generator does.
+        within: whether calls inside the call of the model are seen; a compiled model has none.
 
     Attributes:
         calls: all calls in the order in which they began; the first is the call of the model.
@@ -123,8 +125,9 @@ class Watch:
         began: Callable[[Call, Any], object] | None = None,
         ended: Callable[[Call, Any], object] | None = None,
         must_run: bool = True,
+        within: bool = True,
     ) -> None:
-        self._began, self._ended, self._must_run = began, ended, must_run
+        self._began, self._ended, self._must_run, self._within = began, ended, must_run, within
         self.root = Call(model, None)
         self.calls = [self.root]
         self.failed: list[Call] = []
@@ -146,7 +149,7 @@ class Watch:
         try:
             if self._began is not None:
                 self._began(root, (args, kwargs))
-            with calls_wrapped(self._wrapper):
+            with calls_wrapped(self._wrapper) if self._within else nullcontext():
                 self.innermost = root
                 self._root_began = call_module is not None
                 if call_module is None:

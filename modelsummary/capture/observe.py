@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from modelsummary import _torch
 from modelsummary.capture.checkpoints import apply_checkpoint, check_kept
+from modelsummary.capture.compiled import OperatorsOfGraphs
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
+from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
@@ -27,11 +30,12 @@ from modelsummary.capture.step import StepRun
 from modelsummary.capture.step_error import NeedsValuesError, as_step_error, remedies_for
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, StepError
 
 __all__ = ["CUDA_BLOCK", "check_initialized", "observe", "observed"]
 
 CUDA_BLOCK = 512
+_UNFUSED = "Operators of compiled graphs run one by one: what a fused kernel does not write counts until its last use"
 _CPU = torch.device("cpu")
 
 
@@ -54,11 +58,15 @@ def observed(live: LiveModel, plan: StepPlan, *, storages: bool = False, forward
     return trace
 
 
-def _key_of(plan: StepPlan, model_device: torch.device) -> StepPlan:
-    """Return the plan under which a trace is kept; which workspaces count is asked when it is read."""
+def _key_of(plan: StepPlan, model_device: torch.device) -> tuple[Any, ...]:
+    """Return what a trace is kept under: the plan, and what decides how it compiles.
+
+    Which workspaces count is asked when the trace is read.
+    """
     default = _kernels_of(model_device)
     is_default = plan.device is None or plan.device.type == default.type
-    return replace(plan, workspaces=True, device=default if is_default else plan.device)
+    step = replace(plan, workspaces=True, device=default if is_default else plan.device)
+    return (step, *_torch.compiler_settings()) if plan.compiled else (step,)
 
 
 def _kernels_of(model_device: torch.device) -> torch.device:
@@ -111,6 +119,8 @@ def observe(
             "No CUDA device here: attention, dropout and RMS norms run as on CUDA; for other operators, the kernels of"
             " the CPU are assumed, which keep similar tensors"
         )
+    if plan.compiled:
+        notes.append(_UNFUSED)
     if routes_evenly:
         notes.append(EVEN_ROUTES)
     is_absent = wanted != device
@@ -127,7 +137,15 @@ def observe(
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in parts.modules)
     with (
         no_collection(),
-        running(parts.modules, call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as begun,
+        running(
+            parts.modules,
+            call,
+            on_shapes=True,
+            grad=plan.train,
+            as_is=plan.compiled,
+            device=device,
+            dtype=plan.dtype,
+        ) as begun,
         fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
         cuda_kernels() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
@@ -151,16 +169,16 @@ def observe(
                 return observe(model, call, plan, **asked, routes_evenly=True)
         raise NeedsValuesError(reason, model_device, run.doing)
     # Optimizers compile their steps; a dispatch mode cannot be compiled.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    compiles = "torch._dynamo" in sys.modules and not plan.compiled
+    eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
     real = running(parts.modules, call, on_shapes=False, grad=plan.train, as_is=True)
     with eager, real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
         run = StepRun(model, args, kwargs, plan, model_device, block, level="storages")
-        operators = Operators(run.observer.around(execution))
-        with as_step_error(lambda: run.doing, remedies), operators, run.observer.following():
+        with as_step_error(lambda: run.doing, remedies), _operators(run, execution, on_shapes=False):
             apply_checkpoint(model, dict(plan.checkpoint))
             run.step()
-        notes = [f"The step ran for real: {reason}"]
+        notes = [f"The step ran for real: {reason}", *([_UNFUSED] if plan.compiled else [])]
         trace = run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
         check_kept(plan.checkpoint, trace)
         return trace
@@ -172,15 +190,26 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
     An error is raised again if the step cannot run for real (``can_run``), which would show the cause, and if either no
     operator raised it, or an operator refused its operands in a dtype that is not the model's own.
     """
-    operators = Operators(run.observer.around(shapes))
-    with operators, run.observer.following():
+    with _operators(run, shapes, on_shapes=True):
         apply_checkpoint(run.model, dict(run.plan.checkpoint))
         try:
             run.step()
         except Exception as error:
             is_of_dtype = run.plan.dtype is not None and not shapes.needs_values
             is_final = shapes.obstacle is None or (is_of_dtype and not isinstance(error, NotImplementedError))
-            if isinstance(error, InputError) or (is_final and not can_run):
+            if isinstance(error, (InputError, StepError)) or (is_final and not can_run):
                 raise
             return obstacle_of(shapes, error)
     return obstacle_of(shapes, None)
+
+
+@contextmanager
+def _operators(run: StepRun, execution: ShapeOnly | RealExecution, *, on_shapes: bool) -> Iterator[None]:
+    """Return a context in which the operators of a step are run by ``execution`` and observed."""
+    observed = run.observer.around(execution)
+    if run.graphs is None:
+        with Operators(observed), run.observer.following():
+            yield
+        return
+    with _torch.quiet(), run.graphs.compiling(on_shapes=on_shapes), OperatorsOfGraphs(observed):
+        yield

@@ -33,6 +33,7 @@ Level = Literal["costs", "arguments", "storages"]
 """What is noted of operators: their costs; their arguments as well; also the storages that they make."""
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
+_COMPILED = "CompiledFunctionBackward"
 _INDEX_PUT = torch.ops.aten.index_put.default
 _ALIAS = torch.ops.aten.alias.default
 _LAYERS = ((nn.functional, "linear"), *((_torch.VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))
@@ -351,7 +352,7 @@ class Observer:
 
     def note_node(self, node: Any) -> None:
         """Follow a node of the backward: its end, and a Python number that it keeps."""
-        if not self._follows:
+        if not self._follows or node.name() == _COMPILED:  # a hook would hold its gradients until it has ended
             return
         node_number = node._sequence_nr()
 

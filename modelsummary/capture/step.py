@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.calls import Call, Watch
+from modelsummary.capture.compiled import CompiledGraphs
 from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
@@ -35,6 +36,9 @@ class StepRun:
 
     Args:
         level: what is noted of operators.
+
+    Attributes:
+        graphs: what the model is compiled to; None if it is not.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class StepRun:
         self._args, self._kwargs, self._device = args, kwargs, device
         self._follows = level == "storages"
         self.observer = Observer(block_bytes, level)
+        self.graphs = CompiledGraphs(self._n_operators) if plan.compiled else None
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
         self._watches: list[Watch] = []  # one per forward
@@ -145,11 +150,11 @@ class StepRun:
     def _forward(self, *, has_loss: bool) -> tuple[Any, Tensor | None]:
         """Run the forward; return its result, and the loss if there is one."""
         self._begin("forward")
-        self.observer.watch = Watch(self.model, self.observer.inside.__len__)
+        self.observer.watch = Watch(self.model, self.observer.inside.__len__, within=self.graphs is None)
         self._watches.append(self.observer.watch)
         with self._saving(), casting(self.plan.autocast, self._device):
             with self._generator_states():
-                output = self._watches[-1].call(self._args, self._kwargs)
+                output = self.watch.call(self._args, self._kwargs, None if self.graphs is None else self.graphs.call)
             strided = (tensor for tensor in tensors_of(output) if tensor.layout is torch.strided)
             self._results = {self.observer.identity(tensor) for tensor in strided} if self._follows else set()
             if not has_loss:
@@ -159,7 +164,7 @@ class StepRun:
 
     def _generator_states(self) -> AbstractContextManager[Any]:
         """Return a context in which the CPU generator's states are followed: each checkpointed region keeps one."""
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" or self.graphs is not None:  # a compiler keeps one while it compiles
             return nullcontext()
         original = torch.get_rng_state
 
@@ -256,6 +261,7 @@ class StepRun:
             tensors=self._tensors,
             results=frozenset(self._results),
             without_gradient=self._names_without_gradient(),
+            **({} if self.graphs is None else self.graphs.since(first)),
             **facts,
         )
 

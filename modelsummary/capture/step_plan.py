@@ -53,6 +53,7 @@ class StepPlan:
         checkpoint: modules that run under activation checkpointing, each with the results that it keeps, as
             ``apply_checkpoint`` takes them.
         stage: what a stage of a pipeline runs; None: the model is not a stage.
+        compiled: the model runs as ``torch.compile`` compiles it; loss and optimizer step do not.
     """
 
     train: bool = True
@@ -66,6 +67,7 @@ class StepPlan:
     block_bytes: int | None = None
     workspaces: bool = True
     stage: StageShare | None = None
+    compiled: bool = False
 
 
 def check_loss(loss: Any) -> None:

@@ -138,6 +138,9 @@ class Trace:
             storages were not followed.
         results: identities of the storages of the model's result, likewise.
         without_gradient: names of the trained parameters that got no gradient.
+        graphs: numbers of the first operator of each compiled graph of the forward, and of the first one after it; None
+            if the model is not compiled.
+        recomputed: numbers of the operators of compiled backwards that their forwards have, too.
         noted: result of the function ``note`` of ``observe``.
     """
 
@@ -158,6 +161,8 @@ class Trace:
     tensors: Mapping[str, int] = field(default_factory=dict)
     results: frozenset[int] = frozenset()
     without_gradient: Sequence[str] = ()
+    graphs: Sequence[tuple[int, int]] | None = None
+    recomputed: frozenset[int] = frozenset()
     noted: Any = None
 
     @property

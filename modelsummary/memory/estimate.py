@@ -43,7 +43,7 @@ class MemoryEstimate(Printed):
     The step is in its steady state: the optimizer already has its state.
 
     Attributes:
-        mode: ``"train"`` or ``"inference"``.
+        mode: ``"train"``, ``"compiled"`` or ``"inference"``.
         device: device whose kernels were chosen.
         optimizer: class name of the optimizer, or None.
         params, buffers: storages of the model, each counted once; a tensor in a plain attribute is a buffer.
@@ -54,9 +54,10 @@ class MemoryEstimate(Printed):
         held_after_forward: all bytes alive at the end of the forward, its result included.
         peak: largest number of bytes alive at one time.
         timeline: bytes alive while each operator runs.
-        recomputed_macs: multiply-adds that activation checkpointing does again in the backward.
+        recomputed_macs: multiply-adds that activation checkpointing, or a compiled backward, does again.
         execution: ``"shape"``: the step ran without data; ``"real"``: it ran on data, for the reason in ``notes``.
         notes: assumptions of the estimate.
+        graphs: bytes among ``activations`` that each compiled graph makes; empty unless the model is compiled.
         saved: the storages behind ``activations``, each with what making it again takes; empty for a rank of a plan.
 
     >>> from torch import nn
@@ -81,6 +82,7 @@ class MemoryEstimate(Printed):
     recomputed_macs: int = 0
     execution: str = "shape"
     notes: list[str] = field(default_factory=list)
+    graphs: list[int] = field(default_factory=list)
     saved: SavedStorages = field(default_factory=SavedStorages.of, repr=False, compare=False)
 
     @property
@@ -122,7 +124,7 @@ class MemoryEstimate(Printed):
 
     def _report(self) -> Report:
         rows: list[tuple[str, int]] = [("Parameters", self.params), ("Buffers", self.buffers)]
-        if self.mode == "train":
+        if self.mode != "inference":
             rows += [
                 ("Gradients", self.grads),
                 (f"Optimizer state ({self.optimizer or 'no optimizer'})", self.optimizer_state),
@@ -132,8 +134,12 @@ class MemoryEstimate(Printed):
         cells = [(name, grouped(value), scaled(value, "B")) for name, value in rows]
         point = self.peak_at
         where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
-        title = f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}"
+        step = {"train": "training step", "compiled": "compiled training step"}.get(self.mode, self.mode)
+        title = f"Memory of one {step} on {self.device}"
         lines = [f"Peak at {point.operator}, {where}"]
+        if len(self.graphs) > 1:
+            graphs = ", ".join(scaled(nbytes, "B") for nbytes in self.graphs)
+            lines.append(f"{len(self.graphs)} compiled graphs keep {graphs}")
         if self.recomputed_macs:
             lines.append(f"Recomputed in the backward: {grouped(self.recomputed_macs)} MACs")
         return Report(cells, ["", "Bytes", ""], "lrr", above=[title], below=[*lines, *self.notes])

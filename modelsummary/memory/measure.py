@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from modelsummary import _torch
 from modelsummary.capture.checkpoints import apply_checkpoint
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.devices import device_of
@@ -48,11 +51,13 @@ def measure(live: LiveModel, plan: StepPlan) -> MemoryMeasurement:
 
 
 def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[int, int]:
-    """Run two steps on data; return the bytes alive at the end of the second one's forward, and at its peak."""
+    """Run steps on data; return the bytes alive at the end of the last forward, and at the peak of its step."""
     device = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"memory is measured on the CPU and on CUDA, but the model is on {device}")
-    with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
+    compiler = _torch.isolated_compiling() if plan.compiled else nullcontext()
+    run = running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True)
+    with compiler, run as (execution, args, kwargs):
         apply_checkpoint(model, dict(plan.checkpoint))
         step = _RealStep(model, args, kwargs, plan, device)
         remedies = remedies_for(train=plan.train, checkpointed=bool(plan.checkpoint))
@@ -60,6 +65,10 @@ def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[in
             assert isinstance(execution, RealExecution)
             execution.keep(step.written())
             step.run()  # saves what else a step writes, to restore it later; gives the optimizer its state
+        if plan.compiled:
+            step.call = torch.compile(model)
+            with as_step_error(lambda: step.doing, remedies):
+                step.run()
         if not plan.accumulates:
             model.zero_grad()
         gc.collect()
@@ -75,6 +84,7 @@ class _RealStep:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, device: torch.device
     ) -> None:
         self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
+        self.call: Callable[..., Any] = model
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
         make = plan.make_optimizer
         self._optimizer = make(trained) if make is not None and trained else None
@@ -91,7 +101,7 @@ class _RealStep:
         """Run forward and loss."""
         self.doing = "forward"
         with casting(self._plan.autocast, self._device):
-            output = self._model(*self._args, **self._kwargs)
+            output = self.call(*self._args, **self._kwargs)
             self.doing = "loss"
             self._kept = output, loss_of(output, self._plan.loss) if self._plan.train else None
 

@@ -31,7 +31,7 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
     """
     trace = observed(live, plan, storages=True)
     estimate, memory = memory_of(trace, plan)
-    rows = list(root.walk()) if plan.train else []
+    rows = list(root.walk()) if plan.train and not plan.compiled else []  # a compiled step has no calls of layers
     for row in rows:
         row_memory = memory.get(row.key) if row.executed else None
         row.self_activation_bytes = row_memory.activation_bytes if row_memory is not None else 0
@@ -41,7 +41,7 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
         if row.parent_info is not None:
             row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
     kinds = kinds_of(root)
-    return replace(estimate, saved=saved_of(trace, {row.key: kinds[id(row)] for row in rows}))
+    return replace(estimate, saved=saved_of(trace, {row.key: kinds[id(row)] for row in root.walk()}))
 
 
 def simulate(live: LiveModel, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:

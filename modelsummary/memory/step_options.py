@@ -74,16 +74,17 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     """Return the plan of a step with the user's options.
 
     Args:
-        mode: ``"train"``, or ``"inference"``: a forward without gradients.
+        mode: ``"train"``; ``"compiled"``: a training step of the model that ``torch.compile`` returns; or
+            ``"inference"``: a forward without gradients.
         options: the user's options, see ``StepOptions``.
         root: root of the tree, for the repeated blocks of ``checkpoint="every"`` and ``"sqrt"``; None: there are none.
 
     Raises:
         InputError: an option is unknown, or its value is unusable.
     """
-    if mode not in ("train", "inference"):
+    if mode not in ("train", "compiled", "inference"):
         hint = f"; an optimizer goes by name: optimizer={mode!r}" if _is_optimizer(mode) else ""
-        raise InputError(f"mode must be 'train' or 'inference', got {mode!r:.80}{hint}")
+        raise InputError(f"mode must be 'train', 'compiled' or 'inference', got {mode!r:.80}{hint}")
     _check(options)
     checkpoint = options.get("checkpoint")
     if checkpoint in ("every", "sqrt"):
@@ -94,14 +95,14 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple, Mapping)):
         raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
     dtype, device = options.get("dtype"), options.get("device")
-    if mode == "train" and dtype is not None and dtype.itemsize == 1:
+    if mode != "inference" and dtype is not None and dtype.itemsize == 1:
         raise InputError(
             f"dtype={dtype}: no step trains in 8 bits alone, as torch adds no tensors of 8 bits; pass torch.bfloat16, "
             f"cost 8-bit products by simulate(..., recipe=Recipe(precision={dtype})), or run the forward alone"
         )
     return StepPlan(
-        train=mode == "train",
-        make_optimizer=_optimizer(options.get("optimizer")) if mode == "train" else None,
+        train=mode != "inference",
+        make_optimizer=_optimizer(options.get("optimizer")) if mode != "inference" else None,
         device=None if device is None else _target(device),
         dtype=dtype,
         loss=options.get("loss"),
@@ -110,6 +111,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         accumulates=options.get("accumulates", False),
         block_bytes=options.get("block_bytes"),
         workspaces=options.get("workspaces", True),
+        compiled=mode == "compiled",
     )
 
 

@@ -79,7 +79,7 @@ def estimate_of(trace: Trace, workspaces: Workspaces) -> MemoryEstimate:
         return sum(storage.nbytes for storage in trace.storages if storage.kind == kind)
 
     return MemoryEstimate(
-        mode="train" if trace.train else "inference",
+        mode="compiled" if trace.graphs is not None else "train" if trace.train else "inference",
         device=trace.device,
         optimizer=trace.optimizer,
         params=total("params"),
@@ -94,14 +94,20 @@ def estimate_of(trace: Trace, workspaces: Workspaces) -> MemoryEstimate:
         recomputed_macs=sum(call.cost.macs for call in recomputed_calls(trace)),
         execution=trace.execution,
         notes=list(trace.notes),
+        graphs=[
+            sum(storage.nbytes for storage in trace.saved if begin <= storage.born < end)
+            for begin, end in trace.graphs or ()
+        ],
     )
 
 
 def recomputed_calls(trace: Trace) -> list[OperatorCall]:
-    """Return the operator calls of the forward that checkpoints make again in the backward, views included.
+    """Return the operator calls of the forward that are made again in the backward, views included.
 
     A checkpoint stops as soon as it has all that the backward needs, so what follows in its region is not run again.
     """
+    if trace.graphs is not None:
+        return [trace.operators[index].run.call for index in sorted(trace.recomputed)]
     backward = [operator for operator in trace.operators if operator.phase == "backward"]
     if (
         backward and backward[0].run.call.name == "aten.ones_like"

@@ -395,12 +395,14 @@ class Statistics(ModelStatistics):
         """Predict the memory of one step in bytes without running it: nothing is computed or allocated.
 
         The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
-        until it is freed. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
-        every row. The estimate counts the storages of tensors, and the workspaces of operators if ``calibrate``
-        measured them on this machine. It does not count reserves of an allocator. Modules keep their training mode.
+        until it is freed. A training step that is not compiled fills ``activation_bytes``, ``self_activation_bytes``
+        and ``peak_bytes`` of every row. The estimate counts the storages of tensors, and the workspaces of operators if
+        ``calibrate`` measured them on this machine. It does not count reserves of an allocator. Modules keep their
+        training mode.
 
         Args:
-            mode: ``"train"``, or ``"inference"``: a forward without gradients.
+            mode: ``"train"``; ``"compiled"``: a training step of ``torch.compile(model)``; or ``"inference"``: a
+                forward without gradients.
             optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes, workspaces: see
                 ``modelsummary.memory.step_options.StepOptions``.
 

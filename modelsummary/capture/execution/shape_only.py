@@ -335,7 +335,8 @@ class ShapeOnly:
         out = shortcut(*args, **kwargs) if shortcut is not None else None
         if out is None:
             kwargs = there.leave(kwargs)
-            if rule.makes_tensor and kwargs.get("device") is None and not tensors:
+            names_device = kwargs.get("device") is not None or any(type(value) is torch.device for value in args)
+            if rule.makes_tensor and not names_device and not tensors:
                 kwargs["device"] = _META
             out = func(*there.leave(args), **kwargs)
             result = rule.facts.result

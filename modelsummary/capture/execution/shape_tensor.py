@@ -133,6 +133,10 @@ class ShapeTensor(Tensor):
             else object.__format__(self, spec)
         )
 
+    def __coerce_same_metadata_as_tangent__(self, *_: Any) -> ShapeTensor:
+        """Return the tensor itself, as a compiled backward expects gradients that are plain tensors."""
+        return self
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the text of a tensor on meta, so that a forward that prints a tensor runs without values."""
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
