@@ -632,7 +632,7 @@ def test_largest(offset, slope, limit, steps):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "eval"}, "mode must be 'train' or 'inference', got 'eval'$"),
+        ({"mode": "eval"}, "mode must be 'train', 'compiled' or 'inference', got 'eval'$"),
         ({"mode": "AdamW"}, "got 'AdamW'; an optimizer goes by name: optimizer='AdamW'"),
         ({"mode": torch.optim.SGD}, "an optimizer goes by name: optimizer=<class 'torch.optim.sgd.SGD'>"),
         ({"optimizer": "sdg"}, "optimizer must be one of 'sgd'.*, got 'sdg'"),
