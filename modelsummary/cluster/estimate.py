@@ -19,11 +19,11 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.published_errors import Case, PublishedErrors, error_of
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError, is_number
+from modelsummary.memory.memory_snapshot import MemoryBlock, write_snapshot
 from modelsummary.parallel.plan import with_estimate
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
 from modelsummary.units import duration, percent, scaled
-from modelsummary.views.memory_snapshot import MemoryBlock, write_snapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.cluster.pipeline import ItemSpan
 from modelsummary.extras import axes_for
+from modelsummary.memory.memory_snapshot import MemoryBlock, changes_of
 from modelsummary.views.chrome_trace import counter_event, name_event, span_event, write_events
-from modelsummary.views.memory_snapshot import MemoryBlock, changes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
