@@ -249,6 +249,15 @@ class Observer:
                 if self.of(inner) is None:
                     self._follow(inner, Allocation(self._rounded(inner), len(self.inside), kind))
 
+    def hold_state(self, states: Iterable[Tensor]) -> None:
+        """Note that tensors are the state of the optimizer, made in this order by its first step."""
+        allocations = {id(allocation): allocation for allocation in map(self.of, states) if allocation is not None}
+        states_by_id = {key: allocation for key, allocation in allocations.items() if not allocation.kind}
+        for allocation in states_by_id.values():
+            allocation.kind = "optimizer_state"
+        others = (allocation for allocation in self.every if id(allocation) not in states_by_id)
+        self.every = [*others, *states_by_id.values()]
+
     def of(self, tensor: Tensor) -> Allocation | None:
         """Return the storage behind a tensor; None if it is not followed.
 

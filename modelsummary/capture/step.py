@@ -112,11 +112,10 @@ class StepRun:
                 _choose_foreach(self._optimizer)
             self._made_at_once = frozenset(map(id, self._optimizer.state))
             self._first_step(self._optimizer)
-            states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
-            for part in (inner for state in states for inner in inner_tensors(state)):
-                allocation = self.observer.of(part)
-                if allocation is not None and not allocation.kind:
-                    allocation.kind = "optimizer_state"
+            updated = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+            in_order = [self._optimizer.state[parameter] for parameter in updated if parameter in self._optimizer.state]
+            states = tensors_of([list(state.values()) for state in in_order])
+            self.observer.hold_state(inner for state in states for inner in inner_tensors(state))
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
         self._given = _GivenGradients(self._trained)

@@ -9,7 +9,7 @@ from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import Moment, SimulatedStage, weights_of
 from modelsummary.cluster.weights import RankWeights
 from modelsummary.devices.factors import Factors
-from modelsummary.memory.memory_snapshot import MemoryBlock
+from modelsummary.memory.replay import MemoryBlock
 from modelsummary.split.schedule import Action
 
 __all__ = ["RankLoad", "RankMemory", "blocks_of", "memory_of"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.cluster.pipeline import ItemSpan
 from modelsummary.extras import axes_for
-from modelsummary.memory.memory_snapshot import MemoryBlock, changes_of
+from modelsummary.memory.replay import MemoryBlock, changes_of
 from modelsummary.views.chrome_trace import counter_event, name_event, span_event, write_events
 
 if TYPE_CHECKING:

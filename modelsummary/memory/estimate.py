@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelsummary.extras import axes_for
+from modelsummary.memory.reserve import AllocatorReserve
 from modelsummary.memory.saved import SavedStorages
 from modelsummary.tables import Printed, Report
 from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled, symbol
@@ -59,6 +60,7 @@ class MemoryEstimate(Printed):
         notes: assumptions of the estimate.
         graphs: bytes among ``activations`` that each compiled graph makes; empty unless the model is compiled.
         saved: the storages behind ``activations``, each with what making it again takes; empty for a rank of a plan.
+        reserve: what torch's allocator takes from the device, with ``reserve=True``; else None.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -84,6 +86,7 @@ class MemoryEstimate(Printed):
     notes: list[str] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
     saved: SavedStorages = field(default_factory=SavedStorages.of, repr=False, compare=False)
+    reserve: AllocatorReserve | None = None
 
     @property
     def peak_at(self) -> TimelinePoint:
@@ -119,7 +122,10 @@ class MemoryEstimate(Printed):
     def to_dict(self) -> dict[str, Any]:
         """Return the figures without the timeline and the saved storages as a dict that can be written as JSON."""
         point = self.peak_at
-        figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("timeline", "saved")}
+        others = ("timeline", "saved", "reserve")
+        figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
+        if self.reserve is not None:
+            figures["reserve"] = self.reserve.to_dict()
         return {**figures, "peak_at": {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}}
 
     def _report(self) -> Report:
@@ -131,6 +137,11 @@ class MemoryEstimate(Printed):
             ]
             rows += [("Activations kept for backward", self.activations)]
         rows += [("Inputs", self.inputs), ("Held after the forward", self.held_after_forward), ("Peak", self.peak)]
+        if self.reserve is not None:
+            rows += [
+                ("Reserved by the allocator", self.reserve.reserved),
+                ("Fragmentation", self.reserve.fragmentation),
+            ]
         cells = [(name, grouped(value), scaled(value, "B")) for name, value in rows]
         point = self.peak_at
         where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase

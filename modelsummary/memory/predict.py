@@ -13,8 +13,11 @@ from modelsummary.capture.observe import observe, observed
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.equality import kinds_of
+from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.first_steps import first_steps
+from modelsummary.memory.reserve import AllocatorReserve, AllocatorSettings
 from modelsummary.memory.saved import saved_of
 from modelsummary.memory.stage_actions import StageActions, actions_of
 from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
@@ -22,8 +25,14 @@ from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimat
 __all__ = ["memory_of", "predict", "simulate", "simulate_step", "stage_actions"]
 
 
-def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
+def predict(
+    live: LiveModel, root: LayerInfo, plan: StepPlan, allocator: AllocatorSettings | None = None
+) -> MemoryEstimate:
     """Predict the memory of a step, and write the memory of each call into the rows below ``root``.
+
+    Args:
+        live, root, plan: what runs.
+        allocator: settings of the allocator whose reserve is predicted; None: it is not.
 
     Raises:
         InputError: a parameter is not initialised, no result requires a gradient, or the step needs values that the
@@ -41,7 +50,22 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
         if row.parent_info is not None:
             row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
     kinds = kinds_of(root)
-    return replace(estimate, saved=saved_of(trace, {row.key: kinds[id(row)] for row in root.walk()}))
+    saved = saved_of(trace, {row.key: kinds[id(row)] for row in root.walk()})
+    return replace(estimate, saved=saved, reserve=None if allocator is None else reserve_of(trace, plan, allocator))
+
+
+def reserve_of(trace: Trace, plan: StepPlan, settings: AllocatorSettings) -> AllocatorReserve:
+    """Return what torch's allocator takes from the device for the first steps of a loop that repeats a step.
+
+    Raises:
+        InputError: the device is not a CUDA device.
+    """
+    if torch.device(trace.device).type != "cuda":
+        raise InputError(
+            f"reserve=True predicts torch's allocator of CUDA devices, but the step is on {trace.device}; "
+            "pass device='cuda'"
+        )
+    return AllocatorReserve.of(first_steps(trace, _workspaces(trace, plan)), settings)
 
 
 def simulate(live: LiveModel, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
@@ -88,6 +112,6 @@ def stage_actions(model: nn.Module, call: CallArguments, plan: StepPlan) -> Stag
     return actions_of(trace, plan.stage, _workspaces(trace, plan))
 
 
-def _workspaces(trace: Trace, plan: StepPlan) -> Workspaces:
+def _workspaces(trace: Trace, plan: StepPlan) -> Workspaces | None:
     """Return the workspaces of operators on the device of a trace; None if they do not count."""
     return workspaces_on(torch.device(trace.device)) if plan.workspaces else None

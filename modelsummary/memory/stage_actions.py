@@ -69,7 +69,7 @@ class StageActions:
     share: StageShare
 
 
-def actions_of(trace: Trace, share: StageShare, workspaces: Workspaces) -> StageActions:
+def actions_of(trace: Trace, share: StageShare, workspaces: Workspaces | None) -> StageActions:
     """Return the memory of each kind of action of a stage."""
     assert isinstance(trace, StageTrace)
     timeline = timeline_of(trace, workspaces)

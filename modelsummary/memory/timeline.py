@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,11 +19,21 @@ from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoi
 from modelsummary.operators.kernels import one_kernel_of
 from modelsummary.operators.operator_calls import OperatorCall
 
-__all__ = ["RowMemory", "Workspaces", "by_call", "estimate_of", "recomputed_calls", "timeline_of", "workspaces_on"]
+__all__ = [
+    "RowMemory",
+    "Workspaces",
+    "by_call",
+    "estimate_of",
+    "product_workspace",
+    "recomputed_calls",
+    "timeline_of",
+    "workspace_of_each",
+    "workspaces_on",
+]
 
-Workspaces = Callable[[OperatorCall], int] | None  # bytes that an operator takes for itself; None: not counted
-# torch gives cuBLAS 2 x 4 MiB + 8 x 16 KiB for each handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp).
-_CUBLAS_BYTES = 2 * 2**22 + 8 * 2**14
+# torch gives cuBLAS 2 x 4 MiB + 8 x 16 KiB for each handle and stream, on Hopper 32 MiB
+# (aten/src/ATen/cuda/CublasHandlePool.cpp).
+_CUBLAS_BYTES, _CUBLAS_BYTES_ON_HOPPER = 2 * 2**22 + 8 * 2**14, 2**25
 # Collectives whose whole tensor gloo copies (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
 _COPIED_BY_GLOO = frozenset(
     {
@@ -34,6 +45,18 @@ _COPIED_BY_GLOO = frozenset(
 )
 
 
+class Workspaces(NamedTuple):
+    """Bytes that operators take for themselves.
+
+    Attributes:
+        of_call: function from an operator call to the bytes that it takes while it runs.
+        products: bytes that the library of matrix products gets at the first product, and keeps.
+    """
+
+    of_call: Callable[[OperatorCall], int]
+    products: int = 0
+
+
 @dataclass
 class RowMemory:
     """Memory of one call of a module: bytes it first saved for the backward, and the most bytes alive in it."""
@@ -42,22 +65,42 @@ class RowMemory:
     peak_bytes: int = 0
 
 
-def timeline_of(trace: Trace, workspaces: Workspaces) -> list[TimelinePoint]:
+def timeline_of(trace: Trace, workspaces: Workspaces | None) -> list[TimelinePoint]:
     """Return the bytes alive while each operator of a trace runs."""
     n_operators = len(trace.operators)
     storages_by_kind: dict[str, list[Storage]] = {kind: [] for kind in CATEGORIES[:-1]}
     for storage in trace.storages:
         storages_by_kind[storage.kind].append(storage)
     alive = [bytes_alive(storages, n_operators) for storages in storages_by_kind.values()]
-    held = zip(*alive, _workspace_of_each(trace, workspaces), strict=True)
+    held = zip(*alive, _all_workspaces(trace, workspaces), strict=True)
     return [
         TimelinePoint(str(run.call.func), None if row is None else row[0], phase, nbytes)
         for (run, phase, row), nbytes in zip(trace.operators, held, strict=True)
     ]
 
 
-def _workspace_of_each(trace: Trace, workspaces: Workspaces) -> list[int]:
-    """Return the workspace of each operator in bytes; 0 if it is not known."""
+def _all_workspaces(trace: Trace, workspaces: Workspaces | None) -> list[int]:
+    """Return the bytes of workspaces while each operator runs; products of earlier steps got theirs already."""
+    _, products = product_workspace(trace, workspaces)
+    return [nbytes + products for nbytes in workspace_of_each(trace, workspaces)]
+
+
+def product_workspace(trace: Trace, workspaces: Workspaces | None) -> tuple[int, int]:
+    """Return the number of the first matrix product, and the bytes that its library keeps from then on."""
+    if workspaces is None or not workspaces.products:
+        return 0, 0
+    products: dict[int, bool] = {}  # by the id of a call
+    for index, (run, _, _) in enumerate(trace.operators):
+        call = run.call
+        if id(call) not in products:
+            products[id(call)] = call.func is not None and one_kernel_of(call).op_class == "gemm"
+        if products[id(call)]:
+            return index, workspaces.products
+    return 0, 0
+
+
+def workspace_of_each(trace: Trace, workspaces: Workspaces | None) -> list[int]:
+    """Return the bytes that each operator takes while it runs; 0 if they are not known."""
     spaces = [0] * len(trace.operators)
     if workspaces is None:
         return spaces
@@ -66,12 +109,12 @@ def _workspace_of_each(trace: Trace, workspaces: Workspaces) -> list[int]:
     workspaces_by_id: dict[int, int] = {}
     for index, (run, _, _) in enumerate(trace.operators):
         if id(run.call) not in workspaces_by_id:
-            workspaces_by_id[id(run.call)] = workspaces(run.call)
+            workspaces_by_id[id(run.call)] = workspaces.of_call(run.call)
         spaces[index] = max(workspaces_by_id[id(run.call)], spaces[index])
     return spaces
 
 
-def estimate_of(trace: Trace, workspaces: Workspaces) -> MemoryEstimate:
+def estimate_of(trace: Trace, workspaces: Workspaces | None) -> MemoryEstimate:
     """Return the memory of a step."""
     timeline = timeline_of(trace, workspaces)
 
@@ -116,33 +159,32 @@ def recomputed_calls(trace: Trace) -> list[OperatorCall]:
     return [operator.run.call for operator in backward if operator.run.with_grad]
 
 
-def by_call(trace: Trace, workspaces: Workspaces) -> dict[CallKey, RowMemory]:
+def by_call(trace: Trace, workspaces: Workspaces | None) -> dict[CallKey, RowMemory]:
     """Return the memory of each module call: bytes it saved first, and the most bytes alive in it."""
     saved: defaultdict[CallKey | None, int] = defaultdict(int)
     for storage in trace.saved:
         saved[storage.row] += storage.nbytes
     alive = bytes_alive(trace.storages, len(trace.operators))
-    held = [sum(parts) for parts in zip(alive, _workspace_of_each(trace, workspaces), strict=True)]
+    held = [sum(parts) for parts in zip(alive, _all_workspaces(trace, workspaces), strict=True)]
     return {call.key: RowMemory(saved[call.key], max(held[call.begin : call.end], default=0)) for call in trace.calls}
 
 
 # ------------------------------------------------------------------------------------------ workspaces
 
 
-def workspaces_on(device: torch.device) -> Callable[[OperatorCall], int]:
-    """Return a function from an operator call to the bytes of its workspace, 0 where nothing is known.
+def workspaces_on(device: torch.device) -> Workspaces:
+    """Return the workspaces of operators on a device; 0 where nothing is known.
 
-    On a device of this machine that was calibrated it is measured; of a CUDA device that is not there, matrix products
-    have the workspace that torch gives to cuBLAS. In a process group, collectives on the CPU have the copies of gloo.
+    On a device of this machine that was calibrated they are measured. On CUDA, matrix products share the workspace that
+    torch gives to cuBLAS. In a process group, collectives on the CPU have the copies of gloo.
     """
-    if device.type == "cuda" and not torch.cuda.is_available():
-        return _cublas
-    if device.type not in ("cpu", "cuda"):
-        return lambda _: 0
+    products = _cublas(device) if device.type == "cuda" else 0
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        return Workspaces(lambda _: 0, products)
     table = table_of(device)
     has_gloo = device.type == "cpu" and torch.distributed.is_available() and torch.distributed.is_initialized()
     if not table.entries:
-        return _gloo if has_gloo else lambda _: 0
+        return Workspaces(_gloo if has_gloo else lambda _: 0, products)
 
     def workspace(call: OperatorCall) -> int:
         if has_gloo and call.name in _COPIED_BY_GLOO:
@@ -151,7 +193,7 @@ def workspaces_on(device: torch.device) -> Callable[[OperatorCall], int]:
             return 0
         return table.workspace(call.key, one_kernel_of(call)) or 0
 
-    return workspace
+    return Workspaces(workspace, products)
 
 
 def _gloo(call: OperatorCall) -> int:
@@ -160,5 +202,7 @@ def _gloo(call: OperatorCall) -> int:
     return max(spec.nbytes for spec in (*call.tensors, *call.outputs))
 
 
-def _cublas(call: OperatorCall) -> int:
-    return _CUBLAS_BYTES if call.func is not None and one_kernel_of(call).op_class == "gemm" else 0
+def _cublas(device: torch.device) -> int:
+    """Return the bytes that torch gives to cuBLAS; of a device that is not there, the ones of most architectures."""
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+    return _CUBLAS_BYTES_ON_HOPPER if is_hopper else _CUBLAS_BYTES

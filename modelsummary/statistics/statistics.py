@@ -24,6 +24,7 @@ from modelsummary.keywords import takes, warn_renamed
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
+from modelsummary.memory.reserve import allocator_settings
 from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.statistics.recording import Recorded, live_model, record_model, statistics_of_file
@@ -391,23 +392,28 @@ class Statistics(ModelStatistics):
         accumulates: bool = False,
         block_bytes: int | None = None,
         workspaces: bool = True,
+        reserve: bool | int | str = False,
+        expandable_segments: bool = False,
     ) -> MemoryEstimate:
         """Predict the memory of one step in bytes without running it: nothing is computed or allocated.
 
         The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
         until it is freed. A training step that is not compiled fills ``activation_bytes``, ``self_activation_bytes``
         and ``peak_bytes`` of every row. The estimate counts the storages of tensors, and the workspaces of operators if
-        ``calibrate`` measured them on this machine. It does not count reserves of an allocator. Modules keep their
-        training mode.
+        ``calibrate`` measured them on this machine. Modules keep their training mode.
 
         Args:
             mode: ``"train"``; ``"compiled"``: a training step of ``torch.compile(model)``; or ``"inference"``: a
                 forward without gradients.
             optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes, workspaces: see
                 ``modelsummary.memory.step_options.StepOptions``.
+            reserve: True: also predict what torch's allocator takes from a CUDA device during the first three steps
+                (``estimate.reserve``). Bytes, or text such as ``"24GB"``: the device has no more for it.
+            expandable_segments: the allocator runs with ``PYTORCH_ALLOC_CONF=expandable_segments:True``.
 
         Raises:
-            InputError: an argument is unusable, or no result requires a gradient.
+            InputError: an argument is unusable, no result requires a gradient, or the reserve of a device is asked for
+                that is not a CUDA device.
             StepError: the step raised; its ``phase`` says where, and the message what to do.
 
         >>> from torch import nn
@@ -419,7 +425,9 @@ class Statistics(ModelStatistics):
         options = StepOptions(optimizer=optimizer, dtype=dtype, device=device, loss=loss, checkpoint=checkpoint)
         options |= {"autocast": autocast, "accumulates": accumulates, "block_bytes": block_bytes}
         options |= {"workspaces": workspaces}
-        return _memory.predict(self._live_for("predicting memory"), self.root, step_plan(mode, options, self.root))
+        allocator = allocator_settings(reserve, expandable_segments=expandable_segments)
+        plan = step_plan(mode, options, self.root)
+        return _memory.predict(self._live_for("predicting memory"), self.root, plan, allocator)
 
     @exclusive
     def measure_memory(self, mode: str = "train", **options: Unpack[StepOptions]) -> MemoryMeasurement:
