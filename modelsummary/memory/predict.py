@@ -62,8 +62,8 @@ def reserve_of(trace: Trace, plan: StepPlan, settings: AllocatorSettings) -> All
     """
     if torch.device(trace.device).type != "cuda":
         raise InputError(
-            f"reserve=True predicts torch's allocator of CUDA devices, but the step is on {trace.device}; "
-            "pass device='cuda'"
+            f"torch's allocator is replayed for CUDA devices, but the step is on {trace.device}; pass device='cuda', "
+            "or leave out reserve and expandable_segments"
         )
     return AllocatorReserve.of(first_steps(trace, _workspaces(trace, plan)), settings)
 

@@ -528,12 +528,23 @@ class Statistics(ModelStatistics):
         return self.memory_plan(budget_bytes, granularity="block", by=by, **options)
 
     @exclusive
-    def max_batch_size(self, memory_bytes: int | str, mode: str = "train", **options: Unpack[StepOptions]) -> int:
-        """Find the largest batch size whose peak fits; 0 if the smallest one does not.
+    def max_batch_size(
+        self,
+        memory_bytes: int | str,
+        mode: str = "train",
+        *,
+        expandable_segments: bool = False,
+        **options: Unpack[StepOptions],
+    ) -> int:
+        """Find the largest batch size that fits; 0 if the smallest one does not.
+
+        On CUDA a batch fits if torch's allocator finds room for the first three steps, as ``memory(reserve=...)``
+        predicts it; elsewhere if the peak does.
 
         Args:
-            memory_bytes: memory of the device: an integer, or text such as ``"24GB"``.
-            mode: as for ``memory``.
+            memory_bytes: memory of the device: an integer, or text such as ``"24GB"``. On CUDA: what is left for the
+                allocator, without the context and other processes.
+            mode, expandable_segments: as for ``memory``.
             **options: as for ``memory``.
 
         Raises:
@@ -545,7 +556,8 @@ class Statistics(ModelStatistics):
         24997
         """
         live = self._live_for("predicting memory")
-        return _memory.max_batch_size(live, memory_bytes, step_plan(mode, options, self.root))
+        plan = step_plan(mode, options, self.root)
+        return _memory.max_batch_size(live, memory_bytes, plan, expandable_segments=expandable_segments)
 
     # ------------------------------------------------------------------------------------------- values
 
