@@ -108,18 +108,34 @@ class StepRun:
         """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""
         if self.plan.make_optimizer is not None and self._trained:
             self._optimizer = self.plan.make_optimizer(self._trained)
-            if (self.plan.device or self._device).type == "cuda":
+            is_on_cuda = (self.plan.device or self._device).type == "cuda"
+            if is_on_cuda:
                 _choose_foreach(self._optimizer)
             self._made_at_once = frozenset(map(id, self._optimizer.state))
             self._first_step(self._optimizer)
-            updated = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-            in_order = [self._optimizer.state[parameter] for parameter in updated if parameter in self._optimizer.state]
-            states = tensors_of([list(state.values()) for state in in_order])
-            self.observer.hold_state(inner for state in states for inner in inner_tensors(state))
+            self._hold_optimizer_state(self._optimizer, is_on_cuda=is_on_cuda)
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
         self._given = _GivenGradients(self._trained)
         self._mark_gradients()
+
+    def _hold_optimizer_state(self, optimizer: torch.optim.Optimizer, *, is_on_cuda: bool) -> None:
+        """Follow the state in the order in which a first step makes it: parameter by parameter.
+
+        The numbers of steps stay on the host of a CUDA device, unless the optimizer is capturable or fused ("special
+        device hosting for step" in torch/optim/adam.py).
+        """
+        states: list[Tensor] = []
+        on_host: list[Tensor] = []
+        for group in optimizer.param_groups:
+            hosts_numbers = is_on_cuda and not (group.get("capturable") or group.get("fused"))
+            for parameter in group["params"]:
+                values = list(optimizer.state[parameter].values()) if parameter in optimizer.state else []
+                tensors = [inner for tensor in tensors_of(values) for inner in inner_tensors(tensor)]
+                states += tensors
+                on_host += [tensor for tensor in tensors if hosts_numbers and not tensor.dim()]
+        self.observer.hold_state(states)
+        self.observer.leave_out(on_host, ())
 
     def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's state; on shapes, it steps one parameter per shape and dtype and copies the state."""

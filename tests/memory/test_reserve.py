@@ -79,6 +79,14 @@ def test_the_order_of_the_model_is_the_order_in_which_it_is_moved():
     assert before == expected
 
 
+@pytest.mark.parametrize("settings", [{}, {"fused": True}])
+def test_numbers_of_steps_are_on_the_host(settings):
+    stats, optimizer = linear(256), torch.optim.Adam([torch.zeros(1, requires_grad=True)], **settings)
+    on_device = 512 if settings else 0
+    assert stats.memory(optimizer=optimizer, device="cuda").optimizer_state == 2 * 4 * 256**2 + on_device
+    assert stats.memory(optimizer=optimizer).optimizer_state == 2 * 4 * 256**2 + 4  # the CPU is the host
+
+
 def test_expandable_segments_and_a_limit():
     plain = linear().memory(optimizer="adam", **ON_CUDA).reserve
     expandable = linear().memory(optimizer="adam", expandable_segments=True, **ON_CUDA).reserve
