@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modelsummary import Statistics
+from modelsummary.errors import ModelSummaryError
 from modelsummary.memory.caching_allocator import CachingAllocator
 
 STEPS, SECONDS = 3, 75.0  # calibrations begin within so many seconds
@@ -226,18 +227,24 @@ def calibrated(case: Case, model: nn.Module, args: list[Tensor]) -> dict[str, An
     return predicted(stats, case)
 
 
-def rows_of(case: Case, begin: float) -> dict[str, Any]:
-    """Return the prediction and, with CUDA, the measurement of a case."""
+def results_of(case: Case, begin: float) -> dict[str, Any]:
+    """Return the prediction and, with CUDA, the measurement of a case; a prediction that fails says why."""
     torch.manual_seed(0)
     model = case.make().train()
-    result: dict[str, Any] = {"predicted": predicted(Statistics(model, case.inputs()), case)}
+    result: dict[str, Any] = {}
+    try:
+        result["predicted"] = predicted(Statistics(model, case.inputs()), case)
+    except ModelSummaryError as error:
+        result["refused"] = str(error)
     if torch.cuda.is_available():
         result["measured"] = measured(case, model)
         if case.calibrates and time.perf_counter() - begin < SECONDS:
             model.zero_grad()
             args = [tensor.to("cuda") for tensor in case.inputs()]
-            with suppress(Exception):
+            try:
                 result["calibrated"] = calibrated(case, model, args)
+            except ModelSummaryError as error:
+                result["refused"] = str(error)
     return result
 
 
@@ -262,7 +269,7 @@ def main() -> None:
             if options.only not in case.name:
                 continue
             try:
-                result = rows_of(case, begin)
+                result = results_of(case, begin)
             except Exception:
                 result = {"error": traceback.format_exc()}
                 print(case.name, result["error"], flush=True)
@@ -270,7 +277,12 @@ def main() -> None:
             if "measured" not in result and "measured" in truth.get(case.name, {}):
                 result["measured"] = truth[case.name]["measured"]
             table += [row(case, result)] if "measured" in result and "predicted" in result else []
-            print(case.name, f"{time.perf_counter() - begin:.0f} s", table[-1:] or result, flush=True)
+            print(
+                case.name,
+                f"{time.perf_counter() - begin:.0f} s",
+                [result.get("refused", "")[:300], *table[-1:]],
+                flush=True,
+            )
             if options.out:
                 options.out.write_text(json.dumps(results, separators=(",", ":")))
     headers = ["model", "allocated (B)", "predicted", "reserved (B)", "predicted", "calibrated", "replayed"]
