@@ -124,12 +124,7 @@ def _kept_by_name(checkpoint: Mapping[str, Sequence[str]] | Sequence[str]) -> tu
 
 def _target(device: torch.device | str) -> torch.device:
     """Return the device whose kernels to choose: one of this machine, or a CUDA device, whose kernels are known."""
-    named = named_device(device)
-    if named.type != "cuda":
-        return available_device(named)
-    if named.index is None and torch.cuda.is_available():  # autograd takes no gradients on a device without a number
-        return torch.device("cuda", torch.cuda.current_device())
-    return named
+    return named if (named := named_device(device)).type == "cuda" else available_device(named)
 
 
 def _check(options: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from torch.cuda import _memory_viz
 
 from modelsummary import InputError, Statistics
 from modelsummary.memory.replay import MemoryBlock, replayed
-from modelsummary.memory.step_options import step_plan
 from tests.models import Call
 from tests.untouched import untouched
 
@@ -173,11 +172,3 @@ def test_a_replay_holds_what_is_alive(entries, expandable_segments):
         assert replay.reserved >= replay.allocated >= replay.allocator.allocated >= sum(block.nbytes for block in alive)
         held = [block for segment in replay.allocator.segments() for block in segment if not block.is_free]
         assert sum(block.requested for block in held) == sum(block.nbytes for block in alive)
-
-
-def test_a_cuda_device_that_is_there_has_its_number(monkeypatch):
-    assert step_plan("train", {"device": "cuda"}).device == torch.device("cuda")  # absent: any of them
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert step_plan("train", {"device": "cuda"}).device == torch.device("cuda:1")
-    assert step_plan("train", {"device": "cuda:0"}).device == torch.device("cuda:0")
