@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from modelsummary.capture.trace import Storage, Trace
 from modelsummary.memory.replay import MemoryBlock
-from modelsummary.memory.timeline import Workspaces, product_workspace, workspace_of_each
+from modelsummary.memory.timeline import Workspaces, library_workspaces, workspace_of_each
 
 __all__ = ["first_steps"]
 
@@ -38,8 +38,8 @@ def first_steps(trace: Trace, workspaces: Workspaces | None) -> Iterator[MemoryB
         for index, nbytes in enumerate(spaces):
             name = _name_of(trace, index)
             yield MemoryBlock(0, "workspace", name, nbytes, begin + index, begin + index + 1)
-    first, nbytes = product_workspace(trace, workspaces)
-    yield MemoryBlock(0, "workspace", "cuBLAS", nbytes, begins[0] + first)
+    for library, nbytes, first in library_workspaces(trace, workspaces):
+        yield MemoryBlock(0, "workspace", library, nbytes, begins[0] + first)
 
 
 def _is_older(storage: Storage) -> bool:

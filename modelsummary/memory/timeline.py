@@ -6,7 +6,7 @@ Operators also allocate for themselves while they run: reordered weights, column
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,20 +20,22 @@ from modelsummary.operators.kernels import one_kernel_of
 from modelsummary.operators.operator_calls import OperatorCall
 
 __all__ = [
+    "LibraryWorkspace",
     "RowMemory",
     "Workspaces",
     "by_call",
     "estimate_of",
-    "product_workspace",
+    "library_workspaces",
     "recomputed_calls",
     "timeline_of",
     "workspace_of_each",
     "workspaces_on",
 ]
 
-# torch gives cuBLAS 2 x 4 MiB + 8 x 16 KiB for each handle and stream, on Hopper 32 MiB
-# (aten/src/ATen/cuda/CublasHandlePool.cpp).
-_CUBLAS_BYTES, _CUBLAS_BYTES_ON_HOPPER = 2 * 2**22 + 8 * 2**14, 2**25
+# torch gives cuBLAS 2 x 4 MiB + 8 x 16 KiB for each handle and stream, on Hopper 32 MiB, and cuBLASLt 1 MiB more; each
+# thread has a handle of its own (aten/src/ATen/cuda/CublasHandlePool.cpp, and addmm_out_cuda_impl in
+# aten/src/ATen/native/cuda/Blas.cpp).
+_CUBLAS_BYTES, _CUBLAS_BYTES_ON_HOPPER, _CUBLASLT_BYTES = 2 * 2**22 + 8 * 2**14, 2**25, 2**20
 # Collectives whose whole tensor gloo copies (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
 _COPIED_BY_GLOO = frozenset(
     {
@@ -50,11 +52,25 @@ class Workspaces(NamedTuple):
 
     Attributes:
         of_call: function from an operator call to the bytes that it takes while it runs.
-        products: bytes that the library of matrix products gets at the first product, and keeps.
+        products: bytes that each library of matrix products gets in a thread at its first product there, and keeps.
     """
 
     of_call: Callable[[OperatorCall], int]
-    products: int = 0
+    products: Mapping[str, int] = {}
+
+
+class LibraryWorkspace(NamedTuple):
+    """A workspace that a library of matrix products keeps.
+
+    Attributes:
+        library: its name.
+        nbytes: number of bytes.
+        begin: number of the first operator that has it.
+    """
+
+    library: str
+    nbytes: int
+    begin: int
 
 
 @dataclass
@@ -80,23 +96,37 @@ def timeline_of(trace: Trace, workspaces: Workspaces | None) -> list[TimelinePoi
 
 
 def _all_workspaces(trace: Trace, workspaces: Workspaces | None) -> list[int]:
-    """Return the bytes of workspaces while each operator runs; products of earlier steps got theirs already."""
-    _, products = product_workspace(trace, workspaces)
-    return [nbytes + products for nbytes in workspace_of_each(trace, workspaces)]
+    """Return the bytes of workspaces while each operator runs; libraries have theirs since an earlier step."""
+    kept = sum(workspace.nbytes for workspace in library_workspaces(trace, workspaces))
+    return [nbytes + kept for nbytes in workspace_of_each(trace, workspaces)]
 
 
-def product_workspace(trace: Trace, workspaces: Workspaces | None) -> tuple[int, int]:
-    """Return the number of the first matrix product, and the bytes that its library keeps from then on."""
+def library_workspaces(trace: Trace, workspaces: Workspaces | None) -> list[LibraryWorkspace]:
+    """Return the workspaces that libraries of matrix products keep, in the order in which they get them.
+
+    Autograd runs the backward in a thread of its own, which has its own handles and workspaces.
+    """
     if workspaces is None or not workspaces.products:
-        return 0, 0
-    products: dict[int, bool] = {}  # by the id of a call
-    for index, (run, _, _) in enumerate(trace.operators):
-        call = run.call
-        if id(call) not in products:
-            products[id(call)] = call.func is not None and one_kernel_of(call).op_class == "gemm"
-        if products[id(call)]:
-            return index, workspaces.products
-    return 0, 0
+        return []
+    libraries_by_id: dict[int, tuple[str, ...]] = {}
+    first: dict[tuple[str, bool], int] = {}
+    for index, (run, phase, _) in enumerate(trace.operators):
+        if id(run.call) not in libraries_by_id:
+            libraries_by_id[id(run.call)] = _libraries_of(run.call)
+        for library in libraries_by_id[id(run.call)]:
+            first.setdefault((library, phase == "backward"), index)
+    return [LibraryWorkspace(library, workspaces.products[library], index) for (library, _), index in first.items()]
+
+
+def _libraries_of(call: OperatorCall) -> tuple[str, ...]:
+    """Return the libraries that get a workspace for an operator: cuBLASLt for a product that adds a row, too."""
+    if call.func is None or one_kernel_of(call).op_class != "gemm":
+        return ()
+    if call.rule.facts.multiplies != "matrices" or len(call.tensors) < 3:
+        return ("cuBLAS",)
+    row, _, matrix = call.tensors
+    adds_row = row.shape == matrix.shape[1:] and min(matrix.shape) > 1 and call.bound["beta"] == 1
+    return ("cuBLAS", "cuBLASLt") if adds_row else ("cuBLAS",)
 
 
 def workspace_of_each(trace: Trace, workspaces: Workspaces | None) -> list[int]:
@@ -175,10 +205,10 @@ def by_call(trace: Trace, workspaces: Workspaces | None) -> dict[CallKey, RowMem
 def workspaces_on(device: torch.device) -> Workspaces:
     """Return the workspaces of operators on a device; 0 where nothing is known.
 
-    On a device of this machine that was calibrated they are measured. On CUDA, matrix products share the workspace that
-    torch gives to cuBLAS. In a process group, collectives on the CPU have the copies of gloo.
+    On a device of this machine that was calibrated they are measured. On CUDA, matrix products share workspaces that
+    torch gives to cuBLAS and cuBLASLt. In a process group, collectives on the CPU have the copies of gloo.
     """
-    products = _cublas(device) if device.type == "cuda" else 0
+    products = {"cuBLAS": _cublas(device), "cuBLASLt": _CUBLASLT_BYTES} if device.type == "cuda" else {}
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         return Workspaces(lambda _: 0, products)
     table = table_of(device)
