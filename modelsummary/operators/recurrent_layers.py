@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import Kernel, Timing
 from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_rules import op_rule
 from modelsummary.operators.operator_work import Work, work
+from modelsummary.operators.shape_rules import new_contiguous
 from modelsummary.operators.table import Arguments, Count, register
 
 __all__ = ["join_recurrent"]
@@ -39,6 +45,52 @@ register("aten", "mkldnn_rnn_layer", macs=_layer, kernels=_kernels)
 # two products per product of the forward: the kernel always computes all gradients
 register("aten", "mkldnn_rnn_layer_backward", macs=lambda call: 2 * _layer(call), kernels=_kernels)
 register("aten", "_cudnn_rnn miopen_rnn", macs=_layers, kernels=_kernels)
+
+
+_KEPT = {0: 1, 1: 1, 2: 5, 3: 4}  # by cuDNN's mode: RNN with ReLU or tanh, LSTM, GRU: gates and states of a step
+
+
+def _of_cudnn(out: Any, *args: Any) -> tuple[Tensor, ...]:
+    """Return the results of cuDNN's recurrent layers, with what they keep for the backward.
+
+    The meta kernel keeps nothing. cuDNN keeps the gates and the state of each step of each layer, and what layers pass
+    on to the next one. Its buffer of weights takes no bytes: ``nn.RNNBase`` holds its weights on CUDA in one piece.
+    """
+    call = op_rule(torch.ops.aten._cudnn_rnn.default).signature.bind(args, {})
+    result, hidden, cell = out[:3]
+    if call["batch_first"] and not call["batch_sizes"]:
+        result = result.transpose(0, 1).contiguous().transpose(0, 1)
+    reserve = 0
+    if call["train"]:
+        passed_on = (call["num_layers"] - 1) * result.numel()
+        reserve = passed_on + call["num_layers"] * _KEPT[call["mode"]] * _elements_of_states(call, result)
+    buffer = call["weight_buf"]
+    kept = result.new_empty(reserve * result.element_size(), dtype=torch.uint8)
+    return result, hidden, cell, kept, result.new_empty(0) if buffer is None else buffer
+
+
+def _elements_of_states(call: Arguments, result: Tensor) -> int:
+    """Return the number of elements in the states of one layer after all steps, before they are projected."""
+    directions = 2 if call["bidirectional"] else 1
+    return int(prod(result.shape[:-1]) * directions * call["hidden_size"])
+
+
+def _gradients(*args: Any) -> tuple[Any, ...]:
+    """Return the gradients of cuDNN's recurrent layers: of the input, the states and the weights."""
+    call = op_rule(torch.ops.aten._cudnn_rnn_backward.default).signature.bind(args, {})
+    *mask, trains_weights = call["output_mask"]
+    wanted = zip(("input", "hx", "cx"), mask, strict=True)
+    gradients = [_gradient(call[name]) if is_wanted else None for name, is_wanted in wanted]
+    return *gradients, [_gradient(weight) for weight in call["weight"] if trains_weights]
+
+
+def _gradient(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else new_contiguous(tensor.shape, tensor.dtype)
+
+
+register("aten", "_cudnn_rnn", overload="default", result=_of_cudnn)
+register("aten", "_cudnn_rnn_backward", macs=lambda call: 2 * _layers(call), kernels=_kernels)
+register("aten", "_cudnn_rnn_backward", overload="default", shape=_gradients)
 
 
 def join_recurrent(kernels: Iterable[Kernel], layers: Collection[str], timing: Timing) -> list[Kernel]:

@@ -1,0 +1,49 @@
+"""Recurrent layers of cuDNN on shapes, against allocations that torch recorded on an H100."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
+from modelsummary.capture.operator_mode import Operators
+
+CPU = torch.device("cpu")  # no operator runs: the device only has to have a thread of autograd
+LSTM, GRU = 2, 3
+
+
+def shape_tensor(*shape):
+    strides = torch.empty(shape, device="meta").stride()
+    return new_tensor(Spec(torch.Size(shape), strides, torch.float32), CPU).requires_grad_()
+
+
+def layers(features, hidden, n_layers, gates):
+    weights = []
+    for layer in range(n_layers):
+        sizes = [(features if layer == 0 else hidden), hidden]
+        weights += [shape_tensor(gates * hidden, size) for size in sizes] + [shape_tensor(gates * hidden)] * 2
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("mode", "train", "nbytes"),
+    # An LSTM of 2 layers, 64 steps of 32 sequences, 1024 wide: 92,274,944 bytes on the H100. Others are not measured.
+    [(LSTM, True, 92_274_944), (LSTM, False, 0), (GRU, True, (2 * 4 + 1) * 64 * 32 * 1024 * 4)],
+)
+def test_cudnn_keeps_gates_and_states(mode, train, nbytes):
+    x, weights = shape_tensor(32, 64, 512), layers(512, 1024, 2, 4 if mode == LSTM else 3)
+    hx = shape_tensor(2, 32, 1024)
+    cx = shape_tensor(2, 32, 1024) if mode == LSTM else None
+    shapes = ShapeOnly(CPU)
+    with shapes.answering(), Operators(shapes):
+        call = (x, weights, 4, None, hx, cx, mode, 1024, 0, 2, True, 0.0, train, False, [], None)
+        result, *states, reserve, buffer = torch._cudnn_rnn(*call)
+        assert (result.shape, result.stride()) == ((32, 64, 1024), (1024, 32 * 1024, 1))  # steps first
+        assert [state.shape for state in states] == [(2, 32, 1024), (2, 32, 1024) if mode == LSTM else (0,)]
+        assert 0 <= nbytes - reserve.nbytes <= 256  # cuDNN's own few bytes
+        assert buffer.nbytes == 0
+        if not train:
+            return  # cuDNN keeps nothing, so there is no backward
+        gradients = torch.autograd.grad(result.sum(), [x, *weights])
+    assert [gradient.shape for gradient in gradients] == [tensor.shape for tensor in [x, *weights]]
