@@ -167,5 +167,9 @@ class Trace:
 
     @property
     def saved(self) -> list[Storage]:
-        """The storages that are kept for the backward, without parameters, buffers and inputs."""
-        return [storage for storage in self.storages if storage.is_saved and storage.kind == "activations"]
+        """The storages that are kept for the backward, without parameters, buffers, inputs and empty ones."""
+        return [
+            storage
+            for storage in self.storages
+            if storage.is_saved and storage.kind == "activations" and storage.nbytes
+        ]

@@ -47,6 +47,13 @@ def test_temporary_results_are_made_again_too():
     assert [names(saved, storage) for storage in saved] == [["mul", "add", "sigmoid", "exp"]]
 
 
+def test_empty_storages_are_left_out():
+    """A cache of keys and values begins with an empty tensor, to which the first layer appends."""
+    model = Call(lambda self, x: self.up(x.new_empty(0, 8)).sum() + self.up(x).relu().sum(), up=nn.Linear(8, 16))
+    saved = Statistics(model, (4, 8)).memory().saved
+    assert [storage.nbytes for storage in saved] == [4 * 16 * 4]
+
+
 def test_what_cannot_be_made_again():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
     stats = Statistics(model, (2, 3, 8, 8))
