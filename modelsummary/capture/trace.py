@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -164,6 +165,15 @@ class Trace:
     graphs: Sequence[tuple[int, int]] | None = None
     recomputed: frozenset[int] = frozenset()
     noted: Any = None
+
+    @cached_property
+    def end_of_forward(self) -> int:
+        """Number of the first operator after forward and loss."""
+        return next((begin for name, begin in self.phases if name != "forward"), len(self.operators))
+
+    def first_call(self, fqn: str) -> TracedCall:
+        """Return the first call of a module."""
+        return next(call for call in self.calls if call.key == (fqn, 0))
 
     @property
     def saved(self) -> list[Storage]:

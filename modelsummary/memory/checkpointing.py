@@ -24,6 +24,7 @@ from modelsummary.units import NOTHING, duration, grouped, number_of, percent, s
 __all__ = [
     "CheckpointPlan",
     "MemoryCurve",
+    "block_of",
     "blocks_of",
     "bytes_by_block",
     "square_root",
@@ -193,24 +194,37 @@ for fqn, kept in {kept}.items():
 """
 
 
-def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> list[int]:
-    """Return the peak in bytes while each block runs, forward or backward, and (last) while later operators run.
+def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Return the most bytes alive while each block runs, forward or backward, and before each and after the last one.
 
-    Operators before the forward or after the backward of the first block, and in the optimizer's step, count for the
-    first block.
+    Operators after the backward of the first block, and in the optimizer's step, count as before the first block.
     """
-    peaks = [0] * (len(fqns) + 1)
+    numbers = {fqn: number for number, fqn in enumerate(fqns)}
+    inside, between = [0] * len(fqns), [0] * (len(fqns) + 1)
     position, phase = 0, "forward"
     for point in estimate.timeline:
         if point.phase != phase:
             phase, position = point.phase, len(fqns) if point.phase == "backward" else 0
-        inside = [index for index, fqn in enumerate(fqns) if f"{point.fqn}.".startswith(f"{fqn}.")]
-        if point.fqn is not None and inside:
-            position = inside[0]
-        elif phase == "forward" and position < len(fqns) and point.fqn is not None and position == len(fqns) - 1:
-            position = len(fqns)  # after the last block
-        peaks[position] = max(peaks[position], point.total)
-    return peaks
+        number = block_of(point.fqn, numbers)
+        if number is None:
+            between[position] = max(between[position], point.total)
+        else:
+            inside[number] = max(inside[number], point.total)
+            position = number + (phase == "forward")
+    return inside, between
+
+
+def block_of(fqn: str | None, numbers: Mapping[str, int]) -> int | None:
+    """Return the number of the block that a module is or belongs to; None if there is none.
+
+    >>> block_of("layers.1.mlp", {"layers.0": 0, "layers.1": 1}), block_of("head", {"layers.0": 0})
+    (1, None)
+    """
+    while fqn:
+        if fqn in numbers:
+            return numbers[fqn]
+        fqn = fqn.rpartition(".")[0]
+    return None
 
 
 def blocks_of(root: LayerInfo) -> list[LayerInfo]:

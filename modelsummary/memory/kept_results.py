@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from modelsummary.capture.checkpoints import result_name
-from modelsummary.capture.trace import Trace
+from modelsummary.capture.trace import Storage, Trace
+from modelsummary.memory.estimate import TimelinePoint
 from modelsummary.memory.saved import PERSISTENT, Remaking, contents_read, draws_random_numbers
+from modelsummary.memory.timeline import is_held
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun
 
 __all__ = ["DETACH", "KeptGroup", "RecomputedBlock"]
@@ -32,6 +34,8 @@ class KeptGroup:
         is_random: some draw random numbers.
         may_be_kept: nothing else that runs again reads the values before the last write.
         last: number of its last operator.
+        again: numbers of the operators of the backward that run again unless the results are kept.
+        changes: number of an operator -> bytes that are alive in addition from there on if the results are kept.
     """
 
     names: list[str] = field(default_factory=list)
@@ -41,20 +45,29 @@ class KeptGroup:
     is_random: bool = False
     may_be_kept: bool = True
     last: int = -1
+    again: list[int] = field(default_factory=list)
+    changes: Counter[int] = field(default_factory=Counter)
 
 
 class RecomputedBlock:
     """The operators of a block that a checkpoint runs again.
 
     Args:
+        held: number of each operator of the block, forward and backward -> bytes alive while it runs.
+        end: number of the first operator after the forward.
         groups: their results.
         repeats_effects: it runs operators again that must not, as their results are not known one by one.
 
     Attributes:
+        has_backward: it runs operators in the backward.
         groups: their results, by the order of the last operator of each.
     """
 
-    def __init__(self, groups: Sequence[KeptGroup], *, repeats_effects: bool = False) -> None:
+    def __init__(
+        self, held: Mapping[int, int], end: int, groups: Sequence[KeptGroup] = (), *, repeats_effects: bool = False
+    ) -> None:
+        self._held = held
+        self.has_backward = any(index >= end for index in held)
         self.groups = sorted(groups, key=lambda group: group.last)
         self._repeats_effects = repeats_effects
 
@@ -81,8 +94,26 @@ class RecomputedBlock:
             sets.append([*sets[-1], group])
         return sets
 
+    def peak_keeping(self, kept: Iterable[KeptGroup]) -> int:
+        """Return the most bytes alive while the block runs, forward or backward, if it keeps these results."""
+        left_out: set[int] = set()
+        changes: Counter[int] = Counter()
+        for group in kept:
+            left_out.update(group.again)
+            changes.update(group.changes)
+        pending = sorted(changes, reverse=True)
+        more, peak = 0, 0
+        for index, nbytes in self._held.items():
+            while pending and pending[-1] <= index:
+                more += changes[pending.pop()]
+            if index not in left_out:
+                peak = max(peak, nbytes + more)
+        return peak
+
     @classmethod
-    def of(cls, trace: Trace, fqn: str, again: Sequence[OperatorCall]) -> RecomputedBlock | None:
+    def of(
+        cls, trace: Trace, fqn: str, again: Sequence[int], timeline: Sequence[TimelinePoint]
+    ) -> RecomputedBlock | None:
         """Return the region of a block in a step in which a checkpoint runs it again.
 
         Return None if a checkpoint would compute something else: what the block reads is written later in the forward,
@@ -91,15 +122,17 @@ class RecomputedBlock:
         Args:
             trace: the step; storages were followed.
             fqn: name of the block.
-            again: the operator calls that run again, without ``DETACH``.
+            again: numbers of the operators that run again, without ``DETACH``.
+            timeline: the bytes alive while each operator of the step runs.
         """
-        call = next(call for call in trace.calls if call.key == (fqn, 0))
+        held = {index: point.total for index, point in enumerate(timeline) if f"{point.fqn}.".startswith(f"{fqn}.")}
+        call = trace.first_call(fqn)
         runs = [operator.run for operator in trace.operators]
         inside = [index for index in range(call.begin, call.end) if runs[index].call.func is not DETACH]
         remaking = Remaking(trace)
-        first = _begin_of(again, [runs[index].call for index in inside])
+        first = _begin_of([runs[index].call for index in again], [runs[index].call for index in inside])
         if first is None:  # it is called several times, or what runs again depends on what ran before
-            return cls([], repeats_effects=any(map(remaking.obstacle, inside)))
+            return cls(held, trace.end_of_forward, repeats_effects=any(map(remaking.obstacle, inside)))
         region = inside[first : first + len(again)]
         region_storages = {
             storage
@@ -128,16 +161,22 @@ class RecomputedBlock:
                 return None
         names = _names([runs[index].call for index in region])
         name_of = dict(zip(region, names, strict=True))
+        again_of = dict(zip(region, again, strict=True))
         storages_by_id = {storage.identity: storage for storage in trace.storages}
         groups = []
         for indices in {id(indices): sorted(indices) for indices in group_of.values()}.values():
             storages = {storage for index in indices for storage in _touched(runs[index])}
             group = KeptGroup([name_of[index] for index in indices], [runs[index].call for index in indices])
             group.last = indices[-1]
+            group.again = [again_of[index] for index in indices]
+            pairs = ((runs[index], runs[again_of[index]]) for index in indices)
+            group.changes = _changes(pairs, storages & region_storages, storages_by_id)
             group.nbytes = sum(
                 storages_by_id[storage].nbytes
                 for storage in storages
-                if storage in region_storages and storage in storages_by_id and not storages_by_id[storage].is_saved
+                if storage in region_storages
+                and storage in storages_by_id
+                and not is_held(storages_by_id[storage], trace)
             )
             is_from_outside = any(storage not in region_storages and storage in storages_by_id for storage in storages)
             group.is_forced = is_from_outside or any(map(remaking.obstacle, indices))
@@ -151,7 +190,35 @@ class RecomputedBlock:
                 if others and storage not in region_storages and storages_by_id[storage].kind not in PERSISTENT:
                     return None  # the block would read what it wrote
             groups.append(group)
-        return cls(groups)
+        return cls(held, trace.end_of_forward, groups)
+
+
+def _changes(
+    pairs: Iterable[tuple[OperatorRun, OperatorRun]], kept: set[int], storages_by_id: Mapping[int, Storage]
+) -> Counter[int]:
+    """Return what changes if storages live on instead of being made again: operator -> bytes from there on.
+
+    Args:
+        pairs: the operators that make the storages, in the forward and again.
+        kept: the storages.
+        storages_by_id: all storages of the step.
+    """
+    again_of: dict[int, int] = {}
+    for run, again in pairs:
+        for storage, other in zip(run.makes, again.makes, strict=False):
+            again_of.setdefault(storage, other)
+    changes: Counter[int] = Counter()
+    for storage in kept.intersection(again_of):
+        first, second = storages_by_id.get(storage), storages_by_id.get(again_of[storage])
+        if first is None or second is None or first.died is None:
+            continue
+        if first.died < second.born:
+            changes[first.died] += first.nbytes
+            changes[second.born] -= first.nbytes
+        else:  # both are alive at once
+            changes[second.born] -= second.nbytes
+            changes[first.died if second.died is None else min(first.died, second.died)] += second.nbytes
+    return changes
 
 
 def _begin_of(again: Sequence[OperatorCall], inside: Sequence[OperatorCall]) -> int | None:

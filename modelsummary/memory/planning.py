@@ -1,15 +1,16 @@
 """The memory plan: which blocks run again in the backward, and which of their results they keep, for a budget.
 
 A block that runs under a checkpoint keeps what goes into it, and runs its operators again in the backward, except those
-whose results it keeps. What each costs and saves is read off observed steps: one without checkpoints, and one for each
-distinct block, with a checkpoint around it. A choice is exact for these figures; the peak of each plan is simulated
-before it is returned.
+whose results it keeps. What each costs, saves and needs while it runs is read off observed steps: one without
+checkpoints, and one for each distinct block, with a checkpoint around it. A choice is exact for these figures, from
+which the peak of any plan follows; a plan is simulated before it is returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,13 +23,14 @@ from modelsummary.devices.target import Target, names_own_device, seconds_of_cal
 from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError, StepError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, blocks_of, bytes_by_block
+from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, block_of, blocks_of, bytes_by_block
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.kept_results import DETACH, RecomputedBlock
-from modelsummary.memory.least_cost import Option, least_cost, undominated_options
+from modelsummary.memory.kept_inputs import BlockInput, inputs_of, kept_only_by_checkpoint
+from modelsummary.memory.kept_results import DETACH, KeptGroup, RecomputedBlock
+from modelsummary.memory.least_cost import Option, least_cost, least_peak, peak_of, undominated_options
 from modelsummary.memory.predict import memory_of
 from modelsummary.memory.step_options import StepOptions, step_plan
-from modelsummary.memory.timeline import recomputed_calls
+from modelsummary.memory.timeline import recomputed_calls, recomputed_operators
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
@@ -37,9 +39,10 @@ __all__ = ["GRANULARITIES", "memory_curve", "memory_plan"]
 
 GRANULARITIES = ("operator", "block")
 _INTERVALS, _HALVINGS = 64, 4  # of the range of peaks; of an interval
-_MOST_OPTIONS = 32  # of a block; they are spread evenly over their costs
+_MOST_OPTIONS = 64  # of a block, spread evenly over their costs, beside the convex hull
 _NANOSECONDS = 1e9
 _LEAVE = Option(0, 0)
+_WRITTEN_LATER = "would compute something else, as what it reads is written in place later"
 
 
 def memory_plan(
@@ -112,22 +115,43 @@ def _target(device: DeviceSpec | torch.device | str | None, by: str | None) -> T
 
 
 Kept = dict[str, tuple[str, ...]]  # block -> names of the results that it keeps
+_Candidate = tuple[Option, list[KeptGroup]]  # what a block costs and saves if it keeps these results
+
+
+class _Way(NamedTuple):
+    """One of the ways in which a block may run.
+
+    Attributes:
+        option: its cost, its saving, and how much higher the peak of the block is than without a checkpoint, as if what
+            goes into it were kept anyway.
+        macs: multiply-adds that run again.
+        kept: names of the results that are kept; None: it runs without a checkpoint.
+    """
+
+    option: Option
+    macs: int
+    kept: tuple[str, ...] | None
+
+
+_PLAIN = _Way(_LEAVE, 0, None)
 
 
 @dataclass(frozen=True)
 class _Choices:
-    """The options of a block.
+    """The ways in which a block may run.
 
     Attributes:
-        options: the first is to run without a checkpoint.
-        kept: names of the results that each other option keeps.
-        obstacle: why it has only this option, as the end of a sentence about the block.
+        ways: the first is to run without a checkpoint.
+        inputs: what a checkpoint keeps of what goes into it.
+        obstacle: why it must not run again, as the end of a sentence about the block; empty if it may.
+        futility: why running it again would free nothing, likewise.
         can_run_whole: it computes the same outputs and gradients if all of its operators run again.
     """
 
-    options: list[Option]
-    kept: list[tuple[str, ...]]
+    ways: list[_Way]
+    inputs: Sequence[BlockInput] = ()
     obstacle: str = ""
+    futility: str = ""
     can_run_whole: bool = False
 
 
@@ -154,22 +178,30 @@ class Planner:
         self._live, self._step, self._target, self._done = live, step, target, done
         self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
         self._simulated: dict[tuple[tuple[str, tuple[str, ...]], ...], CheckpointPlan] = {}
-        trace, self._plain = self._simulate({})
-        self._has_checkpoints = bool(recomputed_calls(trace))  # the model has some itself
-        kinds = kinds_of(root)
-        distinct: dict[int, _Choices] = {}
+        self._trace, self._plain = self._simulate(step, {})
+        self._has_checkpoints = bool(recomputed_operators(self._trace))  # the model has some itself
+        blocks = blocks_of(root)
+        kinds, runs = kinds_of(root), _operators_of(self._trace, [row.fqn for row in blocks])
+        inside, self._between = bytes_by_block(self._plain, [row.fqn for row in blocks])
+        distinct: dict[Hashable, _Choices] = {}
         self._blocks: dict[str, _Choices] = {}
-        for row in blocks_of(root):
-            kind = kinds[id(row)]
+        self._options: list[list[Option]] = []
+        self._inputs: list[dict[int, int]] = []  # what the checkpoint of each block alone keeps: storage -> bytes
+        for row, operators, peak in zip(blocks, runs, inside, strict=True):
+            kind = kinds[id(row)], operators
             if kind not in distinct:
-                distinct[kind] = self._choices_of(row.fqn, whole=granularity == "block")
+                distinct[kind] = self._choices_of(row.fqn, peak, whole=granularity == "block")
             self._blocks[row.fqn] = distinct[kind]
-        self._peaks = bytes_by_block(self._plain, list(self._blocks))
+            self._inputs.append(kept_only_by_checkpoint(self._trace, row.fqn, distinct[kind].inputs))
+            nbytes = sum(self._inputs[-1].values())
+            options = (way.option for way in distinct[kind].ways[1:])
+            with_inputs = (Option(cost, saving - nbytes, peak + more + nbytes) for cost, saving, more in options)
+            self._options.append([Option(0, 0, peak), *with_inputs])
 
     # ------------------------------------------------------------------------------------------- simulated steps
 
-    def _simulate(self, kept: Kept) -> tuple[Trace, MemoryEstimate]:
-        step = replace(self._step, checkpoint=tuple(kept.items()))
+    def _simulate(self, step: StepPlan, kept: Kept) -> tuple[Trace, MemoryEstimate]:
+        step = replace(step, checkpoint=tuple(kept.items()))
         trace = observed(self._live, step, storages=True)
         self._done()
         return trace, memory_of(trace, step)[0]
@@ -178,42 +210,78 @@ class Planner:
         """Return the plan of these blocks, with the peak and the recomputation of its simulated step."""
         key = tuple(kept.items())
         if key not in self._simulated:
-            trace, estimate = self._simulate(kept)
-            seconds = None if self._target is None else self._cost(recomputed_calls(trace)) / _NANOSECONDS
-            self._simulated[key] = CheckpointPlan(
-                tuple(kept),
-                estimate.peak,
-                self._plain.peak,
-                estimate.recomputed_macs,
-                {fqn: names for fqn, names in kept.items() if names},
-                seconds,
-                None if self._target is None else self._target.name,
-            )
+            trace, estimate = self._simulate(self._step, kept)
+            cost = self._cost(recomputed_calls(trace))
+            self._simulated[key] = self._plan(kept, estimate.peak, estimate.recomputed_macs, cost)
         return self._simulated[key]
+
+    def _plan(self, kept: Kept, peak: int, macs: int, cost: int) -> CheckpointPlan:
+        return CheckpointPlan(
+            tuple(kept),
+            peak,
+            self._plain.peak,
+            macs,
+            {fqn: names for fqn, names in kept.items() if names},
+            None if self._target is None else cost / _NANOSECONDS,
+            None if self._target is None else self._target.name,
+        )
 
     def _cost(self, calls: list[OperatorCall]) -> int:
         return sum(map(self._cost_of, calls))
 
-    # --------------------------------------------------------------------------------------------------- options
+    # ---------------------------------------------------------------------------------------------- ways of a block
 
-    def _choices_of(self, fqn: str, *, whole: bool) -> _Choices:
-        """Return the options of a block: without a checkpoint, and with one that keeps some of its results."""
+    def _choices_of(self, fqn: str, peak: int, *, whole: bool) -> _Choices:
+        """Return the ways in which a block may run: without a checkpoint, and with one that keeps some of its results.
+
+        Args:
+            fqn: name of the block.
+            peak: the most bytes alive while it runs in the step without checkpoints.
+            whole: it keeps no results.
+        """
+        step = replace(self._step, make_optimizer=None)  # the state of the optimizer is there while the block runs
         try:
-            trace, estimate = self._simulate({fqn: ()})
+            trace, estimate = self._simulate(step, {fqn: ()})
         except StepError as error:  # such as one whose input is written in place
-            return _Choices([_LEAVE], [], f"does not run under a checkpoint: {error}")
-        again = [call for call in recomputed_calls(trace) if call.func is not DETACH]
-        region = RecomputedBlock.of(trace, fqn, again)
+            return _Choices([_PLAIN], obstacle=f"does not run under a checkpoint: {error}")
+        again = [index for index in recomputed_operators(trace) if trace.operators[index].run.call.func is not DETACH]
+        region = RecomputedBlock.of(trace, fqn, again, estimate.timeline)
         if region is None:
-            return _Choices([_LEAVE], [], "would compute something else, as what it reads is written in place later")
-        cost = self._cost(again)
-        saving = self._plain.activations - estimate.activations
-        if whole:
-            return _Choices([_LEAVE, Option(cost, saving)], [()], can_run_whole=True)
-        if not region.can_keep:
+            return _Choices([_PLAIN], obstacle=_WRITTEN_LATER)
+        if not (whole or region.can_keep):
             obstacle = "changes the model, such as statistics of batch norm, or communicates, and would do so twice"
-            return _Choices([_LEAVE], [], obstacle, can_run_whole=True)
-        options, kept = [_LEAVE], []
+            return _Choices([_PLAIN], obstacle=obstacle, can_run_whole=True)
+        calls = [trace.operators[index].run.call for index in again]
+        inputs = inputs_of(self._trace, trace, fqn)
+        nbytes = sum(kept_only_by_checkpoint(self._trace, fqn, inputs).values())
+        state = self._plain.optimizer_state - estimate.optimizer_state
+        cost, saving = self._cost(calls), self._plain.held_after_forward - estimate.held_after_forward - state + nbytes
+        candidates = [(Option(cost, saving), [])] if whole else _best(self._candidates(region, cost, saving))
+        macs = sum(map(_macs_of, calls))
+        ways = [
+            _Way(
+                option._replace(peak=region.peak_keeping(groups) + state - nbytes - peak),
+                macs - sum(_macs_of(call) for group in groups for call in group.calls),
+                tuple(name for group in groups for name in group.names),
+            )
+            for option, groups in candidates
+        ]
+        if ways:
+            futility = ""
+        elif region.has_backward:
+            futility = "keeps nothing for the backward that a checkpoint would free"
+        else:
+            futility = "has no backward, as neither its parameters nor its input need a gradient"
+        return _Choices([_PLAIN, *ways], inputs, futility=futility, can_run_whole=True)
+
+    def _candidates(self, region: RecomputedBlock, cost: int, saving: int) -> list[_Candidate]:
+        """Return sets of results that a block may keep, each with what it then costs and saves.
+
+        Args:
+            region: what runs again.
+            cost, saving: of the block if it keeps nothing.
+        """
+        candidates = []
         for groups in region.kept_at_least():
             free = [group for group in region.free if group not in groups]
             items = [[_LEAVE, Option(self._cost(group.calls), group.nbytes)] for group in free]
@@ -222,34 +290,41 @@ class Planner:
             saving_kept = saving - sum(group.nbytes for group in all_kept)
             for option, choice in undominated_options(items):
                 again_too = {id(group) for group, is_again in zip(free, choice, strict=True) if is_again}
-                options.append(Option(cost_kept + option.cost, saving_kept + option.saving))
-                kept.append(tuple(name for group in all_kept if id(group) not in again_too for name in group.names))
-        options, kept = _best(options, kept)
-        obstacle = "" if kept else "keeps nothing for the backward that a checkpoint would free"
-        return _Choices(options, kept, obstacle, can_run_whole=True)
+                total = Option(cost_kept + option.cost, saving_kept + option.saving)
+                candidates.append((total, [group for group in all_kept if id(group) not in again_too]))
+        return candidates
 
     # ----------------------------------------------------------------------------------------------------- plans
 
     def plan(self, budget_bytes: int) -> CheckpointPlan:
         """Return the cheapest plan whose simulated peak is at most the budget.
 
-        Targets for the predicted peak are tried one after the other, from just above the budget down, until a simulated
-        peak fits. The interval before this target is then halved. Targets are the same for all budgets, so a larger
-        budget stops no later, and never gets a plan that costs more.
+        The cheapest plan whose predicted peak fits is simulated, and returned if the simulated peak is not far lower
+        and fits, too. Otherwise, targets for the predicted peak are tried one after the other, from just above the
+        budget down, until a simulated peak fits. The interval before this target is then halved. Targets are the same
+        for all budgets, so a larger budget stops no later.
 
         Raises:
             InputError: no plan suffices.
         """
-        best = self._plan_of({})
-        if best.peak <= budget_bytes:
-            return best
-        width = max((best.peak - self._least_peak()) // _INTERVALS, 1)
-        targets = [*range(best.peak, self._least_peak(), -width), self._least_peak()]
-        for index in range(min((best.peak - budget_bytes) // width, len(targets) - 1), len(targets)):
-            best = self._plan_of(self._chosen_for(targets[index]))
+        most, least = self._plain.peak, least_peak(self._options, self._between)
+        if most <= budget_bytes:
+            return self._plan_of({})
+        width = max((most - least) // _INTERVALS, 1)
+        if least <= budget_bytes:
+            choice = self._chosen_for(budget_bytes)
+            best = self._plan_of(self._kept(choice))
+            if self._predicted(choice).peak - width // 2**_HALVINGS <= best.peak <= budget_bytes:
+                return best
+        targets = [*range(most, least, -width), least]
+        for index in range(min((most - budget_bytes) // width, len(targets) - 1), len(targets)):
+            best = self._plan_of(self._kept(self._chosen_for(targets[index])))
             if best.peak <= budget_bytes:
-                return self._between(targets[index], targets[max(index - 1, 0)], budget_bytes) or best
-        best = self._plan_of({fqn: block.kept[-1] for fqn, block in self._blocks.items() if block.kept})
+                return self._between_targets(targets[index], targets[max(index - 1, 0)], budget_bytes) or best
+        saving_most = [max(block.ways, key=lambda way: way.option.saving).kept for block in self._blocks.values()]
+        best = self._plan_of(
+            {fqn: kept for fqn, kept in zip(self._blocks, saving_most, strict=True) if kept is not None}
+        )
         if best.peak > budget_bytes:
             raise InputError(self._refusal(budget_bytes, best))
         return best
@@ -263,8 +338,10 @@ class Planner:
         if self._has_checkpoints:
             text += ", as the model has checkpoints of its own"
         else:
-            obstacles = ((fqn, block.obstacle) for fqn, block in self._blocks.items() if block.obstacle)
-            text += next((f", as {fqn!r} {obstacle}" for fqn, obstacle in obstacles), "")
+            obstacles = [(fqn, block.obstacle) for fqn, block in self._blocks.items() if block.obstacle]
+            others = [(fqn, block.futility) for fqn, block in self._blocks.items() if block.futility]
+            link = ", as" if obstacles or not best.fqns else ";"  # what would free nothing does not take the bytes
+            text += next((f"{link} {fqn!r} {reason}" for fqn, reason in obstacles or others), "")
         whole: Kept = {fqn: () for fqn, block in self._blocks.items() if block.can_run_whole}
         peak = self._plan_of(whole).peak
         if peak < best.peak:
@@ -272,12 +349,12 @@ class Planner:
             text += f"; granularity='block' takes {peak:,} bytes, but {twice}"
         return f"{text}; pass a larger budget or a smaller batch"
 
-    def _between(self, low: int, high: int, budget_bytes: int) -> CheckpointPlan | None:
+    def _between_targets(self, low: int, high: int, budget_bytes: int) -> CheckpointPlan | None:
         """Return the plan of the largest target between two whose simulated peak fits; None if none does."""
         best = None
         for _ in range(_HALVINGS):
             middle = (low + high) // 2
-            plan = self._plan_of(self._chosen_for(middle))
+            plan = self._plan_of(self._kept(self._chosen_for(middle)))
             if plan.peak <= budget_bytes:
                 best, low = plan, middle
             else:
@@ -287,31 +364,46 @@ class Planner:
     def curve(self, points: int) -> list[CheckpointPlan]:
         """Return the plans of so many targets, evenly from the peak without checkpoints to the least one.
 
-        Plans that another one beats in both peak and cost are left out.
+        Plans that another one beats in both peak and cost are left out. The middle and the last plan are simulated; if
+        the simulated figures differ from the predicted ones, all plans are.
         """
-        low, high = self._least_peak(), self._plan_of({}).peak
+        low, high = least_peak(self._options, self._between), self._plain.peak
         targets = [high - (high - low) * number // (points - 1) for number in range(points)]
-        plans = [self._plan_of({} if target == high else self._chosen_for(target)) for target in targets]
-        best: list[CheckpointPlan] = []
-        for plan in sorted(plans, key=lambda plan: (plan.cost, plan.peak)):
-            if not best or plan.peak < best[-1].peak:
-                best.append(plan)
+        choices = [[0] * len(self._blocks) if target == high else self._chosen_for(target) for target in targets]
+        best = _undominated(map(self._predicted, choices))
+        checked = best[len(best) // 2], best[-1]
+        if any(self._plan_of(plan.checkpoint) != plan for plan in checked):
+            best = _undominated(self._plan_of(self._kept(choice)) for choice in choices)
         return best
 
-    def _least_peak(self) -> int:
-        """Return the least peak that any choice is predicted to have."""
-        saved, peaks = 0, [self._peaks[0]]
-        for block, peak in zip(self._blocks.values(), self._peaks[1:], strict=True):
-            saved += max(option.saving for option in block.options)
-            peaks.append(peak - saved)
-        return max(peaks)
-
-    def _chosen_for(self, peak: int) -> Kept:
-        """Return the blocks that run again, and what they keep, for the least cost at a predicted peak."""
-        choice = least_cost([block.options for block in self._blocks.values()], [most - peak for most in self._peaks])
+    def _chosen_for(self, budget: int) -> list[int]:
+        """Return the number of the way in which each block runs, for the least cost at a predicted peak."""
+        choice = least_cost(self._options, self._between, budget)
         assert choice is not None
-        chosen = zip(self._blocks.items(), choice, strict=True)
-        return {fqn: block.kept[number - 1] for (fqn, block), number in chosen if number}
+        return choice
+
+    def _chosen_ways(self, choice: list[int]) -> dict[str, _Way]:
+        return {fqn: block.ways[number] for (fqn, block), number in zip(self._blocks.items(), choice, strict=True)}
+
+    def _kept(self, choice: list[int]) -> Kept:
+        """Return the blocks of a choice that run again, and what they keep."""
+        return {fqn: way.kept for fqn, way in self._chosen_ways(choice).items() if way.kept is not None}
+
+    def _predicted(self, choice: list[int]) -> CheckpointPlan:
+        """Return the plan of a choice, with figures that follow from the figures of its blocks."""
+        ways = self._chosen_ways(choice).values()
+        options, kept_before = [], set()
+        for block, number, inputs in zip(self._options, choice, self._inputs, strict=True):
+            option = block[number]
+            if number:  # blocks may keep the same input, such as a mask
+                twice = sum(nbytes for storage, nbytes in inputs.items() if storage in kept_before)
+                option = Option(option.cost, option.saving + twice, option.peak - twice)
+                kept_before.update(inputs)
+            options.append(option)
+        macs = self._plain.recomputed_macs + sum(way.macs for way in ways)
+        return self._plan(
+            self._kept(choice), peak_of(options, self._between), macs, sum(option.cost for option in options)
+        )
 
 
 def _macs_of(call: OperatorCall) -> int:
@@ -323,14 +415,78 @@ def _nanoseconds_on(target: Target) -> Callable[[OperatorCall], int]:
     return lambda call: round(_NANOSECONDS * seconds_of(call))
 
 
-def _best(options: list[Option], kept: list[tuple[str, ...]]) -> tuple[list[Option], list[tuple[str, ...]]]:
-    """Return the options that no other one beats, at most so many, with what they keep; the first keeps all."""
-    order = sorted(range(1, len(options)), key=lambda index: (options[index].cost, -options[index].saving))
-    better: list[int] = []
-    for index in order:
-        if options[index].saving > (options[better[-1]].saving if better else 0):
-            better.append(index)
+def _operators_of(trace: Trace, fqns: Sequence[str]) -> list[Hashable]:
+    """Return the operators of each block, forward and backward: equal blocks may differ in what needs a gradient."""
+    numbers = {fqn: number for number, fqn in enumerate(fqns)}
+    operators: list[list[Any]] = [[] for _ in fqns]
+    for run, phase, row in trace.operators:
+        number = block_of(None if row is None else row[0], numbers)
+        if number is not None:
+            operators[number].append((phase, run.call.func))
+    return list(map(tuple, operators))
+
+
+def _best(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Return the candidates that save something and that no other one beats, by cost; the first keeps most.
+
+    Of too many, those on the lower convex hull of cost over saving remain, of which choices of many equal blocks
+    consist but for one block, and others that are spread evenly.
+    """
+    better: list[_Candidate] = []
+    for option, groups in sorted(candidates, key=lambda candidate: (candidate[0].cost, -candidate[0].saving)):
+        if option.saving > (better[-1][0].saving if better else 0):
+            better.append((option, groups))
+    if len(better) <= _MOST_OPTIONS:
+        return better
+    step = (len(better) - 1) / (_MOST_OPTIONS - 1)
+    chosen = {round(step * number) for number in range(_MOST_OPTIONS)}
+    return [better[index] for index in sorted(chosen.union(_hull([option for option, _ in better])))]
+
+
+def _hull(options: Sequence[Option]) -> list[int]:
+    """Return the numbers of the options on the lower convex hull of cost over saving, which both rise.
+
+    >>> _hull([Option(1, 10), Option(5, 20), Option(6, 30), Option(20, 40)])
+    [0, 2, 3]
+    """
+    hull: list[int] = []
+    for index, (cost, saving, _) in enumerate(options):
+        while len(hull) > 1:
+            (first_cost, first_saving, _), (last_cost, last_saving, _) = options[hull[-2]], options[hull[-1]]
+            if (last_cost - first_cost) * (saving - last_saving) < (cost - last_cost) * (last_saving - first_saving):
+                break
+            hull.pop()
+        hull.append(index)
+    return hull
+
+
+def _operators_of(trace: Trace, fqns: Sequence[str]) -> list[Hashable]:
+    """Return the operators of each block, forward and backward: equal blocks may differ in what needs a gradient."""
+    numbers = {fqn: number for number, fqn in enumerate(fqns)}
+    operators: list[list[Any]] = [[] for _ in fqns]
+    for run, phase, row in trace.operators:
+        number = block_of(None if row is None else row[0], numbers)
+        if number is not None:
+            operators[number].append((phase, run.call.func))
+    return list(map(tuple, operators))
+
+
+def _best(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Return the candidates that save something and that no other one beats, at most so many; the first keeps most."""
+    better: list[_Candidate] = []
+    for option, groups in sorted(candidates, key=lambda candidate: (candidate[0].cost, -candidate[0].saving)):
+        if option.saving > (better[-1][0].saving if better else 0):
+            better.append((option, groups))
     if len(better) > _MOST_OPTIONS:
         step = (len(better) - 1) / (_MOST_OPTIONS - 1)
         better = [better[round(step * number)] for number in range(_MOST_OPTIONS)]
-    return [options[0], *(options[index] for index in better)], [kept[index - 1] for index in better]
+    return better
+
+
+def _undominated(plans: Iterable[CheckpointPlan]) -> list[CheckpointPlan]:
+    """Return the plans that no other one beats in both peak and cost, by cost."""
+    best: list[CheckpointPlan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.cost, plan.peak)):
+        if not best or plan.peak < best[-1].peak:
+            best.append(plan)
+    return best

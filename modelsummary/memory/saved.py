@@ -256,7 +256,7 @@ class Remaking:
 
     def __init__(self, trace: Trace) -> None:
         self.runs: Sequence[OperatorRun] = [operator.run for operator in trace.operators]
-        self.end = next((begin for name, begin in trace.phases if name != "forward"), len(self.runs))
+        self.end = trace.end_of_forward
         self.makers: dict[int, int] = {}
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
         self._touched: defaultdict[int, list[int]] = defaultdict(list)

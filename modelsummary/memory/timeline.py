@@ -25,8 +25,10 @@ __all__ = [
     "Workspaces",
     "by_call",
     "estimate_of",
+    "is_held",
     "library_workspaces",
     "recomputed_calls",
+    "recomputed_operators",
     "timeline_of",
     "workspace_of_each",
     "workspaces_on",
@@ -174,19 +176,28 @@ def estimate_of(trace: Trace, workspaces: Workspaces | None) -> MemoryEstimate:
     )
 
 
-def recomputed_calls(trace: Trace) -> list[OperatorCall]:
-    """Return the operator calls of the forward that are made again in the backward, views included.
+def recomputed_operators(trace: Trace) -> list[int]:
+    """Return the numbers of the operators of the forward that run again in the backward, views included.
 
     A checkpoint stops as soon as it has all that the backward needs, so what follows in its region is not run again.
     """
     if trace.graphs is not None:
-        return [trace.operators[index].run.call for index in sorted(trace.recomputed)]
-    backward = [operator for operator in trace.operators if operator.phase == "backward"]
-    if (
-        backward and backward[0].run.call.name == "aten.ones_like"
-    ):  # the gradient of the loss, made with gradients enabled
-        del backward[0]
-    return [operator.run.call for operator in backward if operator.run.with_grad]
+        return sorted(trace.recomputed)
+    backward = [index for index, operator in enumerate(trace.operators) if operator.phase == "backward"]
+    if backward and trace.operators[backward[0]].run.call.name == "aten.ones_like":
+        del backward[0]  # the gradient of the loss, made with gradients enabled
+    return [index for index in backward if trace.operators[index].run.with_grad]
+
+
+def recomputed_calls(trace: Trace) -> list[OperatorCall]:
+    """Return the operator calls that are made again in the backward, views included."""
+    return [trace.operators[index].run.call for index in recomputed_operators(trace)]
+
+
+def is_held(storage: Storage, trace: Trace) -> bool:
+    """Return True for a storage that is alive when the forward and the loss have ended, whatever holds it."""
+    end = trace.end_of_forward
+    return storage.born < end and (storage.died is None or storage.died > end)
 
 
 def by_call(trace: Trace, workspaces: Workspaces | None) -> dict[CallKey, RowMemory]:

@@ -494,10 +494,12 @@ class Statistics(ModelStatistics):
     ) -> MemoryCurve:
         """Return the plans of a training step from the one without checkpoints down to the least peak.
 
-        The peak of each plan is simulated. Plans that another one beats in both peak and cost are left out.
+        Plans that another one beats in both peak and cost are left out. Peaks follow from simulated steps with a
+        checkpoint around one of each kind of block. The plan in the middle and the one with the least peak are
+        simulated; if either differs from its prediction, all plans are simulated.
 
         Args:
-            points: plans that are simulated, evenly spread over the predicted peaks.
+            points: number of plans to choose, with predicted peaks that are evenly spread.
             granularity, by: as for ``memory_plan``.
             **options: as for ``memory_plan``.
 

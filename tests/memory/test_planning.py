@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -101,7 +102,29 @@ def frozen():
     return model
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained adapter of low rank, as of LoRA."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(base.in_features, 4, bias=False), nn.Linear(4, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + 2.0 * self.up(self.down(x))
+
+
+def adapted(count=5):
+    """Return a frozen decoder with adapters in its attention."""
+    model = nn.Sequential(nn.Linear(64, 64), *(Attention() for _ in range(count)), nn.Linear(64, 100))
+    model.requires_grad_(False)
+    for block in model[1:-1]:
+        block.qkv, block.out = Adapted(block.qkv), Adapted(block.out)
+    return model
+
+
 MODELS = {
+    "adapters": (adapted, (8, 64, 64)),
     "decoder": (lambda: nn.Sequential(*(Attention() for _ in range(5)), nn.Linear(64, 100)), (8, 64, 64)),
     "encoder with dropout": (
         lambda: nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(3))),
@@ -292,11 +315,76 @@ def test_why_nothing_can_be_recomputed():
             nn.Sequential(*(Checkpointed() for _ in range(3)), nn.Linear(64, 8)),
             "as the model has checkpoints of its own;",
         ),
-        (frozen, "as '0' keeps nothing for the backward that a checkpoint would free; pass a larger budget"),
+        (
+            frozen,
+            "as '0' has no backward, as neither its parameters nor its input need a gradient; pass a larger budget",
+        ),
     ]:
         stats = Statistics(model, (8, 64, 64))
         with untouched(model), pytest.raises(InputError, match=f"with 0 of 3 blocks recomputed .* bytes, {reason}"):
             stats.memory_plan(int(0.9 * stats.memory().peak))
+
+
+def test_a_frozen_block_is_no_reason_why_others_free_too_little():
+    model = frozen()
+    stats = Statistics(model, (8, 64, 64))
+    with (
+        untouched(model),
+        pytest.raises(InputError, match=r"with 3 of 5 .* takes .* bytes; '0' has no backward, as"),
+    ):
+        stats.memory_plan(int(0.3 * stats.memory().peak))
+
+
+@pytest.mark.parametrize("name", ["decoder", "adapters", "frozen", "encoder with dropout", "in place", "noise"])
+@pytest.mark.parametrize("device", [None, "A100"])
+def test_predicted_figures_are_the_simulated_ones(name, device):
+    """So a plan takes one simulated step, and a curve two, whatever the number of blocks."""
+    make, size = MODELS[name]
+    stats = Statistics(make(), size)
+    plain = stats.memory(device=device and "cuda", optimizer="adamw").peak
+    step = step_plan("train", {"device": device and "cuda", "optimizer": "adamw"}, stats.root)
+    steps = []
+    planner = Planner(stats._live, stats.root, step, device and target_of(device), "operator", lambda: steps.append(1))
+    before = len(steps)
+    for share in (0.98, 0.96, 0.94, 0.92):
+        plan = planner.plan(int(share * plain))
+        assert plan.fqns
+        assert plan.peak <= share * plain
+    assert len(steps) - before <= 4
+    del steps[:]
+    curve = planner.curve(12)
+    assert len(steps) <= 2 < len(curve)
+    for plan in curve:
+        memory = stats.memory(checkpoint=plan.checkpoint, device=device and "cuda", optimizer="adamw")
+        assert (memory.peak, memory.recomputed_macs) == (plan.peak, plan.recomputed_macs)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers under a former name
+def test_adapters_of_peft():
+    """The input of the first block needs no gradient, so it is not like the others; the embedding is frozen."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=4, vocab_size=100, **sizes))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1))
+    tokens = torch.randint(100, (4, 64))
+    stats = Statistics(model, input_data={"input_ids": tokens, "labels": tokens})
+    budget = int(0.7 * stats.memory(optimizer="adamw").peak)
+    with untouched(model):
+        plan = stats.memory_plan(budget, optimizer="adamw")
+    memory = stats.memory(checkpoint=plan.checkpoint, optimizer="adamw")
+    assert (memory.peak, memory.recomputed_macs) == (plan.peak, plan.recomputed_macs)
+    assert plan.peak <= budget
+    steps = []
+    for applied in (False, True):
+        with plan.apply(model) if applied else nullcontext():
+            torch.manual_seed(0)
+            loss = model(input_ids=tokens, labels=tokens).loss
+            model.zero_grad()
+            loss.backward()
+        steps.append([loss, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert len(steps[0]) == 1 + 4 * 4
+    assert all(map(torch.equal, *steps))
 
 
 def test_one_block_called_several_times():
