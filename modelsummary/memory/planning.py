@@ -39,7 +39,7 @@ __all__ = ["GRANULARITIES", "memory_curve", "memory_plan"]
 
 GRANULARITIES = ("operator", "block")
 _INTERVALS, _HALVINGS = 64, 4  # of the range of peaks; of an interval
-_MOST_OPTIONS = 64  # of a block, spread evenly over their costs, beside the convex hull
+_MOST_OPTIONS = 64  # of a block; they are spread evenly over their costs
 _NANOSECONDS = 1e9
 _LEAVE = Option(0, 0)
 _WRITTEN_LATER = "would compute something else, as what it reads is written in place later"
@@ -392,7 +392,8 @@ class Planner:
     def _predicted(self, choice: list[int]) -> CheckpointPlan:
         """Return the plan of a choice, with figures that follow from the figures of its blocks."""
         ways = self._chosen_ways(choice).values()
-        options, kept_before = [], set()
+        options: list[Option] = []
+        kept_before: set[int] = set()
         for block, number, inputs in zip(self._options, choice, self._inputs, strict=True):
             option = block[number]
             if number:  # blocks may keep the same input, such as a mask
@@ -413,51 +414,6 @@ def _macs_of(call: OperatorCall) -> int:
 def _nanoseconds_on(target: Target) -> Callable[[OperatorCall], int]:
     seconds_of = seconds_of_calls(target)
     return lambda call: round(_NANOSECONDS * seconds_of(call))
-
-
-def _operators_of(trace: Trace, fqns: Sequence[str]) -> list[Hashable]:
-    """Return the operators of each block, forward and backward: equal blocks may differ in what needs a gradient."""
-    numbers = {fqn: number for number, fqn in enumerate(fqns)}
-    operators: list[list[Any]] = [[] for _ in fqns]
-    for run, phase, row in trace.operators:
-        number = block_of(None if row is None else row[0], numbers)
-        if number is not None:
-            operators[number].append((phase, run.call.func))
-    return list(map(tuple, operators))
-
-
-def _best(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Return the candidates that save something and that no other one beats, by cost; the first keeps most.
-
-    Of too many, those on the lower convex hull of cost over saving remain, of which choices of many equal blocks
-    consist but for one block, and others that are spread evenly.
-    """
-    better: list[_Candidate] = []
-    for option, groups in sorted(candidates, key=lambda candidate: (candidate[0].cost, -candidate[0].saving)):
-        if option.saving > (better[-1][0].saving if better else 0):
-            better.append((option, groups))
-    if len(better) <= _MOST_OPTIONS:
-        return better
-    step = (len(better) - 1) / (_MOST_OPTIONS - 1)
-    chosen = {round(step * number) for number in range(_MOST_OPTIONS)}
-    return [better[index] for index in sorted(chosen.union(_hull([option for option, _ in better])))]
-
-
-def _hull(options: Sequence[Option]) -> list[int]:
-    """Return the numbers of the options on the lower convex hull of cost over saving, which both rise.
-
-    >>> _hull([Option(1, 10), Option(5, 20), Option(6, 30), Option(20, 40)])
-    [0, 2, 3]
-    """
-    hull: list[int] = []
-    for index, (cost, saving, _) in enumerate(options):
-        while len(hull) > 1:
-            (first_cost, first_saving, _), (last_cost, last_saving, _) = options[hull[-2]], options[hull[-1]]
-            if (last_cost - first_cost) * (saving - last_saving) < (cost - last_cost) * (last_saving - first_saving):
-                break
-            hull.pop()
-        hull.append(index)
-    return hull
 
 
 def _operators_of(trace: Trace, fqns: Sequence[str]) -> list[Hashable]:
