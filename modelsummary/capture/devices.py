@@ -17,12 +17,23 @@ __all__ = [
     "is_there",
     "named_device",
     "takes_gradients",
+    "with_index",
 ]
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
     """Return the device of the first tensor; the CPU if there is none."""
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Return a device with its index: autograd finds its thread for tensors of a device by it.
+
+    >>> with_index(torch.device("cuda")), with_index(torch.device("cpu"))
+    (device(type='cuda', index=0), device(type='cpu'))
+    """
+    has_none = device.index is None and device.type not in ("cpu", "meta")
+    return torch.device(device.type, 0) if has_none else device
 
 
 def is_there(device: torch.device) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from modelsummary import _torch
 from modelsummary.capture.checkpoints import apply_checkpoint, check_kept
 from modelsummary.capture.compiled import OperatorsOfGraphs
-from modelsummary.capture.devices import device_of
+from modelsummary.capture.devices import device_of, with_index
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.execution.real import RealExecution
@@ -112,9 +112,9 @@ def observe(
     parts = ModelParts.of(model)  # the forward may replace modules
     model_device = device_of(parts.tensors)
     wanted = plan.device or _kernels_of(model_device)
-    notes, device = [], wanted
-    if _is_absent(wanted):
-        device = _CPU
+    notes, is_absent = [], _is_absent(wanted)
+    device = _CPU if is_absent else with_index(wanted)
+    if is_absent:
         notes.append(
             "No CUDA device here: attention, dropout and RMS norms run as on CUDA; for other operators, the kernels of"
             " the CPU are assumed, which keep similar tensors"
@@ -123,9 +123,9 @@ def observe(
         notes.append(_UNFUSED)
     if routes_evenly:
         notes.append(EVEN_ROUTES)
-    is_absent = wanted != device
     has_values = not (parts.are_on_meta or any(tensor.is_meta for tensor in call.tensors()))
-    can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == model_device or not storages)
+    is_elsewhere = is_absent or device != with_index(model_device)
+    can_run = has_values and plan.dtype is None and plan.stage is None and not (is_elsewhere and storages)
     usual = "mode='inference'" if storages else "backward=False"
     remedies = remedies_for(
         train=plan.train,

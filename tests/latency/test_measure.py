@@ -190,6 +190,7 @@ def test_compiled_models():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # autograd's thread makes no context
 def test_cuda():
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).cuda()
     stats = Statistics(model, torch.randn(64, 512, device="cuda"))
@@ -221,7 +222,8 @@ def test_nothing_waits_inside_of_the_forward():
     model(x)
     torch.cuda.synchronize()
     timer = Timer(model, clock_for(torch.device("cuda")))
-    with timer.running(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as traced, torch.no_grad():
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with timer.running(), profile(activities=activities, acc_events=True) as traced, torch.no_grad():
         model(x)
     names = [event.name for event in traced.events()]
     assert not [name for name in names if "Synchronize" in name and "Device" not in name]

@@ -581,6 +581,18 @@ def test_cuda():
     assert measured.predicted.peak == pytest.approx(measured.peak, rel=0.03)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", "meta", "cuda"])
+def test_the_device_that_is_asked_for_may_be_here(device):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)).to(device)
+    stats = Statistics(model, (32, 64))
+    on_cuda = stats.memory(optimizer="adamw", device="cuda")
+    assert on_cuda.peak == stats.memory(optimizer="adamw", device="cuda:0").peak
+    assert stats.estimate_latency("H100", backward=True, optimizer="adamw") > 0
+    autocast = stats.memory(device="cuda", autocast=torch.bfloat16)
+    assert autocast.activations < on_cuda.activations
+
+
 # ------------------------------------------------------------------------------------------- batch size
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from modelsummary import _torch
 from modelsummary._torch import OpOverload, disable_current_modes
 from modelsummary.capture.containers import map_tensors
+from modelsummary.capture.devices import with_index
 from modelsummary.capture.execution.known_values import KnownValues, is_small
 from modelsummary.capture.execution.results import Remake, remake_of
 from modelsummary.capture.execution.shape_tensor import (
@@ -103,7 +104,7 @@ class ShapeOnly:
     current: ClassVar[ShapeOnly | None] = None
 
     def __init__(self, device: torch.device = _META, dtype: torch.dtype | None = None) -> None:
-        self.device = device
+        self.device = device = with_index(device)
         self._several_devices = device.type not in ("cpu", "meta")  # tensors that a forward makes may be on the CPU
         self.obstacle: str | None = None
         self.needs_values = self.routes_evenly = False
