@@ -163,3 +163,24 @@ def test_attention_in_other_threads_and_after_the_context_is_as_usual():
     stats = Statistics(model, torch.empty(BATCH, LENGTH, 8))
     with untouched(model):
         stats.memory(device="cuda")
+
+
+def test_masks_whose_rows_are_not_dense_fall_back_to_products():
+    class Biased(nn.Module):
+        """Attention with a bias per head, which an embedding has innermost."""
+
+        def __init__(self, *, is_dense):
+            super().__init__()
+            self.bias, self.is_dense = nn.Embedding(16, 4), is_dense
+
+        def forward(self, x):
+            steps = torch.arange(16)
+            bias = self.bias((steps[:, None] - steps).abs()).permute(2, 0, 1)[None].to(x.dtype)
+            mask = bias.contiguous() if self.is_dense else bias
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    for is_dense in (True, False):
+        stats = Statistics(Biased(is_dense=is_dense), torch.empty(2, 4, 16, 8, dtype=torch.bfloat16))
+        names = [kernel.name for kernel in stats.kernels("H100")]
+        assert any("efficient_attention" in name for name in names) is is_dense
+        assert any("bmm" in name for name in names) is not is_dense

@@ -84,7 +84,9 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     tensors = (query, key, value)
-    is_fused = _may_fuse(*tensors, grouped=enable_gqa) and (attn_mask is None or not is_causal)
+    # Rows of a mask have to be dense: T5's relative positions, whose heads are innermost, are added in eager products.
+    takes_mask = attn_mask is None or (attn_mask.stride(-1) == 1 and not is_causal)
+    is_fused = takes_mask and _may_fuse(*tensors, grouped=enable_gqa)
     if is_fused and attn_mask is None and _takes_flash(*tensors, is_causal=is_causal):
         size = query.shape[-1]
         scale = size**-0.5 if scale is None else scale
