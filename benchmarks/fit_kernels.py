@@ -46,6 +46,7 @@ from modelsummary.devices import kernel_time
 from modelsummary.devices.sustained import vector_share
 
 _OF_DEVICE = ("simt", "conv", "stream")  # figures of a device
+_OTHER_SOURCES = ("aiconfigurator", "SimuMax", "gpu_truth")  # of other fits
 JSON = Path(kernel_time.__file__).with_name("kernel_fits.json")
 SOURCES = [
     "single kernels: NeuSight, ASPLOS 2025, https://github.com/sitar-lab/NeuSight (MIT)",
@@ -118,7 +119,7 @@ def _write(coefficients: dict[str, Any], kernels: KernelFit, errors: dict[str, f
     found = {
         **old,
         "date": date or old["date"],
-        "sources": SOURCES + [source for source in old["sources"] if "aiconfigurator" in source or "SimuMax" in source],
+        "sources": SOURCES + [source for source in old["sources"] if any(name in source for name in _OTHER_SOURCES)],
         "flops_per_joule": per_joule,
         "coefficients": coefficients,
         "devices": devices,

@@ -359,8 +359,9 @@ def iteration_seconds(run: dict[str, int], device: DeviceModel, host: float) -> 
         moved = 2 * batch * (m * n + n * k + m * k)
         return device.seconds(Work("aten.mm", "gemm", F16, (batch, m, n, k), 2 * batch * m * n * k, moved))
 
-    def pass_(op_class: str, nbytes: int, name: str = "") -> float:
-        return device.seconds(Work(name, op_class, F16, (nbytes,), 0, nbytes))
+    def pass_(op_class: str, nbytes: int, *, is_backward: bool = False) -> float:
+        sizes = (tokens, h) if op_class == "norm" else (nbytes // F16.itemsize,)
+        return device.seconds(Work("", op_class, F16, sizes, 0, nbytes, is_backward=is_backward))
 
     products = [(1, tokens, 3 * h, h), (1, tokens, h, h), (1, tokens, 4 * h, h), (1, tokens, h, 4 * h)]
     scores = [(b * heads, s, s, h // heads), (b * heads, s, h // heads, s)]
@@ -370,9 +371,8 @@ def iteration_seconds(run: dict[str, int], device: DeviceModel, host: float) -> 
     square = 2 * b * heads * s * s
     forward += 2 * pass_("norm", 2 * wide) + 2 * pass_("elementwise", 7 * wide) + pass_("elementwise", 8 * wide)
     forward += pass_("softmax", 2 * square) + pass_("elementwise", 5 * square // 2) + 2 * pass_("copy", 4 * wide)
-    backward += (
-        2 * pass_("norm", 4 * wide, "backward") + 2 * pass_("elementwise", 6 * wide) + pass_("elementwise", 12 * wide)
-    )
+    backward += 2 * pass_("norm", 4 * wide, is_backward=True)
+    backward += 2 * pass_("elementwise", 6 * wide) + pass_("elementwise", 12 * wide)
     backward += pass_("softmax", 3 * square) + pass_("elementwise", 5 * square // 2) + 2 * pass_("copy", 4 * wide)
     head = gemm(1, tokens, vocabulary, h) + gemm(1, tokens, h, vocabulary) + gemm(1, vocabulary, h, tokens)
     head += 6 * pass_("elementwise", 4 * tokens * vocabulary)

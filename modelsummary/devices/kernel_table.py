@@ -27,8 +27,14 @@ import torch
 from modelsummary.errors import InputError
 from modelsummary.operators.operator_work import Work
 
-__all__ = ["Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
+__all__ = ["HOST_CALLS", "Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
 
+# What the host does: it dispatches operators, views too, calls modules, records and runs nodes of autograd, updates
+# parameters, launches kernels from C++, and those of a compiled step from Python.
+HOST_CALLS = (
+    *("operator", "backward operator", "view", "module", "node", "parameter"),
+    *("launch", "compiled kernel"),
+)
 _VERSION = 3
 _VISITS_KEPT = 50
 _NEIGHBOURS = 4
@@ -129,6 +135,14 @@ class KernelTable:
     def host(self) -> float:
         """Seconds that the host needs to dispatch one operator."""
         return self.facts.get("operator", 2e-6)
+
+    @property
+    def host_seconds(self) -> dict[str, float]:
+        """What the host takes in eager mode: kind of call, one of ``HOST_CALLS`` -> seconds.
+
+        Each takes about as long as dispatching an operator. The optimizer's Python was not measured.
+        """
+        return {**dict.fromkeys(HOST_CALLS, self.host), "parameter": 0.0}
 
     @classmethod
     def load(cls, machine: Machine) -> KernelTable:

@@ -36,6 +36,7 @@ from modelsummary.devices.attention_time import (
     share_of_peak,
 )
 from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.kernel_table import HOST_CALLS
 from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_seconds
 from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, tensor_factor, vector_share
 from modelsummary.errors import InputError
@@ -53,6 +54,11 @@ _FROM_CACHE = frozenset(
     {"conv", "depthwise", "norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy", "attention"}
 )
 _CACHE_SPEED = 3.0
+_HOST_OF_GEFORCE = 0.29  # 8 us for an operator
+_ALIGNED_BYTES, _LOADED_BYTES = 16, 4
+# Small kernels beside the one that computes: conversions of the image, the weight and the result of a convolution;
+# deviations, and a copy of the running statistics, of a native batch norm.
+_LAYOUT_KERNELS, _NORM_KERNELS = 3, 2
 _PRODUCTS = frozenset({"gemm", "conv"})
 
 
@@ -82,6 +88,7 @@ class DeviceModel:
         typical_error: mean error of eager steps that the fit had not seen, as a fraction.
         compiled_error: the same of compiled steps.
         tf32: float32 products run on tensor cores.
+        tf32_in_cudnn: float32 convolutions and recurrent layers run on them.
         half: fitted coefficients of half-precision matrix products on devices of this generation; None if there are
             none. Convolutions take the coefficients of ``"tensor"``.
         sustained: operations per second that half-precision products sustain; 0.0 if ``half`` is None.
@@ -99,6 +106,7 @@ class DeviceModel:
     typical_error: float = 0.0
     compiled_error: float = 0.0
     tf32: bool = False
+    tf32_in_cudnn: bool = False
     half: Mapping[str, Any] | None = None
     sustained: float = 0.0
     attention: float = 0.0
@@ -111,13 +119,30 @@ class DeviceModel:
         return float(self.coefficients["launch_us"]) * 1e-6
 
     @property
+    def host_seconds(self) -> dict[str, float]:
+        """What the host takes: kind of call, one of ``HOST_CALLS`` of ``kernel_table`` -> seconds.
+
+        Measured on a server with an H100. Layers of Megatron's GPT on A100s (vTrain, MICRO 2024) ask for 3.7 ms each,
+        which agrees; GeForce cards in desktops, as in the tables of timm, do not wait for their hosts as long.
+        """
+        factor = 1e-6 * self.spec.factors.host * (_HOST_OF_GEFORCE if is_geforce(self.spec) else 1.0)
+        return {kind: factor * float(self.coefficients["host_us"][kind]) for kind in HOST_CALLS}
+
+    @property
     def host(self) -> float:
         """Seconds that the host needs to dispatch one operator in eager mode."""
-        return self.spec.factors.host * float(self.coefficients["host_us"]) * 1e-6
+        return self.host_seconds["operator"]
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of a kernel in a stream of others, its launch included, as measured steps correct it."""
-        return self.spec.factors.of(work.op_class) * (self.launch + self.busy(work))
+        return self.spec.factors.of(work.op_class) * (self._launches(work) * self.launch + self.busy(work))
+
+    def _launches(self, work: Work) -> int:
+        """Return how many kernels the library runs, the small ones beside the one that computes included."""
+        if self._layout_passes(work) > 1:
+            return 1 + _LAYOUT_KERNELS
+        is_native = work.op_class == "batch_norm" and work.dtype is torch.bfloat16 and not work.channels_last
+        return 1 + _NORM_KERNELS if is_native else 1
 
     def busy(self, work: Work) -> float:
         """Return the seconds in which a kernel computes and moves data, without its launch.
@@ -130,8 +155,8 @@ class DeviceModel:
         if work.dtype.is_complex and not self.spec.has(work.dtype):
             work = _as_real(work)
         seconds = self._busy(work)
-        if self.tf32 and work.dtype is torch.float32 and work.op_class in _PRODUCTS:
-            seconds = min(seconds, replace(self, tf32=False)._busy(work))
+        if work.op_class in _PRODUCTS and self._rounds(work):
+            seconds = min(seconds, replace(self, tf32=False, tf32_in_cudnn=False)._busy(work))
         return seconds
 
     def _busy(self, work: Work) -> float:
@@ -155,7 +180,40 @@ class DeviceModel:
         cache = self.spec.cache_bytes or 0
         if cache and work.op_class in _FROM_CACHE:
             seconds *= 1 - (1 - 1 / _CACHE_SPEED) * exp(-work.nbytes / cache)
-        return float(seconds)
+        return max(float(seconds), self._loading(work))
+
+    def _loading(self, work: Work) -> float:
+        """Return the seconds that the units of the device take to load and store elements, whatever the bandwidth.
+
+        A unit has a rate of its own for kernels that load elements one by one, or in another order; a row, an image or
+        a channel that is reduced takes it a time of its own. Devices with much bandwidth per unit show it first.
+        Depthwise convolutions and batch norms in bfloat16 are torch's own kernels: cuDNN gets float16 alone
+        (``use_cudnn_depthwise`` in aten/src/ATen/native/Convolution.cpp), or channels last.
+        """
+        units, figures, part = self.spec.units or 100, self.coefficients["unit"], work.part
+        if part in ("single", "strided", "turned"):
+            return work.sizes[0] / (units * float(figures[part]))
+        streaming = work.nbytes / (self.spec.bandwidth * self.stream)
+        if work.op_class == "norm" and not work.is_backward and part != "triton":
+            return work.sizes[0] * float(figures["row_ns"]) * 1e-9 / units + streaming
+        if work.op_class == "reduction" and part == "columns":
+            return float(figures["columns_us"]) * 1e-6 + streaming
+        if work.op_class == "depthwise" and work.dtype is torch.bfloat16 and not work.channels_last:
+            element, multiply_add = (float(value) for value in figures["depthwise_ns"])
+            passes = float(figures["depthwise_weight"]) if part == "weight" else 1.0
+            return passes * work.sizes[0] * (element + multiply_add * work.sizes[1]) * 1e-9 / units
+        channels, batch, image = work.sizes if work.op_class == "batch_norm" else (0, 0, 1)
+        if work.channels_last or image == 1:  # rows of features, without images
+            return 0.0
+        elements = batch * image
+        images = channels * batch * float(figures["image_ns"]) * 1e-9 / units
+        if work.dtype is torch.bfloat16:
+            images = max(images, channels * elements / (units * float(figures["single"])))
+        if part == "native":  # one block of threads sums up a channel, and a backward writes its results, too
+            block, unit = (float(value) for value in figures["backward sums" if work.is_backward else "sums"])
+            sums = elements * max(1 / block, channels / units / unit)
+            return sums if work.is_backward else sums + images
+        return images if part == "inference" else 0.0
 
     def computing(self, work: Work) -> float:
         """Return the seconds that the multiply-adds of a kernel take."""
@@ -163,23 +221,34 @@ class DeviceModel:
         units, bandwidth = self.spec.units or 100, self.spec.bandwidth * self.stream
         half = self._half_of(work)
         if half is not None:
-            rate = max(peak * float(half["efficiency"]), self.sustained)
+            rate = min(max(peak * float(half["efficiency"]), self.sustained), self._unaligned_rate(work))
             seconds = product_seconds(work.sizes[:4], rate, units, half, bandwidth)  # type: ignore[arg-type]
             return max(seconds, work.flops / self.sustained)
-        path = self._path(work.dtype)
+        path = self._path(work)
         if work.op_class == "attention":
             return attention_seconds(work, self._attention_rate(work), units)
-        peak *= self.tensor if self._on_tensor_cores(work.dtype) else self.simt
+        peak *= self.tensor if self._on_tensor_cores(work) else self.simt
         if work.op_class == "rnn":  # each step waits for the one before
             return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch
         if work.op_class not in _PRODUCTS:
             return work.flops / (peak * float(path.get(work.op_class, path["other"])))
         coefficients = {**path["gemm"], **path[work.op_class]}  # a convolution is a product, with figures of its own
         rate = peak * float(coefficients["efficiency"]) * float(coefficients.get(work.part, 1.0))
-        if work.op_class == "conv" and not self._on_tensor_cores(work.dtype):
+        rate = min(rate, self._unaligned_rate(work)) if self._is_half(work.dtype) else rate
+        if work.op_class == "conv" and not self._on_tensor_cores(work):
             rate *= self.conv
         seconds = product_seconds(work.sizes[:4], rate, units, coefficients, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
         return min(seconds, self._winograd(work, rate, coefficients)) if self._is_winograd(work) else seconds
+
+    def _unaligned_rate(self, work: Work) -> float:
+        """Return the operations per second of a half-precision product whose rows begin at few bytes' multiples.
+
+        Tensor cores are then fed by instructions of the Ampere generation, which load four bytes at a time, or two.
+        """
+        if work.alignment >= _ALIGNED_BYTES:
+            return float("inf")
+        per_unit = self.coefficients["unit"]["odd_flops" if work.alignment < _LOADED_BYTES else "unaligned_flops"]
+        return float(per_unit) * (self.spec.units or 100)
 
     def _attention_rate(self, work: Work) -> float:
         """Return the operations per second of large fused attention with heads of 128."""
@@ -193,8 +262,8 @@ class DeviceModel:
             peak = half_peak(self.spec)
             limit = MOST_OF_TF32 * self.sustained / peak if peak and self.sustained else share  # the power of the board
             return self.spec.peak("tf32") * min(share, limit)
-        factor = self.tensor if self._on_tensor_cores(work.dtype) else self.simt
-        return self._peak(work) * factor * float(self._path(work.dtype)["attention"])
+        factor = self.tensor if self._on_tensor_cores(work) else self.simt
+        return self._peak(work) * factor * float(self._path(work)["attention"])
 
     def _half_of(self, work: Work) -> Mapping[str, Any] | None:
         """Return the coefficients of half-precision products, if this is one and they were fitted."""
@@ -203,8 +272,8 @@ class DeviceModel:
     def _is_half(self, dtype: torch.dtype) -> bool:
         return dtype in (torch.bfloat16, torch.float16)
 
-    def _path(self, dtype: torch.dtype) -> Mapping[str, Any]:
-        path: Mapping[str, Any] = self.coefficients["tensor" if self._on_tensor_cores(dtype) else "simt"]
+    def _path(self, work: Work) -> Mapping[str, Any]:
+        path: Mapping[str, Any] = self.coefficients["tensor" if self._on_tensor_cores(work) else "simt"]
         return path
 
     def _cuts(self, work: Work) -> tuple[Tiles, tuple[int, ...]]:
@@ -213,7 +282,7 @@ class DeviceModel:
         Without tensor cores, cuBLAS has few tiles for batched products, and neither these nor the implicit products of
         cuDNN cut the inner dimension, except in the gradient of weights.
         """
-        path = self._path(work.dtype)
+        path = self._path(work)
         if path is not self.coefficients["simt"]:
             return TILES, PARTS
         if work.op_class == "conv":
@@ -222,11 +291,16 @@ class DeviceModel:
             return TILES, PARTS
         return tuple((rows, columns) for rows, columns in path["batched_tiles"].get(self.spec.generation, TILES)), (1,)
 
-    def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
-        return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)
+    def _rounds(self, work: Work) -> bool:
+        """Return True for float32 work that rounds its operands to TF32."""
+        is_rounded = self.tf32 or (self.tf32_in_cudnn and work.op_class in ("conv", "rnn"))
+        return is_rounded and work.dtype is torch.float32 and self.spec.has("tf32")
+
+    def _on_tensor_cores(self, work: Work) -> bool:
+        return work.dtype not in (torch.float32, torch.float64) or self._rounds(work)
 
     def _peak(self, work: Work) -> float:
-        if work.dtype is torch.float32 and self.tf32 and self.spec.has("tf32"):
+        if self._rounds(work):
             return self.spec.peak("tf32")
         try:
             return self.spec.peak(work.dtype)
@@ -235,7 +309,7 @@ class DeviceModel:
 
     def _is_winograd(self, work: Work) -> bool:
         """Return True if cuDNN may run Winograd's algorithm: a 3 x 3 convolution of stride 1 in float32."""
-        return work.op_class == "conv" and work.dtype is torch.float32 and not self.tf32 and work.is_3x3
+        return work.op_class == "conv" and work.dtype is torch.float32 and not self._rounds(work) and work.is_3x3
 
     def _winograd(self, work: Work, rate: float, coefficients: Mapping[str, Any]) -> float:
         """Return the seconds of Winograd's algorithm in four kernels (Lavin and Gray 2015, arXiv:1509.09308).
@@ -260,8 +334,7 @@ class DeviceModel:
 
     def _layout_passes(self, work: Work) -> float:
         """Return how often a convolution moves its bytes: half-precision kernels expect channels last."""
-        is_expected = work.op_class != "conv" or work.channels_last
-        return 1.0 if is_expected else float(self._path(work.dtype).get("conv_passes", 1.0))
+        return float(self._path(work).get("conv_passes", 1.0)) if work.changes_layout else 1.0
 
 
 def _moving_names(work: Work) -> tuple[str, ...]:
@@ -286,12 +359,15 @@ def _as_real(work: Work) -> Work:
     return work._replace(dtype=work.dtype.to_real(), sizes=sizes, flops=4 * work.flops)
 
 
-def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None = None) -> DeviceModel:
+def device_model(
+    spec: DeviceSpec, *, tf32: bool = False, tf32_in_cudnn: bool = False, attention: str | None = None
+) -> DeviceModel:
     """Return the time model of a device: its own fit, or its generation's, or the fit of all devices.
 
     Args:
         spec: the device.
         tf32: float32 products run on tensor cores.
+        tf32_in_cudnn: float32 convolutions and recurrent layers run on tensor cores.
         attention: fused kernels of attention: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the generations of
             FlashAttention, ``"cudnn"``, or ``"efficient"`` for xFormers' memory-efficient ones. Default: what torch
             prefers on the device since version 2.10. Before, it ran FlashAttention-2 on every NVIDIA device. Devices
@@ -334,6 +410,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
         typical_error=error,
         compiled_error=max(error, float(kernel_fits["compiled_error"])),
         tf32=tf32,
+        tf32_in_cudnn=tf32_in_cudnn,
         half=half,
         sustained=sustained,
         attention=_attention_speed(spec, attention, sustained),

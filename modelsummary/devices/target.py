@@ -60,6 +60,10 @@ def target_of(
 ) -> Target:
     """Return the target for a spec, the name of an accelerator, or a device of this machine.
 
+    Float32 products and convolutions of a named device run on tensor cores if torch's switches say so: by default,
+    convolutions and recurrent layers do (``torch.backends.cudnn.allow_tf32``), and products do not
+    (``torch.set_float32_matmul_precision``).
+
     Raises:
         InputError: the device is unknown, the speed of the kernels of ``attention`` on it is not known, or this machine
             was never calibrated.
@@ -69,7 +73,9 @@ def target_of(
     """
     if not names_own_device(device):
         spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
-        return Target(spec.name, device_model(spec, tf32=tf32, attention=attention))
+        rounds = tf32 or torch.get_float32_matmul_precision() != "highest"
+        model = device_model(spec, tf32=rounds, tf32_in_cudnn=rounds or _rounds_in_cudnn(), attention=attention)
+        return Target(spec.name, model)
     local_device = device_here(device)  # type: ignore[arg-type]
     table = table_of(local_device)
     if not table.entries:
@@ -77,6 +83,13 @@ def target_of(
             f"this machine's {local_device} was never calibrated; call calibrate(), or name a device such as 'A100'"
         )
     return Target(f"this machine's {local_device}", table)
+
+
+def _rounds_in_cudnn() -> bool:
+    """Return True if float32 convolutions run on tensor cores, as they do unless torch's switch is turned off."""
+    cudnn = torch.backends.cudnn
+    conv = getattr(cudnn, "conv", None)  # since torch 2.9
+    return bool(cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32")
 
 
 def timing_on(target: Target) -> Timing:

@@ -22,6 +22,9 @@ from modelsummary.operators.recurrent_layers import join_recurrent
 __all__ = ["TABLE_ERROR", "estimate", "predict_kernels", "time_operators"]
 
 _PHASES = ("forward", "backward", "step")
+# Kernels per time step of cuDNN's LSTM, as profiled on an H100: forward a product, the cell and a filling with zeros;
+# backward two products.
+_LAUNCHES_PER_STEP = {False: 3, True: 5}
 _OUTSIDE = ("", 0)  # row of work outside of the model's modules
 # Mean error of benchmarks/latency_truth.py where a model runs minutes after its calls were visited (0.083): about the
 # difference between two runs of a model (0.082). In the same minute, it was smaller (0.045).
@@ -90,13 +93,11 @@ def _own_seconds(
     device: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     host: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     for kernel in kernels:
-        key = kernel.phase, kernel.row or _OUTSIDE
-        device[key] += kernel.seconds or 0.0
-        if mode == "eager" and not target.is_cpu:  # a CPU dispatches and computes in turns
-            host[key] += kernel.n_operators * target.times.host
-    if target.table is not None:
-        for key, count in _host_calls(operators, root).items():
-            (device if target.is_cpu else host)[key] += count * target.times.host
+        device[kernel.phase, kernel.row or _OUTSIDE] += kernel.seconds or 0.0
+    costs, is_replaced = target.times.host_seconds, mode == "compiled" and target.model is not None
+    calls = _launches(kernels) if is_replaced else _host_calls(operators, root) + _dispatches(kernels, target, mode)
+    for (key, kind), count in calls.items():
+        (device if target.is_cpu else host)[key] += count * costs[kind]  # a CPU dispatches and computes in turns
     phase_seconds, row_seconds, n_host_bound = {}, {}, 0
     for phase in _PHASES:
         on_device = sum(seconds for key, seconds in device.items() if key[0] == phase)
@@ -124,29 +125,56 @@ def _with_waiting(device: RowSeconds, host: RowSeconds, phase: str) -> RowSecond
     return {key: device.get(key, 0.0) + fraction * max(0.0, delays[key]) for key in rows}
 
 
-def _host_calls(operators: Sequence[StepOperator], root: LayerInfo) -> Counter[tuple[str, CallKey]]:
-    """Return how often the host is asked beside kernels: for views, calls of modules, and nodes of autograd.
+_Calls = Counter[tuple[tuple[str, CallKey], str]]  # phase and row, and kind of call
 
-    A node is recorded in the forward and runs in the backward. Each takes about as long as dispatching an operator.
+
+def _launches(kernels: Sequence[Kernel]) -> _Calls:
+    """Return the kernels that the host launches in compiled mode, where it does nothing else."""
+    return Counter(((kernel.phase, kernel.row or _OUTSIDE), "compiled kernel") for kernel in kernels)
+
+
+def _dispatches(kernels: Sequence[Kernel], target: Target, mode: str) -> _Calls:
+    """Return the operators that the host dispatches, and the launches of each step of cuDNN's recurrent layers.
+
+    Kernels of a CPU were measured with their dispatch, and what compiled kernels of this machine take is not known.
     """
-    counts: Counter[tuple[str, CallKey]] = Counter()
+    counts: _Calls = Counter()
+    if target.is_cpu or mode == "compiled":
+        return counts
+    for kernel in kernels:
+        key, is_backward = (kernel.phase, kernel.row or _OUTSIDE), kernel.phase == "backward"
+        counts[key, "backward operator" if is_backward else "operator"] += kernel.n_operators
+        if kernel.op_class == "rnn":
+            counts[key, "launch"] += kernel.sizes[0] * _LAUNCHES_PER_STEP[is_backward]
+    return counts
+
+
+def _host_calls(operators: Sequence[StepOperator], root: LayerInfo) -> _Calls:
+    """Return how often the host is asked beside kernels, by phase, row and kind of call.
+
+    A node of autograd is recorded in the forward and runs in the backward. A parameter has a node that adds up its
+    gradient, and the optimizer handles it in Python.
+    """
+    counts: _Calls = Counter()
     for operator in operators:
-        call_key = operator.row or _OUTSIDE
+        row = operator.row or _OUTSIDE
         if operator.phase != "step":
-            counts[operator.phase, call_key] += operator.run.call.rule.is_view
-        counts[operator.phase, call_key] += operator.run.nodes
-        counts["backward", call_key] += operator.run.nodes
-    has_backward = any(operator.phase == "backward" for operator in operators)
-    accumulated: set[int] = set()  # parameters, each with a node that adds up its gradient
-    for row in root.walk():
-        if not row.executed:
+            counts[(operator.phase, row), "view"] += operator.run.call.rule.is_view
+        counts[(operator.phase, row), "node"] += operator.run.nodes
+        counts[("backward", row), "node"] += operator.run.nodes
+    phases = {operator.phase for operator in operators}
+    accumulated: set[int] = set()
+    for row_info in root.walk():
+        if not row_info.executed:
             continue
-        counts["forward", row.key] += 1
-        if has_backward and row.module is not None:
-            parameters = row.module.parameters(recurse=False)
+        counts[("forward", row_info.key), "module"] += 1
+        if "backward" in phases and row_info.module is not None:
+            parameters = row_info.module.parameters(recurse=False)
             new = {id(parameter) for parameter in parameters if parameter.requires_grad} - accumulated
-            counts["backward", row.key] += len(new)
+            counts[("backward", row_info.key), "node"] += len(new)
             accumulated |= new
+            if "step" in phases:
+                counts[("step", row_info.key), "parameter"] += len(new)
     return counts
 
 

@@ -50,14 +50,22 @@ def scores_again(rule: OpRule, call: Arguments) -> int:
 
 
 def _kernels(call: OperatorCall, bound: Arguments, *, length_dim: int = -2, is_efficient: bool = False) -> list[Work]:
-    """Return the work of fused attention; blocks that a block mask excludes are not computed."""
+    """Return the work of fused attention; blocks that a block mask excludes are not computed.
+
+    A backward adds up the gradients of queries in float32: a second kernel converts these sums, which were filled with
+    zeros, and are read and written by each block of keys, or at least once.
+    """
     query, key, value = (bound[name] for name in ("query", "key", "value"))
     computed = call.cost.macs - (call.cost.skipped_macs or 0)
     is_causal = bool(bound.get("is_causal") or bound.get("custom_mask_type"))
     queries, keys = query.shape[length_dim], key.shape[length_dim]
     outer = query.numel // max(queries * query.shape[-1], 1)
     sizes = (outer, queries, keys, max(query.shape[-1], value.shape[-1]))
-    return [work(call, "attention", sizes, flops=2 * computed, is_causal=is_causal, is_efficient=is_efficient)]
+    attention = work(call, "attention", sizes, flops=2 * computed, is_causal=is_causal, is_efficient=is_efficient)
+    if not attention.is_backward:
+        return [attention]
+    sums = torch.float32.itemsize * query.numel
+    return [attention, work(call, "copy", [query.numel], "query sums", 0, 3 * sums + query.nbytes)]
 
 
 for _kind in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"):

@@ -6,7 +6,7 @@ Products with padding count too: a dense count depends on shapes only.
 from __future__ import annotations
 
 from functools import partial
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from modelsummary.operators.tensor_bytes import unpacked
 __all__: list[str] = []
 
 _ALIGNED = 8  # channels that tensor cores load at a time in half precision: cuDNN pads images with fewer
+_LOADED_BYTES = 16  # at once, by the kernels of products
 
 
 def _input(call: Arguments) -> Any:
@@ -38,11 +39,29 @@ def _kernels(call: OperatorCall, bound: Arguments, *, transposed: bool = False, 
     transposed = bound.get("transposed", transposed)
     groups = bound.get("groups", 1 if transposed else x.shape[1] // weight.shape[1])
     large, small = (x, out) if transposed else (out, x)
-    facts = {"is_3x3": _is_3x3(bound, groups, transposed=transposed), "channels_last": has_channels_last(x)}
+    facts = _facts(bound, x, groups, transposed=transposed)
     kernels = [_kernel(call, large, small, weight, groups, **facts)]
     if adds_bias and bound.get("bias") is not None:
         kernels.append(work(call, "elementwise", [out.numel], "bias", 0, 2 * out.nbytes))
     return kernels
+
+
+def _facts(bound: Arguments, image: TensorSpec, groups: int, *, transposed: bool) -> dict[str, Any]:
+    """Return what decides how cuDNN computes a convolution, apart from its sizes.
+
+    A convolution of single pixels is a product of the weight and each image as it is, unless rows of the image begin at
+    odd elements.
+    """
+    is_1x1 = prod(bound["weight"].shape[2:]) == 1 and groups == 1 and set(bound.get("stride", ())) <= {1}
+    alignment = gcd(_LOADED_BYTES, prod(image.shape[2:]) * image.dtype.itemsize) if is_1x1 else _LOADED_BYTES
+    channels_last = has_channels_last(image)
+    is_converted = not is_1x1 or alignment <= image.dtype.itemsize
+    return {
+        "is_3x3": _is_3x3(bound, groups, transposed=transposed),
+        "channels_last": channels_last,
+        "alignment": _LOADED_BYTES if channels_last or is_converted else alignment,
+        "changes_layout": not channels_last and is_converted,
+    }
 
 
 def _is_3x3(bound: Arguments, groups: int, *, transposed: bool) -> bool:
@@ -146,7 +165,7 @@ def _backward_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
     positions, channels = prod(weight.shape[2:]), weight.shape[1]
     depthwise = groups > 1 and channels == 1
     op_class = "depthwise" if depthwise else "conv"
-    facts = {"is_3x3": _is_3x3(bound, groups, transposed=transposed), "channels_last": has_channels_last(grad)}
+    facts = _facts(bound, grad, groups, transposed=transposed)
     moved = grad.nbytes + x.nbytes + weight.nbytes
     pixels, pixels_in = (max(image.numel // max(image.shape[1], 1), 1) for image in (large, x))
     part_sizes = {

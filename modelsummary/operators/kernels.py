@@ -25,7 +25,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.inductor import prefers_channels_last
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, specs_in
-from modelsummary.operators.operator_work import POINTWISE, Work, work_of
+from modelsummary.operators.operator_work import POINTWISE, Work, is_innermost, work_of
 
 __all__ = ["MODES", "Kernel", "StepOperator", "Timing", "check_mode", "kernels_of", "one_kernel_of"]
 
@@ -275,7 +275,7 @@ class _Group:
         for key, spec in zip(run.makes, run.call.outputs, strict=False):
             self.makes[key] = max(self.makes.get(key, 0), spec.nbytes)
             if work.op_class == "reduction":
-                self.is_turned |= not _is_innermost(run.call)
+                self.is_turned |= not is_innermost(run.call)
                 self.rows.update([spec.numel] if spec.numel >= _LEAST_ROWS else ())
 
     def absorb(self, earlier: _Group) -> None:
@@ -321,20 +321,8 @@ class _Group:
 
 
 def _in_channels_last(work: Work) -> Work:
-    return work._replace(channels_last=True) if work.op_class in ("conv", "depthwise") else work
-
-
-def _is_innermost(call: OperatorCall) -> bool:
-    """Return True for a reduction over elements that are next to each other in memory."""
-    x, dims = call.tensors[0], call.bound.get("dim")
-    dims = (dims,) if isinstance(dims, int) else dims
-    if not dims or not x.shape:
-        return True
-    reduced = {dim % len(x.shape) for dim in dims}
-    strides = [
-        (stride, dim in reduced) for dim, (size, stride) in enumerate(zip(x.shape, x.stride, strict=True)) if size > 1
-    ]
-    return [inner for _, inner in sorted(strides)] == sorted([inner for _, inner in strides], reverse=True)
+    is_convolution = work.op_class in ("conv", "depthwise")
+    return work._replace(channels_last=True, changes_layout=False, alignment=16) if is_convolution else work
 
 
 class _Launches:

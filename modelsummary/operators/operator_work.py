@@ -3,21 +3,22 @@
 Sizes by class: ``gemm`` (batch, m, n, k); ``conv`` (groups, m, n, k) of the implicit matrix product, then the height
 and width of the image that m covers; ``depthwise`` (elements of the result, positions of the kernel); ``attention``
 (batch x heads, queries, keys, head size); ``rnn`` (steps, batch, input, hidden); ``norm``, ``softmax`` and
-``reduction`` (rows, width); ``batch_norm`` (channels, elements per channel); ``pool``, ``elementwise``, ``copy``,
-``index`` and ``other`` (elements,).
+``reduction`` (rows, width); ``batch_norm`` (channels, images, elements of a channel of an image); ``pool``,
+``elementwise``, ``copy``, ``index`` and ``other`` (elements,).
 Operators of unknown work are of class ``other``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 
-__all__ = ["POINTWISE", "Work", "has_channels_last", "work", "work_of"]
+__all__ = ["POINTWISE", "Work", "has_channels_last", "is_innermost", "work", "work_of"]
 
 POINTWISE = frozenset({"elementwise", "copy", "batch_norm"})
 
@@ -32,9 +33,12 @@ class Work(NamedTuple):
         sizes: sizes by class, listed in the module's docstring.
         flops: twice its multiply-adds.
         nbytes: bytes that it reads and writes.
-        part: ``"input"``, ``"weight"`` or ``"bias"`` for the kernels of a convolution, ``"inference"`` for a batch norm
-            that computes no statistics, ``"strided"`` for a copy in another order of dimensions, ``"triton"`` for a
-            kernel that Inductor generated.
+        part: ``"input"``, ``"weight"`` or ``"bias"`` for the kernels of a convolution; ``"inference"`` for a batch norm
+            that computes no statistics, ``"native"`` for one by torch's own kernels instead of cuDNN's; ``"single"``
+            for a kernel that loads elements one by one, as its tensors differ in dtype or strides, ``"strided"`` for a
+            copy in another order of dimensions, ``"turned"`` if another dimension becomes innermost; ``"columns"`` for
+            a reduction of elements that are not next to each other; ``"query sums"`` for the conversion of gradients
+            that attention added up; ``"triton"`` for a kernel that Inductor generated.
         is_backward: computes gradients; such kernels of some classes are far slower.
         is_3x3: a dense 3 x 3 convolution of stride 1, which Winograd's algorithm computes.
         is_causal: attention to earlier positions only.
@@ -42,6 +46,8 @@ class Work(NamedTuple):
         channels_last: the channels of an image are next to each other.
         is_grouped: products of groups of rows with weights of their own, as of experts.
         is_added: a product adds its result to a sum, which it reads and writes.
+        alignment: bytes of which the rows of a product's matrices begin at multiples; 16 is the most that counts.
+        changes_layout: the images of a convolution are converted to channels last and back, if its library expects so.
 
     >>> Work("aten.convolution", "conv", torch.float32, (1, 64, 8, 27, 8, 8), 27_648, 9_000, is_3x3=True).name
     'aten.convolution (3x3)'
@@ -61,6 +67,8 @@ class Work(NamedTuple):
     channels_last: bool = False
     is_grouped: bool = False
     is_added: bool = False
+    alignment: int = 16
+    changes_layout: bool = False
 
     @property
     def name(self) -> str:
@@ -99,14 +107,14 @@ def work(
     part: str = "",
     flops: int | None = None,
     nbytes: int = -1,
-    **facts: bool,
+    **facts: Any,
 ) -> Work:
     """Return a kernel of a call, with the multiply-adds and bytes of the call unless they are given."""
     cost = call.cost
     moved = cost.bytes_read + cost.bytes_written if nbytes < 0 else nbytes
     computed = 2 * cost.macs if flops is None else flops
     backward = "backward" in call.name
-    return Work(call.name, op_class, _dtype(call), tuple(sizes), computed, moved, part, backward, **facts)
+    return Work(call.name, op_class, _dtype(call), tuple(sizes), computed, moved, part, backward)._replace(**facts)
 
 
 def _simple(call: OperatorCall) -> Work:
@@ -123,7 +131,7 @@ def _simple(call: OperatorCall) -> Work:
             else work(call, "index", [rows.numel], nbytes=2 * rows.nbytes)
         )
     if op_class == "copy":
-        return work(call, "copy", [written], "strided" if _is_strided_copy(call) else "")
+        return work(call, "copy", [written], _copy_part(call))
     if op_class == "pool":
         return work(call, "pool", [written])
     if op_class == "batch_norm":
@@ -133,8 +141,9 @@ def _simple(call: OperatorCall) -> Work:
     if op_class == "softmax":
         return work(call, "softmax", _rows_of(first))
     if op_class == "reduction":
-        return work(call, "reduction", _rows_of(first, call.outputs))
-    return work(call, op_class, [max((spec.numel for spec in (*call.outputs, *call.tensors)), default=0)])
+        return work(call, "reduction", _rows_of(first, call.outputs), "" if is_innermost(call) else "columns")
+    part = "single" if op_class == "elementwise" and _loads_single_elements(call) else ""
+    return work(call, op_class, [max((spec.numel for spec in (*call.outputs, *call.tensors)), default=0)], part)
 
 
 def _written_rows(call: OperatorCall) -> TensorSpec | None:
@@ -145,14 +154,42 @@ def _written_rows(call: OperatorCall) -> TensorSpec | None:
     return next((spec for spec in reversed(call.tensors[1:]) if spec.dtype is first.dtype), None)
 
 
-def _is_strided_copy(call: OperatorCall) -> bool:
-    """Return True for a copy of one tensor into another order of its dimensions."""
-    if not (call.tensors and call.outputs) or call.tensors[-1].shape != call.outputs[0].shape:
-        return False
+def _copy_part(call: OperatorCall) -> str:
+    """Return ``"strided"`` or ``"turned"`` for a copy of one tensor into another order of its dimensions.
+
+    What joins tensors, or converts to a wider dtype, loads elements one by one.
+    """
+    if not (call.tensors and call.outputs):
+        return ""
     source, target = call.tensors[-1], call.outputs[0]
-    strides = [pair for size, *pair in zip(source.shape, source.stride, target.stride, strict=True) if size > 1]
-    order = [there for here, there in sorted(strides) if here]  # 0: one element is written several times
-    return order != sorted(order)
+    if source.shape != target.shape:
+        return "single" if call.rule.facts.joins else ""
+    dims = [pair for size, *pair in zip(source.shape, source.stride, target.stride, strict=True) if size > 1]
+    order = [step for before, step in sorted(dims) if before]  # 0: one element is written several times
+    if order != sorted(order):
+        return "turned" if order[0] != min(order) else "strided"
+    return "single" if source.dtype.itemsize < target.dtype.itemsize and source.dtype.is_floating_point else ""
+
+
+def _loads_single_elements(call: OperatorCall) -> bool:
+    """Return True if torch's kernel cannot load several elements at once: tensors differ in dtype, shape or strides."""
+    whole = [spec for spec in (*call.tensors, *call.outputs) if spec.numel > 1 and spec.dtype.is_floating_point]
+    return len({(spec.shape, spec.stride, spec.dtype) for spec in whole}) > 1
+
+
+def is_innermost(call: OperatorCall) -> bool:
+    """Return True for a reduction over elements that are next to each other in memory."""
+    if not call.tensors:
+        return True
+    x, dims = call.tensors[0], call.bound.get("dim")
+    dims = (dims,) if isinstance(dims, int) else dims
+    if not dims or not x.shape:
+        return True
+    reduced = {dim % len(x.shape) for dim in dims}
+    strides = [
+        (stride, dim in reduced) for dim, (size, stride) in enumerate(zip(x.shape, x.stride, strict=True)) if size > 1
+    ]
+    return [inner for _, inner in sorted(strides)] == sorted([inner for _, inner in strides], reverse=True)
 
 
 def _rows_of(spec: TensorSpec | None, outputs: Sequence[TensorSpec] = ()) -> tuple[int, int]:
@@ -185,7 +222,8 @@ def _norm_sizes(call: OperatorCall) -> tuple[int, int]:
 def _batch_norm(call: OperatorCall) -> Work:
     """Return the work of a batch norm; in training, statistics take an extra pass over the input.
 
-    In channels last, cuDNN's persistent kernel keeps on the chip what it has read.
+    In channels last, cuDNN's persistent kernel keeps on the chip what it has read. Images in bfloat16 are not given to
+    cuDNN (``_batch_norm_impl_index`` in aten/src/ATen/native/Normalization.cpp).
     """
     x = max(call.tensors, key=lambda spec: spec.numel)
     backward = "backward" in call.name
@@ -194,8 +232,10 @@ def _batch_norm(call: OperatorCall) -> Work:
     moved = call.cost.bytes_read + call.cost.bytes_written
     moved += (2 if backward else 1) * x.nbytes if training and not channels_last else 0
     channels = x.shape[1] if len(x.shape) > 1 else 1
-    part = "" if training else "inference"
-    sizes = channels, x.numel // max(channels, 1)
+    is_native = x.dtype is torch.bfloat16 and not channels_last
+    part = "inference" if not training else "native" if is_native else ""
+    image = prod(x.shape[2:])
+    sizes = channels, x.numel // max(channels * image, 1), image
     return work(call, "batch_norm", sizes, part, nbytes=moved, channels_last=channels_last)
 
 

@@ -10,7 +10,7 @@ purpose: they are not products, and their work depends on the algorithm or on va
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import gcd, prod
 from numbers import Real
 from typing import Any
 
@@ -72,7 +72,21 @@ def _product_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
     batch = a.shape[0] if len(a.shape) == 3 else 1
     m, k = a.shape[-2:] if len(a.shape) > 1 else (1, a.shape[0])
     n = b.shape[-1] if len(b.shape) > 1 else 1
-    return [work(call, "gemm", (batch, m, n, k))]
+    alignment = _alignment(a, b, *call.outputs[:1])
+    return [work(call, "gemm", (batch, m, n, k))._replace(alignment=alignment)]
+
+
+def _alignment(*matrices: TensorSpec) -> int:
+    """Return the bytes, at most 16, of which the rows of all matrices begin at multiples."""
+    return gcd(
+        _ROW_BYTES,
+        *(
+            step * matrix.dtype.itemsize
+            for matrix in matrices
+            for size, step in zip(matrix.shape, matrix.stride, strict=True)
+            if size > 1 and step > 1
+        ),
+    )
 
 
 def _specs(values: Iterable[Any]) -> list[TensorSpec]:

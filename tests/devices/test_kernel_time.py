@@ -181,7 +181,9 @@ def test_channels_last_needs_no_conversion():
     model = device_model(DeviceSpec("RTX 3090"))
     sizes = (1, 100_352, 64, 64, 56, 56)
     plain, last = (
-        Work("aten.convolution", "conv", HALF, sizes, 2 * 100_352 * 64 * 64, 4 * 100_352 * 64, channels_last=is_last)
+        Work(
+            "aten.convolution", "conv", HALF, sizes, 2 * 100_352 * 64 * 64, 4 * 100_352 * 64, changes_layout=not is_last
+        )
         for is_last in (False, True)
     )
     assert model.moving(plain) > 1.2 * model.moving(last)
@@ -244,7 +246,7 @@ def test_only_transformed_images_and_results_stay_in_caches():
 def test_the_fit_says_where_it_is_from():
     found = fits()
     assert found["date"]
-    assert len(found["sources"]) == 5
+    assert len(found["sources"]) == 6
     assert all(0 < device["error"] < 0.2 for device in found["devices"].values())
 
 
@@ -365,3 +367,57 @@ def test_products_that_add_to_sums_are_slower(name, speed, n, k, shares):
     assert flops / model.busy(plain) / peak == pytest.approx(forward, rel=0.05)
     assert flops / model.busy(adding) / peak == pytest.approx(added, rel=0.05)
     assert model.busy(plain) < model.busy(adding)
+
+
+BF16, FLOAT32 = torch.bfloat16, torch.float32
+
+
+def product(m, n, k):
+    alignment = 16 if n % 8 == 0 and k % 8 == 0 else 4 if n % 2 == 0 and k % 2 == 0 else 2
+    return gemm(m, n, k, dtype=BF16)._replace(alignment=alignment)
+
+
+def depthwise(elements, positions):
+    return Work("conv", "depthwise", BF16, (elements, positions), 2 * elements * positions, 4 * elements)
+
+
+def batch_norm(batch, channels, side, passes, part="native", *, backward=False):
+    elements = batch * side**2
+    moved = 2 * passes * channels * elements
+    return Work("norm", "batch_norm", BF16, (channels, batch, side**2), 0, moved, part, backward)
+
+
+@pytest.mark.parametrize(
+    ("work", "microseconds"),
+    [  # an H100 with torch 2.11, each measured alone or profiled in a model (benchmarks/gpu_truth.py)
+        (product(4096, 4096, 4096), 174),
+        (product(4096, 4098, 4096), 483),
+        (product(4096, 4097, 4096), 1428),
+        (product(8192, 50_257, 1024), 8525),
+        (product(8192, 30_522, 1024), 1956),
+        (product(8192, 766, 768), 51),
+        (Work("cast", "copy", FLOAT32, (4096**2,), 0, 6 * 4096**2, "single"), 55),
+        (Work("clone", "copy", BF16, (64 * 196 * 768,), 0, 4 * 64 * 196 * 768, "turned"), 70),
+        (Work("norm", "norm", BF16, (200_704, 96), 0, 4 * 200_704 * 96), 232),
+        (Work("norm", "norm", BF16, (4096, 4096), 0, 4 * 4096**2), 33),
+        (Work("sum", "reduction", BF16, (3072, 8192), 0, 2 * 8192 * 3072, "columns"), 34),
+        (batch_norm(256, 16, 112, 3), 2803),
+        (batch_norm(64, 512, 28, 3), 140),
+        (batch_norm(256, 960, 7, 2, "inference"), 152),
+        (batch_norm(64, 256, 56, 2, "inference"), 141),
+        (batch_norm(256, 16, 112, 5, backward=True), 5666),
+        (batch_norm(64, 256, 56, 5, backward=True), 462),
+        (depthwise(256 * 72 * 56 * 56, 9), 563),
+        (depthwise(256 * 120 * 28 * 28, 25), 418),
+    ],
+)
+def test_what_units_load_limits_kernels_of_an_h100(work, microseconds):
+    assert 1e6 * device_model(DeviceSpec("H100")).seconds(work) == pytest.approx(microseconds, rel=0.25)
+
+
+def test_float16_and_channels_last_get_kernels_of_cudnn():
+    model = device_model(DeviceSpec("H100"))
+    for work in (batch_norm(256, 16, 112, 3), depthwise(10**7, 9)):
+        in_float16 = work._replace(dtype=HALF, part="")
+        assert model.seconds(in_float16) < 0.5 * model.seconds(work)
+        assert model.seconds(work._replace(channels_last=True, part="")) < 0.8 * model.seconds(work)

@@ -132,8 +132,47 @@ def test_kernels_have_the_multiply_adds_of_the_table(name):
 def test_small_kernels_are_bound_by_the_host():
     estimate = statistics().estimate_latency("H100")
     assert estimate.limited_by == "host"
-    assert estimate == pytest.approx(4 * 8e-3, rel=0.5)  # four operators of about 8 us
-    assert statistics().estimate_latency("H100", "compiled").limited_by == "device"
+    # four operators of 28 us, and calls of the model and of its four modules, of 15 us each
+    assert estimate == pytest.approx(4 * 28e-3 + 5 * 15e-3)
+    compiled = statistics().estimate_latency("H100", "compiled")
+    assert compiled.limited_by == "host"
+    assert compiled == pytest.approx(3 * 38e-3)  # three kernels
+
+
+def test_the_host_takes_time_for_views_nodes_and_parameters():
+    class Views(nn.Module):
+        def forward(self, x):
+            return (x + 1).transpose(0, 1).unsqueeze(0) * 2
+
+    views = Statistics(Views(), (2, 4)).estimate_latency("H100")
+    assert views == pytest.approx(2 * 28e-3 + 2 * 6.5e-3 + 15e-3)
+    step = Statistics(nn.Linear(4, 8, bias=False), (2, 4)).estimate_latency("H100", backward=True, optimizer="sgd")
+    # SGD: one operator that updates the only parameter
+    assert step.step_ms - step.forward_ms - step.backward_ms == pytest.approx(28e-3 + 55e-3)
+    longer = Statistics(nn.LSTM(4, 8), (20, 2, 4)).estimate_latency("H100")
+    shorter = Statistics(nn.LSTM(4, 8), (10, 2, 4)).estimate_latency("H100")
+    assert longer - shorter == pytest.approx(10 * 3 * 9e-3)  # three launches per step
+
+
+def test_switches_of_torch_decide_which_products_run_on_tensor_cores():
+    model = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1, device="meta"), nn.Linear(64, 4096, device="meta"))
+    stats = Statistics(model, torch.empty(64, 64, 64, 64, device="meta"))
+
+    def milliseconds():
+        rows = {row.fqn: row.estimated_latency_ms for row in (stats.estimate_latency("A100"), *stats)[1:]}
+        return rows["0"], rows["1"]
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        convolution, product = milliseconds()
+        torch.backends.cudnn.allow_tf32 = False
+        assert milliseconds()[0] > 1.5 * convolution
+        assert milliseconds()[1] == product
+        torch.set_float32_matmul_precision("high")
+        assert milliseconds()[1] < 0.7 * product
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def test_rows_take_at_least_their_time_on_the_device():

@@ -366,10 +366,64 @@ def test_half_precision_convolutions_pad_images_with_few_channels():
         assert work.flops == 2 * 128 * 10 * 27
 
 
-def test_a_copy_into_another_order_of_dimensions_is_strided():
+def test_a_copy_says_how_it_loads_elements():
     x = meta(4, 8, 6)
-    for source, part in ((x, ""), (x[:, :4], ""), (x.transpose(1, 2), "strided"), (x[:1].expand(4, 8, 6), "")):
+    turned, strided = x.transpose(1, 2), x.transpose(0, 1)  # another dimension becomes innermost, or none does
+    parts = ((x, ""), (x[:, :4], ""), (turned, "turned"), (strided, "strided"), (x[:1].expand(4, 8, 6), ""))
+    for source, part in parts:
         (work,) = work_of(call(aten.clone.default, source, memory_format=torch.contiguous_format))
         assert (work.op_class, work.part) == ("copy", part)
     (work,) = work_of(call(aten.fill_.Tensor, x, meta()))
     assert work.part == ""
+    half = meta(4, 8, dtype=torch.bfloat16)
+    for source, dtype, part in ((half, torch.float32, "single"), (meta(4, 8), torch.bfloat16, "")):
+        (work,) = work_of(call(aten._to_copy.default, source, dtype=dtype))
+        assert work.part == part
+    assert work_of(call(aten.cat.default, [half, half]))[0].part == "single"
+
+
+def test_elementwise_operators_load_single_elements_of_tensors_that_differ():
+    x, row, half = meta(4, 8), meta(8), meta(4, 8, dtype=torch.bfloat16)
+    for others, part in (((x,), ""), ((row,), "single"), ((half,), "single"), ((x.t().contiguous().t(),), "single")):
+        assert work_of(call(aten.mul.Tensor, x, *others))[0].part == part
+    assert work_of(call(aten.mul.Tensor, x, meta()))[0].part == ""  # one number for all
+
+
+def test_reductions_over_rows_are_of_columns():
+    x = meta(4, 8)
+    for dims, part in (([0], "columns"), ([1], ""), ([0, 1], "")):
+        assert work_of(call(aten.sum.dim_IntList, x, dims))[0].part == part
+
+
+def test_products_say_of_which_bytes_their_rows_begin_at_multiples():
+    def alignment(m, n, k, dtype=torch.bfloat16):
+        return work_of(call(aten.mm.default, meta(m, k, dtype=dtype), meta(n, k, dtype=dtype).t()))[0].alignment
+
+    assert [alignment(64, n, 64) for n in (64, 65, 66, 68, 72)] == [16, 2, 4, 8, 16]
+    assert [alignment(64, 64, k) for k in (64, 65, 66)] == [16, 2, 4]
+    assert alignment(65, 64, 64) == 16  # rows of the result, however many, begin at multiples
+    assert alignment(64, 65, 64, torch.float32) == 4
+
+
+def test_convolutions_of_single_pixels_are_products_of_images_as_they_are():
+    def facts(side, kernel=1, dtype=torch.bfloat16, memory_format=torch.contiguous_format):
+        x = meta(2, 8, side, side, dtype=dtype).to(memory_format=memory_format)
+        weight = meta(16, 8, kernel, kernel, dtype=dtype)
+        padding = [kernel // 2] * 2
+        (work,) = work_of(call(aten.convolution.default, x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], 1))
+        return work.changes_layout, work.alignment
+
+    assert facts(8) == (False, 16)
+    assert facts(14) == (False, 8)  # 196 elements
+    assert facts(7) == (True, 16)  # 49 elements are odd
+    assert facts(8, kernel=3) == (True, 16)
+    assert facts(7, memory_format=torch.channels_last) == (False, 16)
+
+
+def test_a_backward_of_attention_converts_the_sums_of_its_queries():
+    q = meta(2, 4, 16, 8, dtype=torch.bfloat16)
+    lse = meta(2, 4, 16)
+    arguments = (q, q, q, q, q, lse, None, None, 16, 16, 0.0, False, meta(2), meta(2))
+    _, sums = work_of(call(aten._scaled_dot_product_flash_attention_backward.default, *arguments))
+    # float32 is filled, added to and read; bfloat16 written
+    assert (sums.op_class, sums.nbytes) == ("copy", 2 * 4 * 16 * 8 * (3 * 4 + 2))
