@@ -194,7 +194,7 @@ class DeviceModel:
         if part in ("single", "strided", "turned"):
             return work.sizes[0] / (units * float(figures[part]))
         streaming = work.nbytes / (self.spec.bandwidth * self.stream)
-        if work.op_class == "norm" and not work.is_backward and part != "triton":
+        if work.op_class == "norm" and not work.is_backward and len(work.sizes) > 1:  # not one of several fused ones
             return work.sizes[0] * float(figures["row_ns"]) * 1e-9 / units + streaming
         if work.op_class == "reduction" and part == "columns":
             return float(figures["columns_us"]) * 1e-6 + streaming
@@ -202,13 +202,13 @@ class DeviceModel:
             element, multiply_add = (float(value) for value in figures["depthwise_ns"])
             passes = float(figures["depthwise_weight"]) if part == "weight" else 1.0
             return passes * work.sizes[0] * (element + multiply_add * work.sizes[1]) * 1e-9 / units
-        channels, batch, image = work.sizes if work.op_class == "batch_norm" else (0, 0, 1)
-        if work.channels_last or image == 1:  # rows of features, without images
+        is_native = work.op_class == "batch_norm" and work.dtype is torch.bfloat16 and not work.channels_last
+        channels, batch, image = work.sizes if is_native else (0, 0, 1)
+        if image == 1:  # rows of features, without images
             return 0.0
         elements = batch * image
         images = channels * batch * float(figures["image_ns"]) * 1e-9 / units
-        if work.dtype is torch.bfloat16:
-            images = max(images, channels * elements / (units * float(figures["single"])))
+        images = max(images, channels * elements / (units * float(figures["single"])))
         if part == "native":  # one block of threads sums up a channel, and a backward writes its results, too
             block, unit = (float(value) for value in figures["backward sums" if work.is_backward else "sums"])
             sums = elements * max(1 / block, channels / units / unit)
@@ -334,7 +334,8 @@ class DeviceModel:
 
     def _layout_passes(self, work: Work) -> float:
         """Return how often a convolution moves its bytes: half-precision kernels expect channels last."""
-        return float(self._path(work).get("conv_passes", 1.0)) if work.changes_layout else 1.0
+        is_expected = work.op_class != "conv" or work.channels_last
+        return 1.0 if is_expected else float(self._path(work).get("conv_passes", 1.0))
 
 
 def _moving_names(work: Work) -> tuple[str, ...]:

@@ -49,18 +49,16 @@ def _kernels(call: OperatorCall, bound: Arguments, *, transposed: bool = False, 
 def _facts(bound: Arguments, image: TensorSpec, groups: int, *, transposed: bool) -> dict[str, Any]:
     """Return what decides how cuDNN computes a convolution, apart from its sizes.
 
-    A convolution of single pixels is a product of the weight and each image as it is, unless rows of the image begin at
-    odd elements.
+    A convolution of single pixels is a product of the weight and of each image as it is, one channel to a row.
     """
-    is_1x1 = prod(bound["weight"].shape[2:]) == 1 and groups == 1 and set(bound.get("stride", ())) <= {1}
-    alignment = gcd(_LOADED_BYTES, prod(image.shape[2:]) * image.dtype.itemsize) if is_1x1 else _LOADED_BYTES
     channels_last = has_channels_last(image)
-    is_converted = not is_1x1 or alignment <= image.dtype.itemsize
+    is_1x1 = prod(bound["weight"].shape[2:]) == 1 and groups == 1 and set(bound.get("stride", ())) <= {1}
+    alignment = gcd(_LOADED_BYTES, prod(image.shape[2:]) * image.dtype.itemsize)
+    is_product = is_1x1 and not channels_last and alignment > image.dtype.itemsize  # else images are converted
     return {
         "is_3x3": _is_3x3(bound, groups, transposed=transposed),
         "channels_last": channels_last,
-        "alignment": _LOADED_BYTES if channels_last or is_converted else alignment,
-        "changes_layout": not channels_last and is_converted,
+        "alignment": alignment if is_product else _LOADED_BYTES,
     }
 
 

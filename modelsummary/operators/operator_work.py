@@ -47,7 +47,6 @@ class Work(NamedTuple):
         is_grouped: products of groups of rows with weights of their own, as of experts.
         is_added: a product adds its result to a sum, which it reads and writes.
         alignment: bytes of which the rows of a product's matrices begin at multiples; 16 is the most that counts.
-        changes_layout: the images of a convolution are converted to channels last and back, if its library expects so.
 
     >>> Work("aten.convolution", "conv", torch.float32, (1, 64, 8, 27, 8, 8), 27_648, 9_000, is_3x3=True).name
     'aten.convolution (3x3)'
@@ -68,7 +67,6 @@ class Work(NamedTuple):
     is_grouped: bool = False
     is_added: bool = False
     alignment: int = 16
-    changes_layout: bool = False
 
     @property
     def name(self) -> str:

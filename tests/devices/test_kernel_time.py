@@ -181,9 +181,7 @@ def test_channels_last_needs_no_conversion():
     model = device_model(DeviceSpec("RTX 3090"))
     sizes = (1, 100_352, 64, 64, 56, 56)
     plain, last = (
-        Work(
-            "aten.convolution", "conv", HALF, sizes, 2 * 100_352 * 64 * 64, 4 * 100_352 * 64, changes_layout=not is_last
-        )
+        Work("aten.convolution", "conv", HALF, sizes, 2 * 100_352 * 64 * 64, 4 * 100_352 * 64, channels_last=is_last)
         for is_last in (False, True)
     )
     assert model.moving(plain) > 1.2 * model.moving(last)

@@ -406,18 +406,18 @@ def test_products_say_of_which_bytes_their_rows_begin_at_multiples():
 
 
 def test_convolutions_of_single_pixels_are_products_of_images_as_they_are():
-    def facts(side, kernel=1, dtype=torch.bfloat16, memory_format=torch.contiguous_format):
+    def alignment(side, kernel=1, dtype=torch.bfloat16, memory_format=torch.contiguous_format):
         x = meta(2, 8, side, side, dtype=dtype).to(memory_format=memory_format)
         weight = meta(16, 8, kernel, kernel, dtype=dtype)
         padding = [kernel // 2] * 2
         (work,) = work_of(call(aten.convolution.default, x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], 1))
-        return work.changes_layout, work.alignment
+        return work.alignment
 
-    assert facts(8) == (False, 16)
-    assert facts(14) == (False, 8)  # 196 elements
-    assert facts(7) == (True, 16)  # 49 elements are odd
-    assert facts(8, kernel=3) == (True, 16)
-    assert facts(7, memory_format=torch.channels_last) == (False, 16)
+    assert alignment(8) == 16
+    assert alignment(14) == 8  # 196 elements
+    assert alignment(7) == 16  # 49 elements are odd, so the images are converted
+    assert alignment(14, kernel=3) == 16
+    assert alignment(14, memory_format=torch.channels_last) == 16
 
 
 def test_a_backward_of_attention_converts_the_sums_of_its_queries():
