@@ -136,6 +136,7 @@ class CachingAllocator:
         reserved: bytes of the segments, as ``torch.cuda.memory_reserved`` reports them.
         allocated: bytes of the blocks that requests have, as ``torch.cuda.memory_allocated`` reports them.
         changes: the segments that were taken and returned, in time.
+        next_address: address of the next segment; may be set to the one that a device gave.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(3 * 2**20)
@@ -149,7 +150,7 @@ class CachingAllocator:
     def __init__(
         self, limit: int | None = None, *, expandable_segments: bool = False, first_address: int = 2**40
     ) -> None:
-        self._limit, self._expands, self._next_address = limit, expandable_segments, first_address
+        self._limit, self._expands, self.next_address = limit, expandable_segments, first_address
         self._small, self._large = _Pool(is_small=True), _Pool(is_small=False)
         self.reserved = self.allocated = 0
         self.changes: list[SegmentChange] = []
@@ -239,9 +240,9 @@ class CachingAllocator:
         size = pool.segment_bytes
         if nbytes >= _OWN_SEGMENT:
             size = -(-nbytes // _ROUND_SEGMENT) * _ROUND_SEGMENT
-        self._reserve("segment_alloc", self._next_address, size)
-        block = AllocatorBlock(self._next_address, size, is_small=pool.is_small)
-        self._next_address += size
+        self._reserve("segment_alloc", self.next_address, size)
+        block = AllocatorBlock(self.next_address, size, is_small=pool.is_small)
+        self.next_address += size
         pool.add(block)
         return block
 
@@ -266,8 +267,8 @@ class CachingAllocator:
                 following = following.after  # type: ignore[assignment]
             if space >= nbytes:
                 return begin
-        block = AllocatorBlock(self._next_address, _ADDRESS_SPACE, is_small=pool.is_small, is_mapped=False)
-        self._next_address += _ADDRESS_SPACE
+        block = AllocatorBlock(self.next_address, _ADDRESS_SPACE, is_small=pool.is_small, is_mapped=False)
+        self.next_address += _ADDRESS_SPACE
         pool.add(block)
         return block
 

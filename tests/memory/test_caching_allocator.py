@@ -180,3 +180,15 @@ def test_blocks_never_overlap_and_bytes_are_conserved(steps, expandable_segments
         allocator.free(block)
     allocator.release_cached()
     assert (allocator.allocated, allocator.reserved) == (0, 0)
+
+
+def test_a_device_gives_the_addresses_of_segments():
+    allocator = CachingAllocator()
+    blocks = []
+    for address in (500 * MIB, 100 * MIB):  # the lowest of equally large blocks is the second
+        allocator.next_address = address
+        blocks.append(allocator.allocate(16 * MIB))
+    assert [block.address for block in blocks] == [500 * MIB, 100 * MIB]
+    for block in blocks:
+        allocator.free(block)
+    assert allocator.allocate(16 * MIB).address == 100 * MIB
