@@ -136,7 +136,7 @@ class CachingAllocator:
         reserved: bytes of the segments, as ``torch.cuda.memory_reserved`` reports them.
         allocated: bytes of the blocks that requests have, as ``torch.cuda.memory_allocated`` reports them.
         changes: the segments that were taken and returned, in time.
-        next_address: address of the next segment; may be set to the one that a device gave.
+        next_address: address of the next segment, which may be set, as to an address that a device gave.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(3 * 2**20)
