@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import ForwardError, Statistics
-from modelsummary.capture.execution import shape_only
+from modelsummary.capture.execution import known_values, shape_only
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.operators.operator_rules import op_rule
 from tests.models import Call
@@ -438,6 +438,14 @@ def test_values_that_change(condition, prepare):
     x = torch.rand(3, 4) + 5
     really = Statistics(branching(condition, prepare), x, execution="real")
     assert Statistics(branching(condition, prepare), x).total_mult_adds == really.total_mult_adds == 24
+
+
+def test_values_of_stray_tensors_are_where_operators_on_values_run(monkeypatch):
+    """``torch.tensor(3, device="cuda")`` in a forward makes a real tensor; other known values are on the CPU."""
+    monkeypatch.setattr(known_values, "_CPU", torch.device("meta"))  # any device that is not the tensor's
+    known, twin = known_values.KnownValues(), torch.empty(2, device="meta")
+    known.borrow(twin, torch.ones(2), copy=True)
+    assert known.value(twin).device.type == "meta"
 
 
 def test_deferred_values():

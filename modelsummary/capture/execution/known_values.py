@@ -98,7 +98,7 @@ class KnownValues:
             return
         if copy:
             if is_small(tensor):
-                self._set(twin, _Value(tensor.detach().clone()))
+                self._set(twin, _Value(tensor.detach().to(_CPU, copy=True)))
             return
         self._owners[storage._cdata] = (storage, weakref.ref(twin))
         if is_small(tensor) and storage.nbytes() == tensor.nbytes:
