@@ -19,7 +19,7 @@ ATTRIBUTES: dict[str, str] = {
     "torch.nn.Conv2d": "_reversed_padding_repeated_twice",
     # Facts that tensors have no public name for: views, versions, parts of sparse and nested tensors, hooks.
     "torch.Tensor": "_base _is_view _version _nnz _values _indices _nested_tensor_size _post_accumulate_grad_hooks"
-    " _is_param",
+    " _is_param _is_zerotensor",
     # The address of the C++ object: two tensors share memory if their storages have the same.
     "torch.UntypedStorage": "_cdata",
     # The number of an autograd node, and a saved tensor of ``a * b`` that unpacking would check.
@@ -38,7 +38,8 @@ ATTRIBUTES: dict[str, str] = {
 
 # Operators whose names begin with an underscore. They are names of schemas, which exported programs hold.
 OPERATORS: dict[str, str] = {
-    "aten": "_log_softmax _softmax _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention"
+    "aten": "_cudnn_rnn _cudnn_rnn_backward _log_softmax _softmax _scaled_dot_product_attention_math"
+    " _scaled_dot_product_efficient_attention"
     " _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _to_copy _unsafe_view",
     "mkldnn": "_is_mkldnn_bf16_supported",
 }

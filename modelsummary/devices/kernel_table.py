@@ -30,7 +30,7 @@ from modelsummary.operators.operator_work import Work
 __all__ = ["HOST_CALLS", "Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
 
 # What the host does: it dispatches operators, views too, calls modules, records and runs nodes of autograd, updates
-# parameters, launches kernels from C++, and those of a compiled step from Python.
+# parameters, launches kernels from C++, and in a compiled step from Python.
 HOST_CALLS = (
     *("operator", "backward operator", "view", "module", "node", "parameter"),
     *("launch", "compiled kernel"),

@@ -60,7 +60,7 @@ def make_plan(
     sharded: str | int | None = None,
     offload: bool = False,
     context: int = 1,
-    dispatch: str | None = None,
+    dispatch: str = "all_reduce",
 ) -> ParallelPlan:
     """Return a plan as ``Statistics.parallel_plan`` says.
 

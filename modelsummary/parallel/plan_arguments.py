@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from modelsummary.errors import InputError
-from modelsummary.keywords import warn_renamed
 
 __all__ = ["LEVELS", "check_applied_dispatch", "check_checkpoint", "check_dispatch", "check_sequence", "level_of"]
 
@@ -22,14 +21,8 @@ def check_dispatch(dispatch: Any) -> None:
 
 
 def check_applied_dispatch(expert: int, dispatch: Any) -> None:
-    """Raise ``InputError`` for a dispatch that ``parallel_plan`` does not apply, and warn if experts need one.
-
-    Earlier versions had no ``dispatch``: experts over ranks were ranks with the same tokens.
-    """
-    if dispatch is not None:
-        check_dispatch(dispatch)
-    elif expert > 1:
-        warn_renamed("parallel_plan", f"expert={expert}", f"expert={expert}, dispatch='all_reduce'")
+    """Raise ``InputError`` for a dispatch that is unknown, or that ``parallel_plan`` does not apply."""
+    check_dispatch(dispatch)
     if dispatch == "all_to_all" and expert > 1:
         raise InputError(
             f"parallel_plan does not apply expert={expert} with dispatch='all_to_all': the forward of the model gives "

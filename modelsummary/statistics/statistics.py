@@ -1008,7 +1008,7 @@ class Statistics(ModelStatistics):
         sharded: str | int | None = None,
         offload: bool = False,
         context: int = 1,
-        dispatch: str | None = None,
+        dispatch: str = "all_reduce",
     ) -> ParallelPlan:
         """Derive from what the forward does how to spread the model over the ranks of a device mesh.
 
@@ -1037,8 +1037,7 @@ class Statistics(ModelStatistics):
                 them, inside of ``plan.context_parallel``.
             dispatch: how tokens meet the experts of other ranks, for ``expert > 1``. ``"all_reduce"``: all ranks of
                 ``expert`` have the same tokens, and sum what their experts return. ``"all_to_all"``, which sends tokens
-                to their experts and is the default of ``cluster.Plan``, is refused. Default: ``"all_reduce"``; with
-                ``expert > 1`` it has to be written, and a ``DeprecationWarning`` says so.
+                to their experts and is the default of ``cluster.Plan``, is refused.
 
         >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
         >>> plan = Statistics(mlp, (1, 8)).parallel_plan(tensor=2)

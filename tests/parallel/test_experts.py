@@ -50,10 +50,9 @@ def test_stacked_experts_by_number(stacked):
     assert stacked.mesh_shape == {"expert": 2}
 
 
-def test_the_dispatch_has_to_be_written(stacked):
-    """Without it, experts were divided over ranks with the same tokens; ``cluster.Plan`` sends tokens to them."""
-    with pytest.warns(DeprecationWarning, match="expert=2 of parallel_plan .*: use expert=2, dispatch='all_reduce'"):
-        assert plan_of("mixture", expert=2) == stacked
+def test_ranks_of_experts_have_the_same_tokens(stacked):
+    """``cluster.Plan`` sends tokens to experts of other ranks by default; such a plan cannot be applied."""
+    assert plan_of("mixture", expert=2) == stacked
     message = "parallel_plan does not apply expert=2 with dispatch='all_to_all'.*; pass dispatch='all_reduce'"
     with pytest.raises(InputError, match=message):
         plan_of("mixture", expert=2, dispatch="all_to_all")
