@@ -122,11 +122,11 @@ def isolated_compiling(skipped: Sequence[str] = ()) -> Iterator[None]:
 
     codes = [code for code in (code() for code in convert_frame.input_codes.seen) if code is not None]
     kept = {id(code): code for code in codes if entries._debug_get_cache_entry_list(code)}  # equal ones are others
-    compiled, made = convert_frame.Tracker(), convert_frame.Tracker()
+    compiled, made_codes = convert_frame.Tracker(), convert_frame.Tracker()
     resumed = resume_execution.ContinueExecutionCache
     fresh: list[tuple[Any, str, Any]] = [
         (convert_frame, "input_codes", compiled),
-        (convert_frame, "output_codes", made),
+        (convert_frame, "output_codes", made_codes),
         (convert_frame, "FRAME_COUNTER", 0),
         (convert_frame, "FRAME_COMPILE_COUNTER", Counter()),
         (pgo, "_CODE_STATE", defaultdict(pgo.CodeState)),
@@ -148,7 +148,7 @@ def isolated_compiling(skipped: Sequence[str] = ()) -> Iterator[None]:
             yield
         finally:
             del utils.graph_break_reasons[n_reasons:]
-            for code in (code() for code in (*compiled.seen, *made.seen)):
+            for code in (code() for code in (*compiled.seen, *made_codes.seen)):
                 if code is not None and id(code) not in kept:
                     entries.reset_code(code)
 

@@ -95,13 +95,13 @@ class TokensOfRank(TorchFunctionMode):
         order, parts = None, {}
         for name, dim in self.arguments.items():
             if dim is not None:
-                given = part = tensors[name]
-                is_whole = given.shape[dim] == len(self.positions) * self.n_ranks
+                tensor = part = tensors[name]
+                is_whole = tensor.shape[dim] == len(self.positions) * self.n_ranks
                 if is_whole:
-                    part = parts[id(given)] = given.index_select(dim, self.positions)
+                    part = parts[id(tensor)] = tensor.index_select(dim, self.positions)
                 order = self._gathered(self.positions, 0).argsort() if order is None else order
                 whole = self._gathered(part, dim).index_select(dim, order)  # of all ranks, or of none
-                self.wholes[id(part)] = part, given if is_whole else whole
+                self.wholes[id(part)] = part, tensor if is_whole else whole
         args = tuple(parts.get(id(value), value) for value in args)
         return args, {name: parts.get(id(value), value) for name, value in kwargs.items()}
 
@@ -125,21 +125,21 @@ class TokensOfRank(TorchFunctionMode):
         if getattr(function, "__name__", "") != "cross_entropy":
             return function(*args, **kwargs)
         names = "input target weight size_average ignore_index reduce reduction label_smoothing".split()
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        reduction = given.get("reduction", "mean")
-        if reduction not in ("mean", "sum") or not given.get("reduce") is given.get("size_average") is None:
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        reduction = arguments.get("reduction", "mean")
+        if reduction not in ("mean", "sum") or not arguments.get("reduce") is arguments.get("size_average") is None:
             return function(*args, **kwargs)
-        losses = function(**{**given, "reduction": "sum"}) * self.n_ranks
-        return losses if reduction == "sum" else losses / self._n_counted(given)
+        losses = function(**{**arguments, "reduction": "sum"}) * self.n_ranks
+        return losses if reduction == "sum" else losses / self._n_counted(arguments)
 
-    def _n_counted(self, given: Any) -> Any:
+    def _n_counted(self, arguments: Any) -> Any:
         """Return over how many tokens of all ranks a mean is taken, or the sum of their weights."""
-        target, weight = given["target"], given.get("weight")
+        target, weight = arguments["target"], arguments.get("weight")
         target = target.to_local() if hasattr(target, "to_local") else target
         if target.is_floating_point():  # probabilities of classes
-            counted = target.new_tensor(target.numel() // given["input"].shape[min(1, target.dim() - 1)])
+            counted = target.new_tensor(target.numel() // arguments["input"].shape[min(1, target.dim() - 1)])
         else:
-            counts = target != given.get("ignore_index", -100)
+            counts = target != arguments.get("ignore_index", -100)
             counted = counts.sum() if weight is None else (weight[target * counts] * counts).sum()
         return all_reduce(counted.detach(), "sum", self.group)
 

@@ -184,7 +184,7 @@ class CountedTokens:
                     raise Blocked("it is not made of numbers")
                 events.append(event)
                 needed.update(() if _makes(event) else values_in((event.args, event.kwargs)))
-        known: dict[Value, Tensor] = {}
+        values: dict[Value, Tensor] = {}
 
         def value_of(event: Event, leaf: Any) -> Any:
             if isinstance(leaf, OwnDevice):
@@ -195,17 +195,17 @@ class CountedTokens:
                 return leaf.tensor
             if isinstance(leaf, Value) and _makes(event):
                 return torch.empty(0, dtype=leaf.dtype)
-            if isinstance(leaf, Value) and leaf not in known:
+            if isinstance(leaf, Value) and leaf not in values:
                 raise Blocked("it follows from what the model takes")
-            return known[leaf] if isinstance(leaf, Value) else leaf
+            return values[leaf] if isinstance(leaf, Value) else leaf
 
         with torch.no_grad():
             for event in reversed(events):
                 assert event.function is not None
                 change = partial(value_of, event)
                 args, kwargs = map_template(change, event.args), map_template(change, event.kwargs)
-                known[event.result] = event.function(*args, **kwargs)
-        return known[mask]
+                values[event.result] = event.function(*args, **kwargs)
+        return values[mask]
 
     def _maker(self, value: Value) -> Event:
         maker = self._calls.maker.get(value)
@@ -287,7 +287,7 @@ def whole_calls(
     masked = {event.fqn for event in calls.events if _mask_of(event) is not None}
     changed = {event.fqn for event in wholes} | masked
     names = {(event.fqn, event.name) for event in wholes}
-    known = set(counting.gathered(wholes)) | {event.result for event in wholes}
+    whole_results = set(counting.gathered(wholes)) | {event.result for event in wholes}
     by_call: dict[Event, list[WholeCall]] = {}
     for one, two in zip(calls.events, local, strict=True):
         if one.is_module:
@@ -298,7 +298,7 @@ def whole_calls(
             caller = caller.parent
         fqn = caller.fqn
         if (fqn, one.name) in names and (
-            one in wholes or known.intersection(_taken(one)) or counting.makes_tokens(one)
+            one in wholes or whole_results.intersection(_taken(one)) or counting.makes_tokens(one)
         ):
             part = counting.part(one) if one in wholes else None
             kind = "own" if one not in wholes else "whole" if part is None else "part"

@@ -367,10 +367,10 @@ def _figures(x: Tensor) -> list[Tensor]:
     is_finite = torch.isfinite(x)
     finite = is_finite.sum()
     wide = widened(x)
-    known = torch.where(is_finite, wide, 0)
-    mean = known.sum() / finite
+    finite_values = torch.where(is_finite, wide, 0)
+    mean = finite_values.sum() / finite
     std = norm_of_finite(wide - mean) / finite.to(wide.dtype).sqrt()
-    return [finite, torch.isnan(x).sum(), known.abs().amax(), mean, std]
+    return [finite, torch.isnan(x).sum(), finite_values.abs().amax(), mean, std]
 
 
 def _figures_of_finite(x: Tensor, reading: BoundsAndSums) -> list[float]:
