@@ -41,10 +41,26 @@ def _kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
     return [work(call, "rnn", (steps, batch, features, hidden))]
 
 
+def _kernels_of_layers(call: OperatorCall, bound: Arguments) -> list[Work]:
+    """Return one kernel for all layers and directions, which run their steps one after the other.
+
+    The input is (time, batch, features), (batch, time, features), or packed: (elements of all steps, features).
+    """
+    *sizes, features = bound["input"].shape
+    steps = len(bound["batch_sizes"]) or sizes[int(bound["batch_first"])]
+    batch = -(-prod(sizes) // max(steps, 1))
+    all_steps = steps * bound["num_layers"] * _directions(bound)
+    return [work(call, "rnn", (all_steps, batch, features, bound["hidden_size"]))]
+
+
+def _directions(call: Arguments) -> int:
+    return 2 if call["bidirectional"] else 1
+
+
 register("aten", "mkldnn_rnn_layer", macs=_layer, kernels=_kernels)
 # two products per product of the forward: the kernel always computes all gradients
 register("aten", "mkldnn_rnn_layer_backward", macs=lambda call: 2 * _layer(call), kernels=_kernels)
-register("aten", "_cudnn_rnn miopen_rnn", macs=_layers, kernels=_kernels)
+register("aten", "_cudnn_rnn miopen_rnn", macs=_layers, kernels=_kernels_of_layers)
 
 
 _KEPT = {0: 1, 1: 1, 2: 5, 3: 4}  # by cuDNN's mode: RNN with ReLU or tanh, LSTM, GRU: gates and states of a step
@@ -71,8 +87,7 @@ def _of_cudnn(out: Any, *args: Any) -> tuple[Tensor, ...]:
 
 def _elements_of_states(call: Arguments, result: Tensor) -> int:
     """Return the number of elements in the states of one layer after all steps, before they are projected."""
-    directions = 2 if call["bidirectional"] else 1
-    return int(prod(result.shape[:-1]) * directions * call["hidden_size"])
+    return int(prod(result.shape[:-1]) * _directions(call) * call["hidden_size"])
 
 
 def _gradients(*args: Any) -> tuple[Any, ...]:
@@ -89,7 +104,7 @@ def _gradient(tensor: Tensor | None) -> Tensor | None:
 
 
 register("aten", "_cudnn_rnn", overload="default", result=_of_cudnn)
-register("aten", "_cudnn_rnn_backward", macs=lambda call: 2 * _layers(call), kernels=_kernels)
+register("aten", "_cudnn_rnn_backward", macs=lambda call: 2 * _layers(call), kernels=_kernels_of_layers)
 register("aten", "_cudnn_rnn_backward", overload="default", shape=_gradients)
 
 

@@ -8,6 +8,8 @@ import torch
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
 from modelsummary.capture.operator_mode import Operators
+from modelsummary.operators.operator_calls import OperatorLog
+from modelsummary.operators.operator_work import work_of
 
 CPU = torch.device("cpu")  # no operator runs: the device only has to have a thread of autograd
 LSTM, GRU = 2, 3
@@ -47,3 +49,29 @@ def test_cudnn_keeps_gates_and_states(mode, train, nbytes):
             return  # cuDNN keeps nothing, so there is no backward
         gradients = torch.autograd.grad(result.sum(), [x, *weights])
     assert [gradient.shape for gradient in gradients] == [tensor.shape for tensor in [x, *weights]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_first", "batch_sizes", "steps", "batch"),
+    [
+        ((64, 32, 512), False, [], 64, 32),
+        ((32, 64, 512), True, [], 64, 32),
+        ((90, 512), False, [32, 32, 26], 3, 30),  # packed sequences: the batch is a mean
+    ],
+)
+def test_steps_of_cudnn_are_those_of_all_layers_and_directions(sizes, batch_first, batch_sizes, steps, batch):
+    def meta(*shape):
+        return torch.empty(shape, device="meta")
+
+    width, weights = 2 * 128, []
+    for features in (512, width):
+        weights += 2 * [meta(3 * 128, features), meta(3 * 128, 128), meta(3 * 128), meta(3 * 128)]
+    call = (meta(*sizes), weights, 4, None, meta(4, batch, 128), None, GRU)
+    settings = (128, 0, 2, batch_first, 0.0, True, True, batch_sizes, None)
+    log = OperatorLog(id, set())
+    results = torch.ops.aten._cudnn_rnn.default(*call, *settings)
+    log.note(torch.ops.aten._cudnn_rnn.default, (*call, *settings), {}, results)
+    (work,) = work_of(log.runs[0].call)
+    assert (work.op_class, work.sizes) == ("rnn", (steps * 2 * 2, batch, 512, 128))
+    products = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    assert work.flops == 2 * products * torch.Size(sizes[:-1]).numel()
