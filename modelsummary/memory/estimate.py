@@ -89,9 +89,9 @@ class MemoryEstimate(Printed):
     reserve: AllocatorReserve | None = None
 
     @property
-    def peak_at(self) -> TimelinePoint:
-        """The first operator that runs with ``peak`` bytes alive."""
-        return next(point for point in self.timeline if point.total == self.peak)
+    def peak_at(self) -> TimelinePoint | None:
+        """The first operator that runs with ``peak`` bytes alive; None if the step runs no operator."""
+        return next((point for point in self.timeline if point.total == self.peak), None)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the bytes alive at each operator of the step, by category, with matplotlib.
@@ -126,7 +126,8 @@ class MemoryEstimate(Printed):
         figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
         if self.reserve is not None:
             figures["reserve"] = self.reserve.to_dict()
-        return {**figures, "peak_at": {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}}
+        where = None if point is None else {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}
+        return {**figures, "peak_at": where}
 
     def _report(self) -> Report:
         rows: list[tuple[str, int]] = [("Parameters", self.params), ("Buffers", self.buffers)]
@@ -144,10 +145,12 @@ class MemoryEstimate(Printed):
             ]
         cells = [(name, grouped(value), scaled(value, "B")) for name, value in rows]
         point = self.peak_at
-        where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
         step = {"train": "training step", "compiled": "compiled training step"}.get(self.mode, self.mode)
         title = f"Memory of one {step} on {self.device}"
-        lines = [f"Peak at {point.operator}, {where}"]
+        lines = []
+        if point is not None:
+            where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
+            lines.append(f"Peak at {point.operator}, {where}")
         if len(self.graphs) > 1:
             graphs = ", ".join(scaled(nbytes, "B") for nbytes in self.graphs)
             lines.append(f"{len(self.graphs)} compiled graphs keep {graphs}")

@@ -114,7 +114,7 @@ class DeviceReplay:
 def replayed(
     blocks: Iterable[MemoryBlock], limit: int | None = None, *, expandable_segments: bool = False
 ) -> Sequence[DeviceReplay]:
-    """Return the memory of each device after its blocks were allocated and freed in time.
+    """Return the memory of each device, at least of one, after its blocks were allocated and freed in time.
 
     A device that has no memory for a block stops there.
 
@@ -128,7 +128,7 @@ def replayed(
     (True, True)
     """
     changes = changes_of(blocks)
-    n_devices = max((block.device for _, _, block in changes), default=-1) + 1
+    n_devices = max((block.device for _, _, block in changes), default=0) + 1
     replays = [
         DeviceReplay(
             CachingAllocator(limit, expandable_segments=expandable_segments, first_address=_ADDRESSES * (device + 1))

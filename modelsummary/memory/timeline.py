@@ -124,10 +124,11 @@ def _libraries_of(call: OperatorCall) -> tuple[str, ...]:
     """Return the libraries that get a workspace for an operator: cuBLASLt for a product that adds a row, too."""
     if call.func is None or one_kernel_of(call).op_class != "gemm":
         return ()
-    if call.rule.facts.multiplies != "matrices" or len(call.tensors) < 3:
+    bound = call.bound
+    if call.rule.facts.multiplies != "matrices" or "mat1" not in bound:
         return ("cuBLAS",)
-    row, _, matrix = call.tensors
-    adds_row = row.shape == matrix.shape[1:] and min(matrix.shape) > 1 and call.bound["beta"] == 1
+    row, matrix = bound["self"], bound["mat2"]
+    adds_row = row.shape == matrix.shape[1:] and min(matrix.shape) > 1 and bound["beta"] == 1
     return ("cuBLAS", "cuBLASLt") if adds_row else ("cuBLAS",)
 
 
@@ -164,7 +165,7 @@ def estimate_of(trace: Trace, workspaces: Workspaces | None) -> MemoryEstimate:
         inputs=total("inputs"),
         activations=total("activations"),
         held_after_forward=trace.held_after_forward,
-        peak=max(point.total for point in timeline),
+        peak=max((point.total for point in timeline), default=trace.held_after_forward),
         timeline=timeline,
         recomputed_macs=sum(call.cost.macs for call in recomputed_calls(trace)),
         execution=trace.execution,

@@ -58,6 +58,16 @@ def test_inference():
     assert memory.peak_at.fqn == "1"
 
 
+def test_a_forward_that_runs_no_operator():
+    stats = Statistics(nn.Identity(), (2, 8))
+    memory = stats.memory("inference")
+    assert (memory.peak, memory.held_after_forward, memory.timeline) == (64, 64, [])
+    assert memory.peak_at is memory.to_dict()["peak_at"] is None
+    assert "Peak at" not in str(memory)
+    assert stats.max_batch_size(1000, "inference") == 1000 // 32
+    assert stats.measure_memory("inference").peak == 64
+
+
 @pytest.mark.parametrize(
     ("optimizer", "floats"),
     [

@@ -117,6 +117,21 @@ def test_libraries_of_products_keep_a_workspace_in_each_thread():
     assert min(point.held[-1] for point in timeline) == 2 * CUBLAS + MIB  # all of them stay from the first step on
 
 
+@pytest.mark.parametrize("beta", [1, 2])
+def test_products_that_write_into_a_tensor_have_the_same_workspaces(beta):
+    product = Call(lambda self, x: torch.addmm(x[0], x, x, beta=beta, out=torch.empty_like(x)))
+    reserve = Statistics(product, (8, 8)).memory("inference", **ON_CUDA).reserve
+    libraries = [block.name for block in reserve.blocks if block.category == "workspace" and block.end is None]
+    assert libraries == (["cuBLAS", "cuBLASLt"] if beta == 1 else ["cuBLAS"])
+
+
+def test_nothing_to_allocate(tmp_path):
+    reserve = Statistics(nn.Flatten(), (0, 4, 4)).memory("inference", **ON_CUDA).reserve
+    assert (reserve.reserved, reserve.max_allocated, reserve.segments, reserve.fits) == (0, 0, (), True)
+    snapshot = pickle.loads(reserve.write_memory_snapshot(tmp_path / "step.pickle").read_bytes())
+    assert snapshot == {"device_traces": [[]], "segments": []}
+
+
 def test_results_are_freed_and_gradients_accumulate():
     once = linear().memory(**ON_CUDA).reserve
     grads = [block for block in once.blocks if block.category == "grads"]
