@@ -180,7 +180,8 @@ class Planner:
         self._simulated: dict[tuple[tuple[str, tuple[str, ...]], ...], CheckpointPlan] = {}
         self._trace, self._plain = self._simulate(step, {})
         self._has_checkpoints = bool(recomputed_operators(self._trace))  # the model has some itself
-        blocks = blocks_of(root)
+        called = {call.key for call in self._trace.calls}  # the step may call other modules than the tree's forward
+        blocks = [row for row in blocks_of(root) if row.key in called]
         kinds, runs = kinds_of(root), _operators_of(self._trace, [row.fqn for row in blocks])
         inside, self._between = bytes_by_block(self._plain, [row.fqn for row in blocks])
         distinct: dict[Hashable, _Choices] = {}
@@ -331,6 +332,11 @@ class Planner:
 
     def _refusal(self, budget_bytes: int, best: CheckpointPlan) -> str:
         """Return the message for a budget that the plan with the least peak exceeds."""
+        if not self._blocks:
+            text = (
+                f"budget_bytes={budget_bytes:,} is too little: a step takes {best.peak:,} bytes, and the model has no "
+            )
+            return f"{text}module that could run again; pass a larger budget or a smaller batch"
         count = len(best.fqns)
         blocks = f"all {count}" if count == len(self._blocks) else f"{count} of {len(self._blocks)}"
         text = f"budget_bytes={budget_bytes:,} is too little: with {blocks} blocks recomputed a step takes "

@@ -443,6 +443,29 @@ def test_names_of_results_that_no_operator_makes():
             apply_checkpoint(model, {"0": names})
 
 
+def test_a_block_that_the_step_does_not_call():
+    def forward(self, x):
+        for block in self.blocks[: 3 if torch.is_grad_enabled() else 4]:
+            x = block(x)
+        return x
+
+    model = Call(forward, blocks=nn.ModuleList(Attention() for _ in range(4)))
+    stats = Statistics(model, (8, 64, 64))
+    plain = stats.memory().peak
+    with untouched(model):
+        plan = stats.memory_plan(int(0.8 * plain))
+    assert plan.peak <= 0.8 * plain
+    assert set(plan.fqns) <= {"blocks.0", "blocks.1", "blocks.2"}
+
+
+def test_a_model_without_blocks():
+    stats = Statistics(nn.Linear(4, 4), (8, 4))
+    with pytest.raises(
+        InputError, match=r"^budget_bytes=100 is too little: a step takes .* bytes, and the model has no"
+    ):
+        stats.memory_plan(100)
+
+
 def test_refusals():
     stats = Statistics(nn.Sequential(*(Attention() for _ in range(2))), (2, 8, 64))
     for options, message in [
