@@ -86,7 +86,7 @@ def test_lightning(tmp_path):
     trainer = lightning.Trainer(
         max_steps=3, accelerator="cpu", devices=1, callbacks=[monitor], default_root_dir=tmp_path, **quiet
     )
-    trainer.fit(module(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
+    trainer.fit(module(lightning), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
     assert [reading.step for reading in monitor.readings] == [2, 3]
     assert all(reading.tokens_per_second * reading.seconds == pytest.approx(16) for reading in monitor.readings)
 

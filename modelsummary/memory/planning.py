@@ -8,6 +8,7 @@ which the peak of any plan follows; a plan is simulated before it is returned.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from modelsummary.memory.kept_results import DETACH, KeptGroup, RecomputedBlock
 from modelsummary.memory.least_cost import Option, least_cost, least_peak, peak_of, undominated_options
 from modelsummary.memory.predict import memory_of
 from modelsummary.memory.step_options import StepOptions, step_plan
-from modelsummary.memory.timeline import recomputed_calls, recomputed_operators
+from modelsummary.memory.timeline import libraries_of, recomputed_calls, recomputed_operators, workspaces_on
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
@@ -126,11 +127,13 @@ class _Way(NamedTuple):
             goes into it were kept anyway.
         macs: multiply-adds that run again.
         kept: names of the results that are kept; None: it runs without a checkpoint.
+        libraries: of matrix products, which get a workspace in the backward as it runs them again.
     """
 
     option: Option
     macs: int
     kept: tuple[str, ...] | None
+    libraries: frozenset[str] = frozenset()
 
 
 _PLAIN = _Way(_LEAVE, 0, None)
@@ -179,6 +182,8 @@ class Planner:
         self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
         self._simulated: dict[tuple[tuple[str, tuple[str, ...]], ...], CheckpointPlan] = {}
         self._trace, self._plain = self._simulate(step, {})
+        self._products = workspaces_on(torch.device(self._trace.device)).products if step.workspaces else {}
+        self._libraries = _libraries_of(run.call for run, phase, _ in self._trace.operators if phase == "backward")
         self._has_checkpoints = bool(recomputed_operators(self._trace))  # the model has some itself
         called = {call.key for call in self._trace.calls}  # the step may call other modules than the tree's forward
         blocks = [row for row in blocks_of(root) if row.key in called]
@@ -198,6 +203,8 @@ class Planner:
             options = (way.option for way in distinct[kind].ways[1:])
             with_inputs = (Option(cost, saving - nbytes, peak + more + nbytes) for cost, saving, more in options)
             self._options.append([Option(0, 0, peak), *with_inputs])
+        # A choice is made as if all libraries had their workspaces.
+        self._reserved = self._workspace(way for block in self._blocks.values() for way in block.ways)
 
     # ------------------------------------------------------------------------------------------- simulated steps
 
@@ -226,6 +233,10 @@ class Planner:
             None if self._target is None else cost / _NANOSECONDS,
             None if self._target is None else self._target.name,
         )
+
+    def _workspace(self, ways: Iterable[_Way]) -> int:
+        """Return the bytes of workspaces that the backward has for what runs again alone."""
+        return sum(self._products.get(library, 0) for library in {name for way in ways for name in way.libraries})
 
     def _cost(self, calls: list[OperatorCall]) -> int:
         return sum(map(self._cost_of, calls))
@@ -258,15 +269,18 @@ class Planner:
         state = self._plain.optimizer_state - estimate.optimizer_state
         cost, saving = self._cost(calls), self._plain.held_after_forward - estimate.held_after_forward - state + nbytes
         candidates = [(Option(cost, saving), [])] if whole else _best(self._candidates(region, cost, saving))
-        macs = sum(map(_macs_of, calls))
-        ways = [
-            _Way(
-                option._replace(peak=region.peak_keeping(groups) + state - nbytes - peak),
-                macs - sum(_macs_of(call) for group in groups for call in group.calls),
-                tuple(name for group in groups for name in group.names),
+        workspace = self._workspace([_Way(_LEAVE, 0, (), _libraries_of(calls) - self._libraries)])
+        ways = []
+        for option, groups in candidates:
+            again_calls = _without(calls, [call for group in groups for call in group.calls])
+            ways.append(
+                _Way(
+                    option._replace(peak=region.peak_keeping(groups) + state - nbytes - peak - workspace),
+                    sum(map(_macs_of, again_calls)),
+                    tuple(name for group in groups for name in group.names),
+                    _libraries_of(again_calls) - self._libraries,
+                )
             )
-            for option, groups in candidates
-        ]
         if ways:
             futility = ""
         elif region.has_backward:
@@ -308,7 +322,7 @@ class Planner:
         Raises:
             InputError: no plan suffices.
         """
-        most, least = self._plain.peak, least_peak(self._options, self._between)
+        most, least = self._plain.peak, self._least_peak()
         if most <= budget_bytes:
             return self._plan_of({})
         width = max((most - least) // _INTERVALS, 1)
@@ -373,7 +387,7 @@ class Planner:
         Plans that another one beats in both peak and cost are left out. The middle and the last plan are simulated; if
         the simulated figures differ from the predicted ones, all plans are.
         """
-        low, high = least_peak(self._options, self._between), self._plain.peak
+        low, high = self._least_peak(), self._plain.peak
         targets = [high - (high - low) * number // (points - 1) for number in range(points)]
         choices = [[0] * len(self._blocks) if target == high else self._chosen_for(target) for target in targets]
         best = _undominated(map(self._predicted, choices))
@@ -382,9 +396,12 @@ class Planner:
             best = _undominated(self._plan_of(self._kept(choice)) for choice in choices)
         return best
 
+    def _least_peak(self) -> int:
+        return least_peak(self._options, self._between) + self._reserved
+
     def _chosen_for(self, budget: int) -> list[int]:
         """Return the number of the way in which each block runs, for the least cost at a predicted peak."""
-        choice = least_cost(self._options, self._between, budget)
+        choice = least_cost(self._options, self._between, budget - self._reserved)
         assert choice is not None
         return choice
 
@@ -408,9 +425,24 @@ class Planner:
                 kept_before.update(inputs)
             options.append(option)
         macs = self._plain.recomputed_macs + sum(way.macs for way in ways)
-        return self._plan(
-            self._kept(choice), peak_of(options, self._between), macs, sum(option.cost for option in options)
-        )
+        peak = peak_of(options, self._between) + self._workspace(ways)
+        return self._plan(self._kept(choice), peak, macs, sum(option.cost for option in options))
+
+
+def _without(calls: Iterable[OperatorCall], others: Iterable[OperatorCall]) -> list[OperatorCall]:
+    """Return calls without others, each left out as often as it is among them: equal runs share a call."""
+    counts = Counter(map(id, others))
+    rest = []
+    for call in calls:
+        if counts[id(call)]:
+            counts[id(call)] -= 1
+        else:
+            rest.append(call)
+    return rest
+
+
+def _libraries_of(calls: Iterable[OperatorCall]) -> frozenset[str]:
+    return frozenset(library for call in calls for library in libraries_of(call))
 
 
 def _macs_of(call: OperatorCall) -> int:

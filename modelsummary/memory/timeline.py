@@ -26,6 +26,7 @@ __all__ = [
     "by_call",
     "estimate_of",
     "is_held",
+    "libraries_of",
     "library_workspaces",
     "recomputed_calls",
     "recomputed_operators",
@@ -114,13 +115,13 @@ def library_workspaces(trace: Trace, workspaces: Workspaces | None) -> list[Libr
     first: dict[tuple[str, bool], int] = {}
     for index, (run, phase, _) in enumerate(trace.operators):
         if id(run.call) not in libraries_by_id:
-            libraries_by_id[id(run.call)] = _libraries_of(run.call)
+            libraries_by_id[id(run.call)] = libraries_of(run.call)
         for library in libraries_by_id[id(run.call)]:
             first.setdefault((library, phase == "backward"), index)
     return [LibraryWorkspace(library, workspaces.products[library], index) for (library, _), index in first.items()]
 
 
-def _libraries_of(call: OperatorCall) -> tuple[str, ...]:
+def libraries_of(call: OperatorCall) -> tuple[str, ...]:
     """Return the libraries that get a workspace for an operator: cuBLASLt for a product that adds a row, too."""
     if call.func is None or one_kernel_of(call).op_class != "gemm":
         return ()

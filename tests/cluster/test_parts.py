@@ -231,7 +231,7 @@ def test_gradients_of_weights_alone():
     assert flops["blocks.0", "backward"] == 2 * flops["blocks.0", "forward"]
     assert flops[AFTER, "weights"] == flops[AFTER, "forward"]
     block = parts(model, 1)["blocks.0"]
-    sums = [work.name for work, times in block.works["weights"] for _ in range(times) if not work.flops]
+    sums = [work.operator for work, times in block.works["weights"] for _ in range(times) if not work.flops]
     assert sums == ["aten.sum"] * 4  # of the biases
 
 

@@ -346,10 +346,13 @@ def test_predicted_figures_are_the_simulated_ones(name, device):
     steps = []
     planner = Planner(stats._live, stats.root, step, device and target_of(device), "operator", lambda: steps.append(1))
     before = len(steps)
-    for share in (0.98, 0.96, 0.94, 0.92):
-        plan = planner.plan(int(share * plain))
+    # of the bytes without the workspaces of cuBLAS, which no plan lowers
+    nbytes = stats.memory(device=device and "cuda", optimizer="adamw", workspaces=False).peak
+    for share in (0.02, 0.04, 0.06, 0.08):
+        budget = plain - int(share * nbytes)
+        plan = planner.plan(budget)
         assert plan.fqns
-        assert plan.peak <= share * plain
+        assert plan.peak <= budget
     assert len(steps) - before <= 4
     del steps[:]
     curve = planner.curve(12)
