@@ -88,7 +88,8 @@ class Load:
         rate: mean requests per second; the gaps between arrivals are exponential (a Poisson process). None: all arrive
             at once, or as ``arrivals`` says.
         arrivals: seconds at which the requests arrive, ascending, such as of a trace; None: by ``rate``.
-        shared_tokens: first tokens that all prompts have in common; an engine keeps and computes them once.
+        shared_tokens: first tokens that all prompts have in common; an engine keeps and computes them once, as far as
+            they fill whole pages.
         seed: seed of the random numbers. Lengths do not depend on the rate, and arrivals not on lengths.
 
     Raises:

@@ -189,7 +189,7 @@ def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], Ste
         price: returns the time of a step.
 
     Raises:
-        InputError: a request alone is longer than the longest context, or takes more pages than there are.
+        InputError: the longest request exceeds the longest context, or alone takes more pages than there are.
 
     >>> pages = Pages(100, held=range(1001))  # a page per token
     >>> load = Load(2, prompt=10, output=3)
@@ -198,25 +198,26 @@ def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], Ste
     (3, 500.0, 500.0, 24)
     """
     requests = load.sample()
-    shared = min(load.shared_tokens, pages.longest) // engine.page_tokens * engine.page_tokens
-    _check_requests(requests, pages)
+    shared = load.shared_tokens // engine.page_tokens * engine.page_tokens
+    _check_longest(requests, pages, shared)
     return _Loop(requests, engine, pages, price, shared).run()
 
 
-def _check_requests(requests: Sequence[ServedLengths], pages: Pages) -> None:
-    """Raise ``InputError`` for a request that cannot be served even alone."""
-    for index, request in enumerate(requests):
-        tokens = request.prompt + request.output - 1  # the last token is not computed
-        if tokens > pages.longest:
-            raise InputError(
-                f"request {index} takes {grouped(tokens)} tokens of context, more than context={pages.longest}; pass "
-                f"serving({tokens}, ...) or shorter requests"
-            )
-        if pages.held[tokens] > pages.total:
-            raise InputError(
-                f"request {index} takes {grouped(pages.held[tokens])} pages of the cache, more than the "
-                f"{grouped(pages.total)} that there are; pass shorter requests, tensor=, or a device with more memory"
-            )
+def _check_longest(requests: Sequence[ServedLengths], pages: Pages, shared: int) -> None:
+    """Raise ``InputError`` if the longest request cannot be served even alone."""
+    lengths = [request.prompt + request.output - 1 for request in requests]  # the last token is not computed
+    tokens = max(lengths)
+    index = lengths.index(tokens)
+    if tokens > pages.longest:
+        raise InputError(
+            f"request {index} takes {grouped(tokens)} tokens of context, more than context={pages.longest}; pass "
+            f"serving({tokens}, ...) or shorter requests"
+        )
+    if (n_pages := pages.held[shared] + pages.held[tokens - shared]) > pages.total:
+        raise InputError(
+            f"request {index} takes {grouped(n_pages)} pages of the cache, more than the {grouped(pages.total)} that "
+            "there are; pass shorter requests, tensor=, or a device with more memory"
+        )
 
 
 class _Sequence:
@@ -342,9 +343,11 @@ class _Loop:
         return scheduled
 
     def _takes_pages(self, sequence: _Sequence, n_tokens: int, reserve: float = 0) -> bool:
-        """Give a request the pages for more tokens; return False if fewer than these and a reserve are free."""
-        held = self._pages.held
-        more = held[sequence.computed + n_tokens] - held[self._shared] - sequence.pages
+        """Give a request the pages for more tokens; return False if fewer than these and a reserve are free.
+
+        Its pages are the pages of a request without the shared tokens: it has a window and a state of its own.
+        """
+        more = self._pages.held[max(sequence.computed + n_tokens - self._shared, 0)] - sequence.pages
         if more <= 0:
             return True
         if more > self._free - reserve:

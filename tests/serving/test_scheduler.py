@@ -114,6 +114,17 @@ def test_shared_tokens_are_computed_and_kept_once():
     assert timeline.most_pages == 2 + 2
 
 
+@pytest.mark.parametrize("n_pages", [2, 1])
+def test_a_window_or_a_state_is_not_shared(n_pages):
+    """Each request holds its own window of 8 tokens, 2 pages of 4, or its own state, a page, beside the shared ones."""
+    cache = Pages(10, [0, *(min(-(-tokens // 4), n_pages) for tokens in range(1, 201))])
+    timeline = serve(Load(3, prompt=40, output=1, shared_tokens=20), Engine(page_tokens=4), cache, a_second)
+    assert timeline.most_pages == n_pages + 3 * n_pages
+    alone = Pages(2 * n_pages - 1, cache.held)
+    with pytest.raises(InputError, match=f"request 0 takes {2 * n_pages} pages of the cache"):
+        serve(Load(1, prompt=40, output=1, shared_tokens=20), Engine(page_tokens=4), alone, a_second)
+
+
 @pytest.mark.parametrize(("acceptance", "steps", "tokens"), [(1.0, 3, 10 + 2 * 4), (0.0, 9, 10 + 5 * 4 + 3 + 2 + 1)])
 def test_drafts_by_hand(acceptance, steps, tokens):
     """Nine tokens: one of the prompt, then four per step if all drafts are accepted, else one."""
@@ -141,8 +152,9 @@ def test_overhead_and_what_limits():
 
 
 def test_requests_that_never_fit():
-    with pytest.raises(InputError, match=r"request 1 takes 201 tokens of context, more than context=200; pass serving"):
-        serve(Load(2, prompt=[1, 101], output=101), Engine(), pages(100), a_second)
+    message = r"request 1 takes 301 tokens of context, more than context=200; pass serving\(301, "
+    with pytest.raises(InputError, match=message):  # the longest: the remedy is enough for all
+        serve(Load(3, prompt=[150, 201, 1], output=101), Engine(), pages(100), a_second)
     with pytest.raises(InputError, match=r"request 0 takes 3 pages of the cache, more than the 2 that there are"):
         serve(Load(1, prompt=8, output=2), Engine(), pages(2), a_second)
 
