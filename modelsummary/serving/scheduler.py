@@ -156,7 +156,7 @@ class Timeline:
         steps: number of steps.
         seconds_by_limit: what limited steps -> their seconds: as prices say; ``"pages"`` or ``"requests"`` while a
             request waited for pages, or for one of ``max_requests`` places; ``"overhead"`` or ``"draft"`` where these
-            take longer than the forward; ``"arrivals"`` while no request was there.
+            take longer than the forward; ``"arrivals"`` while no request was there, after the first.
         request_seconds, page_seconds: requests that ran, and pages that were held, times seconds.
         most_requests, most_pages: the most of a step.
         most_tokens: the most tokens of a step.
@@ -265,7 +265,7 @@ class _Loop:
         self._running: list[_Sequence] = []
         self._free = pages.total - pages.held[shared]
         self._shared, self._has_shared = shared, False
-        self._now = 0.0
+        self._now = requests[0].arrival
         self._blocked = ""  # what the first of the requests that wait, waits for
         self._served: dict[int, ServedRequest] = {}
         self._accepts = Random(0)

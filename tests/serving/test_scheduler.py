@@ -151,6 +151,13 @@ def test_overhead_and_what_limits():
     assert timeline.seconds_by_limit == {"overhead": 9}
 
 
+def test_nothing_waits_before_the_first_arrival():
+    """Times of a trace may count from anywhere."""
+    timeline = serve(Load(2, prompt=1, output=2, arrivals=[1e9, 1e9]), Engine(), pages(100), a_second)
+    assert timeline.seconds_by_limit == {"memory": 2}
+    assert timeline.seconds == 1e9 + 2
+
+
 def test_requests_that_never_fit():
     message = r"request 1 takes 301 tokens of context, more than context=200; pass serving\(301, "
     with pytest.raises(InputError, match=message):  # the longest: the remedy is enough for all
@@ -196,7 +203,7 @@ def test_conservation(load, engine, n_pages):
     assert 0 < timeline.most_pages <= n_pages
     assert timeline.most_requests <= engine.max_requests
     assert max(batch.tokens for batch in batches) <= (engine.token_budget or 80)
-    assert timeline.seconds == pytest.approx(sum(timeline.seconds_by_limit.values()))
+    assert timeline.seconds - requests[0].arrival == pytest.approx(sum(timeline.seconds_by_limit.values()))
     assert timeline.tokens == sum(batch.tokens for batch in batches)
     preemptions = sum(request.preemptions for request in served)
     # each token but the last of a request is computed once, if none is computed again and no draft is rejected
