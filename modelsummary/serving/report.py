@@ -173,8 +173,9 @@ class ServingEstimate(Records):
         """
         if self.prices is None:
             raise InputError("the estimate was loaded without its model; call serving in this process")
-        if not isinstance(load, Load) or not (engine is None or isinstance(engine, Engine)):
-            raise InputError(f"simulate takes a Load and an Engine, got {load!r:.80} and {engine!r:.80}")
+        _check_load(load)
+        if engine is not None and not isinstance(engine, Engine):
+            raise InputError(f"engine must be an Engine or None, got {engine!r:.80}")
         engine = engine or Engine()
         prices = self.prices(engine)
         timeline = serve(load, engine, prices.pages, prices.price)
@@ -194,10 +195,12 @@ class ServingEstimate(Records):
     def max_rate(
         self, load: Load, *, ttft_ms: float | None = None, tpot_ms: float | None = None, engine: Engine | None = None
     ) -> float:
-        """Return the largest rate of requests that keeps the 95th percentiles of latencies below limits, to 1 %.
+        """Return the largest rate at which this load keeps the 95th percentiles of latencies within limits, to 1 %.
 
-        It holds for as many requests as the load has: at a higher rate than the server keeps up with, requests queue,
-        and later ones wait longer.
+        All requests of the load count, the first ones, which meet an empty server, too. Above the rate that a server
+        sustains, each request waits longer than the one before, so a short load keeps a limit at rates that a long one
+        does not: let the load last many times ``ttft_ms``, and have many times the requests that run together. With
+        ``tpot_ms`` alone, nothing limits how long requests wait for their first token.
 
         Args:
             load: the requests; their rate is changed.
@@ -206,11 +209,14 @@ class ServingEstimate(Records):
             engine: how they are batched. Default: ``Engine()``.
 
         Returns:
-            Requests per second; 0.0 if even requests that come alone miss a limit, ``inf`` if all may come at once.
+            Requests per second; 0.0 if even requests that come alone miss a limit; ``inf`` if all requests of the load
+            may come at once, so that only a load of more requests tells a rate.
 
         Raises:
-            InputError: a limit is missing or unusable, arrivals are a list, or ``simulate`` refuses.
+            InputError: a limit is missing or unusable, ``tpot_ms`` is passed for outputs of one token, arrivals are a
+                list, or ``simulate`` refuses.
         """
+        _check_load(load)
         return largest_rate(lambda changed: self.simulate(changed, engine), load, ttft_ms, tpot_ms)
 
     def to_dict(self) -> dict[str, Any]:
@@ -291,3 +297,9 @@ class ServingEstimate(Records):
         return "\n".join([facts, "", table(batches, headers, "rrrrl"), *self.notes])
 
     __repr__ = __str__
+
+
+def _check_load(load: object) -> None:
+    """Raise ``InputError`` unless a load is a ``Load``."""
+    if not isinstance(load, Load):
+        raise InputError(f"load must be a Load, such as Load(100, prompt=500, output=100), got {load!r:.80}")

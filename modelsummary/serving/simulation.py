@@ -178,19 +178,15 @@ class ServingSimulation(Printed, Records):
 def largest_rate(
     simulate: Callable[[Load], ServingSimulation], load: Load, ttft_ms: float | None, tpot_ms: float | None
 ) -> float:
-    """Return the largest rate at which the 95th percentiles stay below limits, to 1 %.
+    """Return the largest rate at which the 95th percentiles keep limits, as ``ServingEstimate.max_rate`` says.
 
     Args:
         simulate: serves a load.
         load: its rate is the first that is tried.
         ttft_ms, tpot_ms: limits of ``ServingSimulation.ttft_ms.p95`` and ``tpot_ms.p95``; None: any value.
 
-    Returns:
-        The rate in requests per second; 0.0 if even requests that come alone miss a limit, ``inf`` if all may come at
-        once.
-
     Raises:
-        InputError: a limit is missing or unusable, or arrivals are a list.
+        InputError: a limit is missing or unusable, arrivals are a list, or ``tpot_ms`` limits nothing.
     """
     limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms}
     if ttft_ms is None and tpot_ms is None:
@@ -200,21 +196,20 @@ def largest_rate(
             raise InputError(f"{name} must be a number of milliseconds > 0 or None, got {limit!r:.80}")
     if load.arrivals is not None:
         raise InputError("max_rate changes the rate of a load, but arrivals= are fixed; pass a Load with rate=")
+    if tpot_ms is not None and all(request.output == 1 for request in load.sample()):
+        raise InputError("tpot_ms limits tokens after the first, but all outputs are of one token; pass ttft_ms= alone")
 
     def keeps(rate: float) -> bool:
         simulation = simulate(replace(load, rate=None if rate == inf else rate))
-        spreads = {"ttft_ms": simulation.ttft_ms, "tpot_ms": simulation.tpot_ms}
-        return all(
-            limit is None or (spread := spreads[name]) is None or spread.p95 <= limit for name, limit in limits.items()
-        )
+        return all(limit is None or getattr(simulation, name).p95 <= limit for name, limit in limits.items())
 
     if keeps(inf):
         return inf
-    low = high = load.rate or 1.0
-    while low > _SLOWEST and not keeps(low):
+    low = high = min(max(load.rate or 1.0, _SLOWEST), _FASTEST)
+    while not keeps(low):
+        if low <= _SLOWEST:
+            return 0.0
         low, high = low / 2, low
-    if low <= _SLOWEST:
-        return 0.0
     while high < _FASTEST and (high == low or keeps(high)):
         low, high = high, 2 * high
     while high > _PRECISION * low:

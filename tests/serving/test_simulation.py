@@ -13,8 +13,8 @@ import torch
 from modelsummary import DeviceSpec, InputError, Statistics
 from modelsummary.serving import Engine, Load
 from modelsummary.serving.prices import Curve, CurvePoint
-from modelsummary.serving.scheduler import Batch
-from modelsummary.serving.simulation import largest_rate
+from modelsummary.serving.scheduler import Batch, Pages, StepPrice, serve
+from modelsummary.serving.simulation import ServingSimulation, largest_rate
 from tests.serving.models import Decoder, Recurrent
 from tests.serving.test_serving import DEVICE, IDS, PER_TOKEN, WEIGHTS
 from tests.untouched import untouched
@@ -133,12 +133,41 @@ def test_max_rate(estimate):
     assert estimate.max_rate(load, ttft_ms=limit, tpot_ms=1e9) == rate
 
 
+def rate_of(load, ttft_ms):
+    """Return the largest rate of a server that computes one request after the other, each in a second."""
+
+    def simulate(changed):
+        held = Pages(9, [0, *[1] * 9])
+        timeline = serve(changed, Engine(max_requests=1), held, lambda batch: StepPrice(1.0, "memory"))
+        return ServingSimulation("Net", "a device", 1, changed, Engine(), timeline, 9, 1.0, 0.0, 0.0)
+
+    return largest_rate(simulate, load, ttft_ms, None)
+
+
+def test_max_rate_nears_what_is_sustained_as_the_load_grows():
+    """Of n requests at a rate r > 1, the last waits n (1 - 1 / r) s; of equal gaps, a limit of 10 s lets r be 2 or 1.01.
+
+    Gaps are random: the rate is near these, and far above what is sustained only while the load is short.
+    """
+    assert rate_of(Load(10, prompt=1, output=1), 10_000) == float("inf")
+    short, long = (rate_of(Load(n, prompt=1, output=1), 10_000) for n in (20, 1000))
+    assert short > 1.5
+    assert 0.8 < long < 1.05
+
+
+@pytest.mark.parametrize("rate", [2.0**-30, 2.0**30])
+def test_max_rate_from_any_rate(rate):
+    load = Load(40, prompt=1, output=1)
+    assert rate_of(replace(load, rate=rate), 10_000) == pytest.approx(rate_of(load, 10_000), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("load", "limits", "message"),
     [
         (Load(2, 3, 4), {}, "pass ttft_ms= or tpot_ms="),
         (Load(2, 3, 4), {"ttft_ms": 0}, "ttft_ms must be a number of milliseconds > 0 or None, got 0"),
         (Load(2, 3, 4, arrivals=[0, 1]), {"ttft_ms": 1}, "arrivals= are fixed; pass a Load with rate="),
+        (Load(2, 3, 1), {"tpot_ms": 1}, "tpot_ms limits tokens after the first, but all outputs are of one token"),
     ],
 )
 def test_unusable_limits(load, limits, message):
@@ -161,8 +190,11 @@ def test_unusable_engines(options, message):
 
 
 def test_refusals(estimate):
-    with pytest.raises(InputError, match="simulate takes a Load and an Engine, got 3"):
-        estimate.simulate(3)
+    for call in (estimate.simulate, estimate.max_rate):
+        with pytest.raises(InputError, match="load must be a Load, such as .*, got 3"):
+            call(3)
+    with pytest.raises(InputError, match="engine must be an Engine or None, got 8"):
+        estimate.simulate(Load(1, 3, 4), 8)
     with pytest.raises(InputError, match=r"memory_share=1e-06 of 100.00 MB has no room for a page of 4.10 kB"):
         estimate.simulate(Load(1, 3, 4), Engine(memory_share=1e-6))
     with pytest.raises(InputError, match="request 0 takes 401 tokens of context, more than context=400"):
