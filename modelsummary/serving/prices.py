@@ -130,7 +130,7 @@ class StepPrices:
         self._added = Curve(self._of_prompts, 1, context - 1)
         self._grown = [self._bytes.at(max(tokens, _SHORTEST)) - self._bytes.nodes[0].y for tokens in range(context + 1)]
         self.page_bytes = self._bytes_of_page(engine.page_tokens)
-        self.pages = self._paged(engine, memory_bytes)
+        self.pages = self._paged(engine, memory_bytes, most_results)
         self.error = self._largest_error(engine.max_requests, most_tokens)
 
     # ------------------------------------------------------------------------------------------ the parts
@@ -211,16 +211,26 @@ class StepPrices:
         slopes = [(high.y - low.y) / (high.x - low.x) for low, high in pairwise(nodes)]
         return page_tokens * max(slopes, default=nodes[0].y / _SHORTEST) or nodes[0].y or 1.0
 
-    def _paged(self, engine: Engine, memory_bytes: int) -> Pages:
-        """Return the pages that fit beside weights and the workspace of a step's prompt."""
-        point = self._points.at(1, min(engine.token_budget or self._context, self._context - 1) + 1)
-        workspace = max(point.prefill_peak - point.weight_bytes - point.cache.held_bytes, 0)
-        left = engine.memory_share * memory_bytes - point.weight_bytes - workspace
+    def _workspace(self, engine: Engine, most_results: int) -> int:
+        """Return the workspace of steps with as many tokens as the budget: of the longest prompts, and of the most."""
+        longest = self._context - 1
+        budget = engine.token_budget or max(longest, most_results)
+        points = [
+            self._points.at(requests, min(ceil(budget / requests), longest) + 1)
+            for requests in {min(ceil(budget / longest), engine.max_requests), min(budget, most_results)}
+        ]
+        return max(max(point.prefill_peak - point.weight_bytes - point.cache.held_bytes, 0) for point in points)
+
+    def _paged(self, engine: Engine, memory_bytes: int, most_results: int) -> Pages:
+        """Return the pages that fit beside weights and the workspace of a step."""
+        weights, workspace = self._points.at(1, _SHORTEST).weight_bytes, self._workspace(engine, most_results)
+        left = engine.memory_share * memory_bytes - weights - workspace
         if left < self.page_bytes:
             raise InputError(
                 f"memory_share={engine.memory_share} of {scaled(memory_bytes, 'B')} has no room for a page of "
-                f"{scaled(self.page_bytes, 'B')}: weights take {scaled(point.weight_bytes, 'B')}, the workspace of a "
-                f"step {scaled(workspace, 'B')}; pass a larger share, tensor=, or a device with more memory"
+                f"{scaled(self.page_bytes, 'B')}: weights take {scaled(weights, 'B')}, the workspace of a step "
+                f"{scaled(workspace, 'B')}; pass a larger share, a smaller token_budget or max_requests, tensor=, or "
+                "a device with more memory"
             )
         held = [0, *(ceil(self._bytes.at(tokens) / self.page_bytes - 1e-6) for tokens in range(1, self._context + 1))]
         return Pages(int(left // self.page_bytes), list(accumulate(held, max)))

@@ -78,6 +78,13 @@ def test_pages_by_hand(prices):
     assert 0.99 * most < prices.pages.total < most
 
 
+def test_workspace_is_of_all_prompts_of_a_step(estimate):
+    """A budget of 2,048 tokens computes five prompts of 399 tokens and more together, each with its hidden states."""
+    per_token = estimate.workspace_bytes / (CONTEXT - 1)
+    left = 0.9 * 10**8 - WEIGHTS - 2048 * per_token
+    assert estimate.prices(Engine()).pages.total == pytest.approx(left / (16 * PER_TOKEN), abs=50)
+
+
 def test_pages_of_a_window_and_of_a_state():
     window = Statistics(Decoder(window=32), IDS).serving(CONTEXT, device=DEVICE, batches=[1]).prices(Engine())
     assert window.page_bytes == 16 * PER_TOKEN
@@ -191,7 +198,7 @@ def test_unusable_engines(options, message):
 
 def test_refusals(estimate):
     for call in (estimate.simulate, estimate.max_rate):
-        with pytest.raises(InputError, match="load must be a Load, such as .*, got 3"):
+        with pytest.raises(InputError, match=r"load must be a Load, such as .*, got 3"):
             call(3)
     with pytest.raises(InputError, match="engine must be an Engine or None, got 8"):
         estimate.simulate(Load(1, 3, 4), 8)
