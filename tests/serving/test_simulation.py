@@ -152,7 +152,7 @@ def rate_of(load, ttft_ms):
 
 
 def test_max_rate_nears_what_is_sustained_as_the_load_grows():
-    """Of n requests at a rate r > 1, the last waits n (1 - 1 / r) s; of equal gaps, a limit of 10 s lets r be 2 or 1.01.
+    """Of n requests at a rate r > 1, the last one waits n (1 - 1 / r) seconds: with equal gaps, r is about 2 or 1.01.
 
     Gaps are random: the rate is near these, and far above what is sustained only while the load is short.
     """
