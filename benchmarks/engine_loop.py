@@ -5,11 +5,11 @@
 The engine keeps the keys and values of a few slots. A step computes one whole prompt that waits for a free slot, else a
 token of each running request; the last slot moves into one that becomes free. A virtual clock adds up the CPU time of
 its single thread, so other processes of the machine hardly count, and requests arrive by this clock. The prediction is
-``serving(calibrate=True).simulate(...)`` in eager mode, with ``token_budget=None`` and as many requests as slots; it may
-compute several whole prompts in one step, up to the context, where this engine computes one prompt. The kernel table is
-made anew in a temporary folder; the engine runs between the rounds in which operator calls are measured, so both see
-the same fast and slow seconds of the machine, and the median of its runs counts. Loads: all requests at once, and at a
-rate of two thirds of what was sustained.
+``serving(calibrate=True).simulate(...)`` in eager mode, with ``token_budget=None`` and as many requests as slots; it
+may compute several whole prompts in one step, up to the context, where this engine computes one prompt. The kernel
+table is made anew in a temporary folder; the engine runs between the rounds in which operator calls are measured, so
+both see the same fast and slow seconds of the machine, and the median of its runs counts. Loads: all requests at once,
+and at a rate of two thirds of what was sustained.
 """
 
 from __future__ import annotations

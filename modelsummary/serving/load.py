@@ -58,10 +58,12 @@ class LogNormal(NamedTuple):
         return min(max(round(random.lognormvariate(log(self.median), self.sigma)), 1), self.most)
 
     def check(self, name: str) -> None:
-        """Raise ``InputError`` unless median >= 1, sigma >= 0 and most >= 1."""
-        if not is_number(self.median) or self.median < 1 or not is_number(self.sigma) or not 0 <= self.sigma <= 10:
-            raise InputError(f"{name} must have a median >= 1 and a sigma from 0 to 10, got {self!r:.80}")
+        """Raise ``InputError`` unless 1 <= median <= most and sigma is from 0 to 10."""
         check_integers(**{f"most of {name}": self.most})
+        if not is_number(self.median) or not is_number(self.sigma) or not 0 <= self.sigma <= 10:
+            raise InputError(f"{name} must have a median >= 1 and a sigma from 0 to 10, got {self!r:.80}")
+        if not 1 <= self.median <= self.most:
+            raise InputError(f"{name} must have a median from 1 to most={self.most}, got {self.median!r:.80}")
 
 
 class ServedLengths(NamedTuple):

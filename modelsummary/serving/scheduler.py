@@ -71,6 +71,11 @@ class Engine:
             value = getattr(self, name)
             if not is_number(value) or value < 0:
                 raise InputError(f"{name} must be a number >= 0, got {value!r:.80}")
+        if not self.draft_tokens and (self.acceptance or self.draft_ms):
+            raise InputError(
+                f"acceptance={self.acceptance} and draft_ms={self.draft_ms} are about drafts, but draft_tokens=0; pass "
+                "draft_tokens= too"
+            )
 
 
 class Pages(NamedTuple):

@@ -176,13 +176,17 @@ loads = st.integers(1, 12).flatmap(
         arrivals=st.lists(st.floats(0, 50), min_size=n, max_size=n).map(sorted),
     )
 )
-engines = st.builds(
-    Engine,
-    token_budget=st.one_of(st.none(), st.integers(1, 30)),
-    max_requests=st.integers(1, 6),
-    watermark=st.floats(0, 0.3),
-    draft_tokens=st.integers(0, 3),
-    acceptance=st.floats(0, 1),
+drafts = st.one_of(
+    st.just({}), st.fixed_dictionaries({"draft_tokens": st.integers(1, 3), "acceptance": st.floats(0, 1)})
+)
+engines = drafts.flatmap(
+    lambda options: st.builds(
+        Engine,
+        token_budget=st.one_of(st.none(), st.integers(1, 30)),
+        max_requests=st.integers(1, 6),
+        watermark=st.floats(0, 0.3),
+        **{name: st.just(value) for name, value in options.items()},
+    )
 )
 
 
