@@ -173,6 +173,8 @@ class _Server:
                 f"simulate is for decoders without an encoder: steps of {type(self._live.model).__name__} have no "
                 "price for the encoders of some of their requests"
             )
+        # what a step takes besides its forward is not in the prices
+        engine = replace(engine, watermark=0.0, overhead_ms=0.0, acceptance=0.0, draft_ms=0.0)
         if engine not in self._prices:
             if self.options.calibrate:
                 runs: list[RequestRun] = []

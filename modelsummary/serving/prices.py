@@ -110,7 +110,8 @@ class StepPrices:
     Attributes:
         pages: the pages of the cache.
         page_bytes: bytes of a page on one device; of a cache that does not grow, bytes of a request.
-        error: the largest difference between a sum of prices and a forward that no price was made from, as a fraction.
+        error: the largest difference between a sum of prices and a forward that was run to check it, as a fraction: of
+            several equal requests, and of points of the curves before they were added.
 
     Raises:
         InputError: weights and workspace leave no page.

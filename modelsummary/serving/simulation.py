@@ -14,7 +14,7 @@ from modelsummary.extras import Records
 from modelsummary.serving.load import Load
 from modelsummary.serving.scheduler import Engine, ServedRequest, Timeline
 from modelsummary.tables import Printed, Report
-from modelsummary.units import decimals, grouped, percent, scaled
+from modelsummary.units import decimals, duration, grouped, percent, scaled
 
 __all__ = ["ServingSimulation", "Spread", "largest_rate"]
 
@@ -59,8 +59,8 @@ class ServingSimulation(Printed, Records):
         timeline: what happened: the requests, and counts of steps, pages and tokens.
         n_pages: pages of the cache.
         page_bytes: bytes of a page on one device.
-        price_error: the largest difference between a sum of prices and a forward on shapes that no price was made from,
-            as a fraction.
+        price_error: the largest difference between a sum of prices and a forward on shapes that was run to check it, as
+            a fraction.
         typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
     """
 
@@ -165,11 +165,11 @@ class ServingSimulation(Printed, Records):
             f"{decimals(self.output_tokens_per_second, 1)} tokens/s out{per_device}",
             f"Cache: {grouped(self.n_pages)} pages of {scaled(self.page_bytes, 'B')}, {self.preemptions} preemptions",
             "Limited by: " + ", ".join(f"{name} {percent(seconds / whole, 0)}" for name, seconds in limits if seconds),
-            f"Prices of steps: at most {percent(self.price_error)} off forwards on shapes; typical error of forwards "
-            f"{percent(self.typical_error, 0)}",
+            f"Prices of steps: at most {percent(self.price_error)} off the forwards that checked them; typical error of "
+            f"forwards {percent(self.typical_error, 0)}",
         ]
         above = [
-            f"{self.model} on {devices}: {grouped(len(self.requests))} requests in {decimals(self.seconds, 1)} s, "
+            f"{self.model} on {devices}: {grouped(len(self.requests))} requests in {duration(1e3 * self.seconds)}, "
             f"{grouped(timeline.steps)} steps"
         ]
         return Report(rows, ["", "Mean", "p50", "p95", "p99", "Most"], "lrrrrr", above=above, below=below)

@@ -51,6 +51,11 @@ def test_prices_are_the_forwards(estimate, prices):
     assert prices.error < 0.1
 
 
+def test_prices_do_not_depend_on_what_comes_besides_forwards(estimate, prices):
+    engine = Engine(token_budget=256, max_requests=64, overhead_ms=3.0, watermark=0.1)
+    assert estimate.prices(engine) is prices
+
+
 def test_prices_of_batches_that_no_price_was_made_from(prices):
     estimate = Statistics(Decoder(), IDS).serving(150, batch=11, device=SLOW, batches=[11])
     step = prices.price(Batch(11, 11, [150] * 11, ()))
@@ -107,7 +112,7 @@ def test_a_simulation(estimate):
     assert records[3]["ttft_ms"] == simulation.requests[3].ttft_ms
     assert list(simulation.to_pandas()["output"]) == [20] * 30
     text = str(simulation)
-    assert text.startswith("Decoder on slow: 30 requests in ")
+    assert text.startswith(f"Decoder on slow: 30 requests in {1e3 * simulation.seconds:.2f} ms, ")
     assert "TTFT (ms)" in text
     assert "Limited by: requests" in text
 
@@ -189,6 +194,7 @@ def test_unusable_limits(load, limits, message):
         ({"token_budget": 0}, "token_budget must be an integer >= 1, got 0"),
         ({"memory_share": 90}, "memory_share must be a number from 0 to 1, got 90"),
         ({"overhead_ms": -1}, "overhead_ms must be a number >= 0, got -1"),
+        ({"draft_ms": 3}, "acceptance=0.0 and draft_ms=3 are about drafts, but draft_tokens=0; pass draft_tokens= too"),
     ],
 )
 def test_unusable_engines(options, message):
