@@ -165,8 +165,8 @@ class ServingSimulation(Printed, Records):
             f"{decimals(self.output_tokens_per_second, 1)} tokens/s out{per_device}",
             f"Cache: {grouped(self.n_pages)} pages of {scaled(self.page_bytes, 'B')}, {self.preemptions} preemptions",
             "Limited by: " + ", ".join(f"{name} {percent(seconds / whole, 0)}" for name, seconds in limits if seconds),
-            f"Prices of steps: at most {percent(self.price_error)} off the forwards that checked them; typical error of "
-            f"forwards {percent(self.typical_error, 0)}",
+            f"Prices of steps: at most {percent(self.price_error)} off the forwards that checked them; typical error "
+            f"of forwards {percent(self.typical_error, 0)}",
         ]
         above = [
             f"{self.model} on {devices}: {grouped(len(self.requests))} requests in {duration(1e3 * self.seconds)}, "
