@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from statistics import NormalDist
@@ -14,7 +14,7 @@ import torch
 from modelsummary.cluster.collectives import Network, RankGroup
 from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.topology import Cluster, calibrated_device
 from modelsummary.cluster.weights import Weights
 from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.operators.collective_calls import OPERATIONS
@@ -104,8 +104,7 @@ class TimeModel:
 
     def __init__(self, cluster: Cluster, attention: str | None = None) -> None:
         self.cluster = cluster
-        factors = cluster.device.factors.times(cluster.factors)
-        self.device: DeviceModel = device_model(replace(cluster.device, factors=factors), attention=attention)
+        self.device: DeviceModel = device_model(calibrated_device(cluster), attention=attention)
         self.network = Network(cluster)
         self.factors = cluster.factors
         self._work_seconds: dict[Work, float] = {}

@@ -17,7 +17,7 @@ from modelsummary.file_contents import read_toml, saved, toml_text
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate
 
-__all__ = ["PCIE_BANDWIDTH", "PRESETS", "Cluster"]
+__all__ = ["PCIE_BANDWIDTH", "PRESETS", "Cluster", "calibrated_device"]
 
 PCIE_BANDWIDTH = 64e9  # bytes per second and direction of sixteen lanes of the fifth generation
 _NVLINK_4 = 900e9  # bytes per second of all NVLinks of a Hopper SXM module, both directions
@@ -201,6 +201,15 @@ class Cluster:
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the same kind of machine with another number of nodes."""
         return replace(self, nodes=nodes)
+
+
+def calibrated_device(cluster: Cluster) -> DeviceSpec:
+    """Return the device of a cluster, with the factors of both.
+
+    >>> calibrated_device(Cluster("A100", factors=Factors(products=1.1))).factors.products
+    1.1
+    """
+    return replace(cluster.device, factors=cluster.device.factors.times(cluster.factors))
 
 
 def _from_attributes(values: Mapping[str, Any]) -> Cluster:

@@ -14,7 +14,7 @@ from torch import nn
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
-from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.topology import Cluster, calibrated_device
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.devices.target import Target, target_of
@@ -99,7 +99,7 @@ def estimate_serving(
     if options.cluster is not None:
         if device is not None:
             raise InputError("pass device= or cluster=, not both: the device is the one of the cluster")
-        device = options.cluster.device
+        device = calibrated_device(options.cluster)
     if options.calibrate:
         _calibrate(live, device, options)
     server = _Server(live, root, device, options)

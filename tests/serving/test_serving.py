@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
-from modelsummary.cluster import Cluster
+from modelsummary.cluster import Cluster, Factors
 from modelsummary.devices.kernel_table import KernelTable, machine_of
 from modelsummary.devices.target import Target
 from modelsummary.serving import points
@@ -346,6 +346,13 @@ def test_cluster(stats):
     assert same.memory_bytes == 2 * 10**7
     # two collectives in a layer, and the ones of words and head: each waits for a message at least
     assert slow.collective_ms > plain.collective_ms + 2 * 0.1
+    doubled = Cluster(spec, devices_per_node=2, factors=Factors(2.0, 2.0, 2.0, 2.0, 2.0))  # all that takes time
+    ordinary, slower = (
+        stats.serving(100, cluster=cluster, tensor=2, batches=[1])
+        for cluster in (Cluster(spec, devices_per_node=2), doubled)
+    )
+    assert slower.prefill_ms == pytest.approx(2 * ordinary.prefill_ms)
+    assert slower.decode_ms == pytest.approx(2 * ordinary.decode_ms)
     with pytest.raises(InputError, match="tensor=4 needs as many devices, the cluster has 2"):
         stats.serving(100, cluster=Cluster(spec, devices_per_node=2), tensor=4)
     with pytest.raises(InputError, match="pass device= or cluster=, not both"):
