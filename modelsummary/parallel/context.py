@@ -21,7 +21,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import Attribute
 from modelsummary.errors import InputError
 from modelsummary.parallel.local_check import calls_of_chunk, chunk_failure
-from modelsummary.parallel.placements import Blocked, Placement, Shard, WrongPlacement
+from modelsummary.parallel.placements import Blocked, Partial, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import PRODUCTS
@@ -32,6 +32,7 @@ from modelsummary.record.events import Event, Value, attributes_in, values_in
 __all__ = ["RingPlan", "chunk_of", "length_of", "ring_plan", "with_tokens"]
 
 _TOKENS = Shard(2)  # of queries, keys and values: [batch, heads, tokens, features]
+_LOSS = Partial("avg")  # a rank's share of it
 _MOST_ATTEMPTS = 100
 
 
@@ -228,6 +229,7 @@ class _Tokens(Propagation):
     def run(self) -> None:
         """Follow the record. Raises ``Blocked``."""
         self.follow(0, len(self.calls.events))
+        self.placements = {leaf: shard for leaf, shard in self.placements.items() if shard != _LOSS}  # it may be kept
         self.check_results(())
 
     def takes_norm(self, event: Event, placement: Shard) -> bool:  # noqa: ARG002
@@ -239,7 +241,7 @@ class _Tokens(Propagation):
         super().apply_rule(event, _Averaged())
 
     def begins_or_ends(self, event: Event) -> bool:
-        """Pass layers, attentions and calls that see all tokens, and end at the loss."""
+        """Pass layers, attentions, calls that see all tokens, and the loss, of which a rank has its share."""
         if event in self.wholes:
             part = self._counting.part(event)
             if part is not None:
@@ -248,6 +250,8 @@ class _Tokens(Propagation):
         chunks = self.sharded(event)
         if not chunks or event in self._counting.masking:
             return True
+        if _LOSS in chunks.values():
+            return False
         module = self.calls.modules[event.fqn] if event.is_module else None
         if isinstance(module, nn.MultiheadAttention):
             raise Blocked(
@@ -319,6 +323,8 @@ class _Tokens(Propagation):
             raise Blocked(f"{call.at} takes logits and labels of other tokens; the same chunks work")
         if reduction not in ("mean", "sum"):
             raise Blocked(f"{call.at} returns a loss for each token; reduction='mean' or 'sum' works")
+        for result in values_in(event.result):
+            self.place(result, _LOSS)
         return True
 
     # ----------------------------------------------------------------------------------------- tables

@@ -69,7 +69,13 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Partial:
-    """The ranks' tensors sum up to the value."""
+    """The ranks' tensors sum up to the value, or it is their mean.
+
+    Attributes:
+        reduce_op: ``"sum"`` or ``"avg"``, as of torch's ``Partial``.
+    """
+
+    reduce_op: str = "sum"
 
 
 Placement = Shard | Partial
@@ -109,7 +115,8 @@ class Operand:
         needs_grad: a gradient flows into it.
         is_index: it holds integers.
         is_zeros: a function made it of zeros.
-        is_partial: the ranks' tensors sum up to it.
+        is_partial: the ranks' tensors sum up to it, or it is their mean.
+        is_mean: it is their mean.
     """
 
     leaf: Any
@@ -119,6 +126,7 @@ class Operand:
     is_index: bool = False
     is_zeros: bool = False
     is_partial: bool = False
+    is_mean: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -185,6 +185,7 @@ class Calls:
             is_index,
             is_zeros=self.is_zeros(leaf),
             is_partial=isinstance(placement, Partial),
+            is_mean=placement == Partial("avg"),
         )
 
     def needs_grad(self, leaf: Any) -> bool:

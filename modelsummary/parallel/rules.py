@@ -339,30 +339,35 @@ def _adds_partial(call: FunctionCall) -> bool:
 
 
 def _linear(call: FunctionCall) -> Partial | None:
-    """Follow a function of a sum over the ranks; it must be linear in it."""
+    """Follow a function of a sum or a mean over the ranks; it must be linear in it."""
     n_partial = sum(operand.is_partial for operand in call.operands)
-    name = call.name
+    name, is_mean = call.name, any(operand.is_mean for operand in call.operands)
+    what = "a mean over the ranks" if is_mean else "a sum over the ranks"
     if any(operand.shard is not None for operand in call.operands):
-        raise Blocked(f"{call.at} takes a sharded tensor and a sum over the ranks; one kind works")
+        raise Blocked(f"{call.at} takes a sharded tensor and {what}; one kind works")
     if name in FACTORIES:  # zeros of the same shape
         return None
     others = [operand for operand in call.operands if operand.is_whole and not operand.is_zeros]
-    if name in ("add", "iadd", "sub", "isub") and others:
-        raise call.wrong(others[0], Partial())
+    if name in _TERMS and not is_mean:
+        if others:
+            raise call.wrong(others[0], Partial())
+        terms = call.argument(0, "input"), call.argument(1, "other")
+        if any(isinstance(term, (int, float)) and term != 0 for term in terms):
+            raise Blocked(f"{call.at} adds a number to a sum over the ranks, each of which would add it; zero works")
     if name in ("index_add", "scatter_add") and call.first in others:
         raise Blocked(f"{call.at} adds a sum over the ranks to a whole tensor; zeros work")
     is_linear = {
-        **dict.fromkeys(("add", "iadd", "sub", "isub"), True),
-        **dict.fromkeys(_JOINS, not others),
-        **dict.fromkeys(_LINEAR, n_partial == 1 and call.first.is_partial),
+        **dict.fromkeys(_TERMS, True),
+        **dict.fromkeys(_JOINS, is_mean or not others),
+        **dict.fromkeys(_LINEAR, n_partial == 1 and call.first.is_partial and not call.kwargs.get("rounding_mode")),
         **dict.fromkeys(PRODUCTS - {"addmm", "baddbmm"}, n_partial == 1 and len(call.operands) == 2),
         **dict.fromkeys(("mul", "imul", "rmul", "multiply", "einsum"), n_partial == 1),
         **dict.fromkeys(("index_add", "scatter_add"), call.operands[-1].is_partial),
         "masked_fill": call.argument(2, "value") == 0,
     }
     if not is_linear.get(name, False):
-        raise Blocked(f"{call.at} takes a sum over the ranks; linear functions of it work")
-    return Partial()
+        raise Blocked(f"{call.at} takes {what}; linear functions of it work")
+    return Partial("avg") if is_mean else Partial()
 
 
 def _attention(call: FunctionCall) -> Shard:
@@ -415,10 +420,12 @@ def _as_complex(call: FunctionCall) -> Shard:
 _LINEAR = frozenset(
     """
 view reshape view_as reshape_as flatten unflatten transpose permute t T mT movedim unsqueeze squeeze expand expand_as
-contiguous clone to type type_as float half bfloat16 double neg negative sum mean getitem select narrow index_select
-gather take_along_dim chunk split split_with_sizes unbind repeat_interleave flip div truediv itruediv identity
+contiguous clone detach to type type_as float half bfloat16 double neg negative sum mean getitem select narrow
+index_select gather take_along_dim chunk split split_with_sizes unbind repeat_interleave flip div truediv itruediv
+identity
 """.split()
 )
+_TERMS = frozenset("add iadd radd sub isub rsub".split())
 _JOINS = frozenset("cat stack concat concatenate vstack hstack".split())
 _GROUPED = frozenset(("grouped_mm", "grouped_mm_fallback"))
 PRODUCTS = _GROUPED | frozenset("linear matmul bmm mm addmm baddbmm einsum".split())

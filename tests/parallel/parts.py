@@ -9,11 +9,12 @@ from modelsummary.parallel.placements import Partial, Placement, Section
 
 
 def part(tensor: Tensor, placement: Placement | None, rank: int, n: int) -> Tensor:
-    """Return what a rank of ``n`` holds of a tensor; of a sum, one of its terms."""
+    """Return what a rank of ``n`` holds of a tensor; of a sum or a mean, one of its terms."""
     if placement is None:
         return tensor
     if isinstance(placement, Partial):
-        return tensor / 4 if rank else tensor - (n - 1) * (tensor / 4)
+        term = tensor / 4 if rank else tensor - (n - 1) * (tensor / 4)
+        return n * term if placement.reduce_op == "avg" else term
     size = tensor.shape[placement.dim]
     pieces = placement.pieces or [Section(size // placement.outer)] * placement.outer
     sections = tensor.split([piece.size for piece in pieces], placement.dim)

@@ -220,6 +220,19 @@ class _Conditional(Decoder):
         return self.embed(ids[ids > 0].new_zeros(ids.shape))
 
 
+class _Focal(Decoder):
+    def forward(self, ids, positions=None, labels=None):
+        loss = super().forward(ids, positions, ids)
+        return (1 - (-loss).exp()) ** 2 * loss
+
+
+class _Weighted(Decoder):
+    def forward(self, ids, positions=None, labels=None):
+        loss = super().forward(ids, positions, ids)
+        self.logged = loss.detach()
+        return 0.5 * loss + 0.1 * self.head.weight.pow(2).sum()
+
+
 def _masked():
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     return Attention(attend=lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
@@ -238,6 +251,7 @@ REFUSED = [
     (_Scaled, {}, r"div\(\) in the model computes with 16, and with 8 on the shapes of one rank"),
     (_Centred, {}, r"mean\(\) in the model works along the sequence"),
     (_Shifted, {}, r"getitem\(\) in the model works along the sequence"),
+    (_Focal, {}, r"exp\(\) in the model takes a mean over the ranks; linear functions of it work"),
     (_Conditional, {}, "reads values"),
     (
         lambda: Decoder(_masked),
@@ -280,6 +294,7 @@ FOLLOWED = [  # what the refusals advise
     (_numbered, (2, LENGTH), {}),
     (Decoder, (2, LENGTH), {}),
     (_CentredFeatures, (2, LENGTH), {}),
+    (_Weighted, (2, LENGTH), {}),
     (lambda: Decoder(_full), (2, LENGTH), {}),
     (Decoder, (2, 6), {"context": 3}),
     (Decoder, (2, LENGTH), {"pipeline": 1}),

@@ -75,6 +75,9 @@ CASES = [
     (lambda x, s: x.transpose(0, 1) * s, [(4, 2), (4,)], [Partial(), None], Partial()),
     (lambda x, i: torch.zeros(5, 3).index_add(0, i, x), [(2, 3), "index"], [Partial(), None], Partial()),
     (lambda x: torch.cat([x, torch.zeros(2, 3)]), [(2, 3)], [Partial()], Partial()),
+    (lambda x, y: sum([0.5 * x.detach(), y]), [(2, 3), (2, 3)], [Partial(), Partial()], Partial()),
+    (lambda x, y: 2 * x + y - 1, [(2, 3), (3,)], [Partial("avg"), None], Partial("avg")),
+    (lambda x, y: 1 - torch.stack([x, y]), [(2, 3), (2, 3)], [Partial("avg"), None], Partial("avg")),
 ]  # fmt: skip
 
 
@@ -88,9 +91,9 @@ def test_ranks_compute_their_parts_of_the_whole(function, shapes, placements, ex
         [part(*pair, rank, RANKS) for pair in zip(tensors, placements, strict=True)] for rank in range(RANKS)
     ]
     results = [function(*tensors_of_rank) for tensors_of_rank in local_tensors]
-    if expected == Partial():
-        torch.testing.assert_close(sum(results), whole)
-    for rank, result in enumerate(results if expected != Partial() else ()):
+    if isinstance(expected, Partial):
+        torch.testing.assert_close(sum(results) / (RANKS if expected.reduce_op == "avg" else 1), whole)
+    for rank, result in enumerate(() if isinstance(expected, Partial) else results):
         torch.testing.assert_close(result, part(whole, expected, rank, RANKS))
 
 
@@ -103,6 +106,15 @@ def test_ranks_compute_their_parts_of_the_whole(function, shapes, placements, ex
         (torch.relu, [(2, 4)], [Partial()], "relu() in the model takes a sum over the ranks"),
         (nn.ReLU(), [(2, 4)], [Partial()], "function takes a sum over the ranks"),
         (lambda x, y: x * y, [(2, 4), (2, 4)], [Partial(), Partial()], "mul() in the model takes a sum over the ranks"),
+        (lambda x: x + 1.0, [(2, 4)], [Partial()], "adds a number to a sum over the ranks"),
+        (
+            lambda x: x.div(2.0, rounding_mode="floor"),
+            [(2, 4)],
+            [Partial()],
+            "div() in the model takes a sum over the ranks",
+        ),
+        (torch.exp, [()], [Partial("avg")], "exp() in the model takes a mean over the ranks"),
+        (lambda x: x * x, [()], [Partial("avg")], "mul() in the model takes a mean over the ranks"),
         (
             lambda x, y: x + y,
             [(2, 4), (4,)],
