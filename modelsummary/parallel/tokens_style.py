@@ -28,7 +28,7 @@ class TokensOfRank(TorchFunctionMode):
         group: process group of the ranks that share out the sequence.
         positions: numbers of this rank's tokens in the sequence.
         arguments: names of the tensors that the model takes -> the dimension along which a function needs the tokens of
-            all ranks; None if none does.
+            all ranks; None if none does. Tensors with all tokens are cut to the tokens of this rank.
         calls: FQN of a module -> what its forward calls: name of the function, what happens to it, positions of numbers
             that count tokens among its arguments, and the dimension of the tokens in its result. ``"part"``: it gets
             the tokens of all ranks, and this rank takes its part of the result; ``"whole"``: it takes all of it;
@@ -50,8 +50,8 @@ class TokensOfRank(TorchFunctionMode):
         try:
             for fqn in dict.fromkeys(["", *self.calls]):
                 module = model.get_submodule(fqn)
-                forwards.append((module, vars(module).get("forward")))
                 signature = None if fqn else inspect.signature(module.forward)
+                forwards.append((module, vars(module).get("forward")))
                 replace_forward(module, self._around(self.calls.get(fqn, ()), signature))
             F.scaled_dot_product_attention = self._attend
             with self:
@@ -80,7 +80,7 @@ class TokensOfRank(TorchFunctionMode):
     def _taken(self, signature: Any, args: Any, kwargs: Any) -> Any:
         """Return the arguments of the model; gather the tensors of which a function needs the tokens of all ranks.
 
-        These may also be passed with the tokens of all ranks, of which this rank takes its part.
+        Tensors that are passed with the tokens of all ranks are cut: this rank takes its part.
         """
         tensors = {}
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
@@ -93,17 +93,23 @@ class TokensOfRank(TorchFunctionMode):
             )
         self.wholes.clear()
         order, parts = None, {}
-        for name, dim in self.arguments.items():
-            if dim is not None:
-                tensor = part = tensors[name]
-                is_whole = tensor.shape[dim] == len(self.positions) * self.n_ranks
-                if is_whole:
-                    part = parts[id(tensor)] = tensor.index_select(dim, self.positions)
+        for name, gathered_dim in self.arguments.items():
+            whole = part = tensors[name]
+            dim = min(1, whole.dim() - 1) if gathered_dim is None else gathered_dim
+            is_whole = dim >= 0 and whole.shape[dim] == len(self.positions) * self.n_ranks
+            if is_whole:
+                part = parts[id(whole)] = whole.index_select(dim, self.positions)
+            if gathered_dim is not None:
                 order = self._gathered(self.positions, 0).argsort() if order is None else order
-                whole = self._gathered(part, dim).index_select(dim, order)  # of all ranks, or of none
-                self.wholes[id(part)] = part, tensor if is_whole else whole
-        args = tuple(parts.get(id(value), value) for value in args)
-        return args, {name: parts.get(id(value), value) for name, value in kwargs.items()}
+                gathered = self._gathered(part, dim).index_select(dim, order)  # of all ranks, or of none
+                self.wholes[id(part)] = part, whole if is_whole else gathered
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: cut(inner) for name, inner in value.items()} if parts else value
+            return parts.get(id(value), value)
+
+        return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
 
     def _gathered(self, chunk: Any, dim: int) -> Any:
         """Return the chunks of all ranks, in the order of the ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import InputError, Statistics
+from modelsummary.parallel.tokens_style import TokensOfRank
 from tests.parallel import processes
 from tests.parallel.cpu_rings import add_cpu_rings
 from tests.parallel.test_context import LENGTH, WIDTH, WORDS, Attention, Decoder
@@ -239,6 +241,26 @@ def test_a_batch_or_width_of_as_many_elements_is_not_taken_for_tokens():
     ids = torch.ones(2, WIDTH, dtype=torch.long)
     plan = _plan(Sliced(), {"ids": ids, "labels": ids}, context=2)
     assert [call.dim for call in plan.whole_calls] == [0, 1]
+
+
+class _Returning(nn.Module):
+    def forward(self, batch, mask=None):
+        return batch["ids"], mask
+
+
+def test_tensors_with_the_tokens_of_all_ranks_are_cut():
+    """A loop that passes what it had before the context, as torch's changes tensors in place, has the same tokens."""
+    model, whole = _Returning(), torch.arange(2 * LENGTH).view(2, LENGTH)
+    positions = torch.tensor([0, 1, 2, 3, 12, 13, 14, 15])
+    tokens = TokensOfRank(SimpleNamespace(size=lambda: 2), positions, {"ids": None, "mask": None}, {})
+    part, batch = whole[:, positions], {"ids": whole}
+    with tokens.of(model):
+        ids, mask = model(batch, mask=whole)
+        assert torch.equal(ids, part)
+        assert torch.equal(mask, part)
+        assert model({"ids": part}, mask[0])[0] is part
+    assert batch["ids"] is whole
+    assert "forward" not in vars(model)
 
 
 def _refused_in_the_loop(_rank, _n):
