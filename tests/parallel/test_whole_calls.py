@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.parallel.tokens_style import TokensOfRank
+from modelsummary.parallel import tokens_style
 from tests.parallel import processes
 from tests.parallel.cpu_rings import add_cpu_rings
 from tests.parallel.test_context import LENGTH, WIDTH, WORDS, Attention, Decoder
@@ -252,7 +252,7 @@ def test_tensors_with_the_tokens_of_all_ranks_are_cut():
     """A loop that passes what it had before the context, as torch's changes tensors in place, has the same tokens."""
     model, whole = _Returning(), torch.arange(2 * LENGTH).view(2, LENGTH)
     positions = torch.tensor([0, 1, 2, 3, 12, 13, 14, 15])
-    tokens = TokensOfRank(SimpleNamespace(size=lambda: 2), positions, {"ids": None, "mask": None}, {})
+    tokens = tokens_style.TokensOfRank(SimpleNamespace(size=lambda: 2), positions, {"ids": None, "mask": None}, {})
     part, batch = whole[:, positions], {"ids": whole}
     with tokens.of(model):
         ids, mask = model(batch, mask=whole)
@@ -261,6 +261,18 @@ def test_tensors_with_the_tokens_of_all_ranks_are_cut():
         assert model({"ids": part}, mask[0])[0] is part
     assert batch["ids"] is whole
     assert "forward" not in vars(model)
+
+
+def test_the_mean_of_losses_whose_sum_half_precision_does_not_hold(monkeypatch):
+    monkeypatch.setattr(tokens_style, "all_reduce", lambda count, *_: 2 * count)
+    tokens = tokens_style.TokensOfRank(SimpleNamespace(size=lambda: 2), torch.arange(100), {}, {})
+    logits = torch.tensor([[1000.0, 0.0]], dtype=torch.float16).repeat(100, 1).requires_grad_()
+    labels, weight = torch.ones(100, dtype=torch.long), torch.tensor([1.0, 2.0], dtype=torch.float16)
+    with tokens.of(nn.Identity()):
+        loss = F.cross_entropy(logits, labels, weight)
+    loss.backward()
+    assert loss.item() == F.cross_entropy(logits, labels, weight).item() == 1000
+    assert torch.equal(logits.grad.sum(0).round(), torch.tensor([1.0, -1.0], dtype=torch.float16))
 
 
 def _refused_in_the_loop(_rank, _n):
