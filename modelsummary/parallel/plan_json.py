@@ -143,6 +143,11 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
             raise InputError(f"{name} of a plan must be the name of a floating point dtype, got {dtype!r:.80}")
     if not all(len(names) > 1 for names in plan.ties) or not all(plan.units):
         raise InputError("ties of a plan must be lists of two names or more, and units lists of one or more")
+    if plan.context > 1 and plan.tokens < 1:
+        raise InputError(
+            f"tokens of a plan with context={plan.context} must be an integer >= 1, got {plan.tokens}; a plan that an "
+            "earlier version wrote lacks it: make it again"
+        )
     has_units = max(plan.shard, plan.data, plan.context) > 1 or plan.precision is not None
     if has_units and (len(plan.unit_calls) != len(plan.units) or len(plan.unit_bytes) != len(plan.units) + 1):
         raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")
