@@ -58,10 +58,12 @@ def divide(calls: Calls, ranks: int) -> DividedExperts:
     layers, attributes = [], []
     for stacked in experts.stacked:
         try:
-            layers.append(_layer(stacked))
-            attributes += _attributes(calls.modules[stacked.fqn], stacked, ranks)
+            layer, numbers = _layer(stacked), _attributes(calls.modules[stacked.fqn], stacked, ranks)
         except Blocked as blocked:
             experts.reasons[stacked.fqn] = str(blocked)
+            continue
+        layers.append(layer)
+        attributes += numbers
     if experts.lists:
         raise InputError(
             f"expert={ranks}: the experts in {experts.lists[0].fqn} are modules in a list; stack their weights in one "
@@ -100,7 +102,7 @@ def _routing(event: Event) -> tuple[int | str, int | str]:
     if len(weights) != 1:
         raise Blocked(
             f"{event.fqn} has {len(weights)} arguments with the shape {chosen.shape} of expert numbers, expected one: "
-            "the weights of these experts"
+            "the weights of these experts; a router outside of the module works"
         )
     return index, weights[0]
 
@@ -111,7 +113,10 @@ def _attributes(module: nn.Module, stacked: StackedExperts, ranks: int) -> list[
     names = [name for name, value in vars(module).items() if type(value) is int and value == n_experts]
     names = ["num_experts"] if "num_experts" in names else names
     if len(names) > 1:
-        raise Blocked(f"its attributes {', '.join(names)} are all {n_experts}, as is the number of its experts")
+        raise Blocked(
+            f"its attributes {', '.join(names)} are all {n_experts}, as is the number of its experts; one such "
+            "attribute, or one with the name num_experts, works"
+        )
     return [LocalAttribute(stacked.fqn, name, n_experts, n_experts // ranks) for name in names]
 
 

@@ -139,6 +139,22 @@ def test_experts_are_divided_and_their_tokens_are_not_fewer(model, expert):
     assert sent == (there_and_back if expert > 1 else [])
 
 
+class TwiceNumberedExperts(Experts):
+    """Experts with another number that is as large as theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.bins = EXPERTS
+
+
+@grouped_mm
+def test_experts_whose_number_is_not_known_are_not_divided():
+    with torch.device("meta"):
+        stats = Statistics(Mixture(partial(Block, TwiceNumberedExperts)), torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    with pytest.raises(InputError, match=r"no experts that can be divided; .*: its attributes number, bins are all 8"):
+        StepModel(stats.live, stats.root, Recipe()).parts(Plan(data=2, expert=2, micro_batch=BATCH))
+
+
 @grouped_mm
 def test_weights_before_the_second_product():
     with torch.device("meta"):
