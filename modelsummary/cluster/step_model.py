@@ -86,7 +86,7 @@ class StepModel:
             raise InputError("the recorded input has a batch of 0, which no step has; record a batch of 1 or more")
         self.recorded_batch = size or 1
         self.recorded_sequence = length_of(self._call)
-        self._plans: dict[tuple[int, int, bool, str], ParallelPlan] = {}
+        self._plans: dict[tuple[int, int, bool, bool], ParallelPlan] = {}
         self._experts: dict[int, DividedExperts] = {}
         self._parts: dict[tuple[object, ...], dict[str, Part]] = {}
         self._failed: dict[tuple[object, ...], ModelSummaryError] = {}
@@ -141,9 +141,10 @@ class StepModel:
         Raises:
             InputError: it cannot be split over that many.
         """
-        key = tensor, expert, sequence, dispatch
+        is_sent = expert > 1 and dispatch == "all_to_all"
+        key = tensor, expert, sequence, is_sent
         if key not in self._plans:
-            if expert > 1 and dispatch == "all_to_all":
+            if is_sent:
                 whole, experts = self.parallel_plan(tensor), self.experts(expert)
                 layers = tuple(layer for layer in whole.layers if not experts.has(layer.fqn))
                 attributes = tuple(attribute for attribute in whole.attributes if not experts.has(attribute.fqn))
