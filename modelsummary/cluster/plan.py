@@ -133,7 +133,8 @@ class Plan:
         ranks = self.tensor * self.copies
         if ranks % self.dispatch_ranks:
             raise InputError(
-                f"expert={self.expert} must divide tensor x context x shard x data = {ranks}; pass a divisor of it"
+                f"expert={self.expert} must divide tensor x context x shard x data = {ranks}; pass a divisor of it, or "
+                "dispatch='all_reduce', with which these ranks are a dimension of their own"
             )
         if self.dispatch_ranks > 1 and self.tensor > 1 and not self.sequence:
             raise InputError(
