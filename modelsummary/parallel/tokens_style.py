@@ -173,7 +173,10 @@ class WholeCalls(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, tokens = kwargs or {}, self.tokens
-        pending = self.pending.get(getattr(function, "__name__", "").strip("_"))
+        name = getattr(function, "__name__", "").strip("_")
+        if name == "get":  # of a property
+            name = getattr(function.__self__, "__name__", "")
+        pending = self.pending.get(name)
         if not pending or tokens.running[-1] is not self:  # a module inside has calls of its own
             return function(*args, **kwargs)
         kind, sizes, dim = pending[-1]

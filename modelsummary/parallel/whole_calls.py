@@ -286,8 +286,8 @@ def whole_calls(
     """
     masked = {event.fqn for event in calls.events if _mask_of(event) is not None}
     changed = {event.fqn for event in wholes} | masked
-    names = {(event.fqn, event.name) for event in wholes}
-    whole_results = set(counting.gathered(wholes)) | {event.result for event in wholes}
+    names = {(event.fqn, _name(event)) for event in wholes}
+    known = set(counting.gathered(wholes)) | {event.result for event in wholes}
     by_call: dict[Event, list[WholeCall]] = {}
     for one, two in zip(calls.events, local, strict=True):
         if one.is_module:
@@ -297,12 +297,11 @@ def whole_calls(
         while caller.parent is not None and caller.fqn not in changed:
             caller = caller.parent
         fqn = caller.fqn
-        if (fqn, one.name) in names and (
-            one in wholes or whole_results.intersection(_taken(one)) or counting.makes_tokens(one)
-        ):
+        name = _name(one)
+        if (fqn, name) in names and (one in wholes or known.intersection(_taken(one)) or counting.makes_tokens(one)):
             part = counting.part(one) if one in wholes else None
             kind = "own" if one not in wholes else "whole" if part is None else "part"
-            call = WholeCall(fqn, one.name, kind, _sizes(one, two, n_ranks), None if part is None else part.dim)
+            call = WholeCall(fqn, name, kind, _sizes(one, two, n_ranks), None if part is None else part.dim)
             by_call.setdefault(caller, []).append(call)
     by_fqn: dict[str, list[WholeCall]] = {}
     for caller, entries in by_call.items():
@@ -310,6 +309,13 @@ def whole_calls(
             raise Blocked(f"{caller.fqn} counts tokens in another way in each of its calls; the same calls work")
     causal = (WholeCall(fqn, "scaled_dot_product_attention", "causal") for fqn in sorted(masked))
     return (*(entry for entries in by_fqn.values() for entry in entries), *causal)
+
+
+def _name(event: Event) -> str:
+    """Return the name that a function has when it is called: records have public names, such as that of an alias."""
+    assert event.function is not None
+    is_property = event.function.kind == "get"
+    return event.function.name if is_property else getattr(event.function.function, "__name__", "").strip("_")
 
 
 def _sizes(one: Event, two: Event, n_ranks: int) -> tuple[int, ...]:

@@ -263,6 +263,36 @@ def test_tensors_with_the_tokens_of_all_ranks_are_cut():
     assert "forward" not in vars(model)
 
 
+def _shifted(labels):
+    labels = labels.T
+    return torch.cat([labels[1:], labels.new_full((1, labels.shape[1]), -100)])
+
+
+class _Transposed(Decoder):
+    def forward(self, ids, labels):
+        logits = super().forward(ids).transpose(0, 1)
+        return F.cross_entropy(logits.flatten(0, 1), _shifted(labels).flatten())
+
+
+class _Labels(nn.Module):
+    def forward(self, ids, labels):
+        return _shifted(labels)
+
+
+def test_properties_of_tensors_see_the_tokens_of_all_ranks(monkeypatch):
+    ids, labels = _tokens()
+    plan = _plan(_Transposed(), {"ids": ids, "labels": labels}, context=2)
+    calls = [(call.function, call.kind, call.sizes, call.dim) for call in plan.whole_calls if not call.fqn]
+    assert "T" in [name for name, *_ in calls]
+    monkeypatch.setattr(tokens_style, "all_gather_single", lambda chunk, dim, _: torch.cat([chunk, chunk], dim))
+    positions, model = torch.arange(LENGTH // 2), _Labels()
+    tokens = tokens_style.TokensOfRank(
+        SimpleNamespace(size=lambda: 2), positions, dict(plan.token_arguments), {"": calls}
+    )
+    with tokens.of(model):
+        assert torch.equal(model(ids, labels), _shifted(labels)[: LENGTH // 2])
+
+
 def test_the_mean_of_losses_whose_sum_half_precision_does_not_hold(monkeypatch):
     monkeypatch.setattr(tokens_style, "all_reduce", lambda count, *_: 2 * count)
     tokens = tokens_style.TokensOfRank(SimpleNamespace(size=lambda: 2), torch.arange(100), {}, {})
