@@ -312,7 +312,7 @@ def whole_calls(
 
 
 def _name(event: Event) -> str:
-    """Return the name that a function has when it is called: records have public names, such as that of an alias."""
+    """Return the name that a function has when it is called: records have public names, which may be of an alias."""
     assert event.function is not None
     is_property = event.function.kind == "get"
     return event.function.name if is_property else getattr(event.function.function, "__name__", "").strip("_")
