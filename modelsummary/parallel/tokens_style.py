@@ -135,15 +135,15 @@ class TokensOfRank(TorchFunctionMode):
         reduction = arguments.get("reduction", "mean")
         if reduction not in ("mean", "sum") or not arguments.get("reduce") is arguments.get("size_average") is None:
             return function(*args, **kwargs)
-        given = {name: self._in_range(value) for name, value in given.items()}
-        losses = function(**{**given, "reduction": "sum"}) * self.n_ranks
-        return losses if reduction == "sum" else losses / self._n_counted(given)
+        arguments = {name: self._in_range(value) for name, value in arguments.items()}
+        losses = function(**{**arguments, "reduction": "sum"}) * self.n_ranks
+        return losses if reduction == "sum" else losses / self._n_counted(arguments)
 
     def _in_range(self, value: Any) -> Any:
         """Return a tensor of float16 in float32, as sums over tokens leave its range; anything else as it is."""
         return value.float() if getattr(value, "dtype", None) == torch.float16 else value
 
-    def _n_counted(self, given: Any) -> Any:
+    def _n_counted(self, arguments: Any) -> Any:
         """Return over how many tokens of all ranks a mean is taken, or the sum of their weights."""
         target, weight = arguments["target"], arguments.get("weight")
         target = target.to_local() if hasattr(target, "to_local") else target

@@ -287,7 +287,7 @@ def whole_calls(
     masked = {event.fqn for event in calls.events if _mask_of(event) is not None}
     changed = {event.fqn for event in wholes} | masked
     names = {(event.fqn, _name(event)) for event in wholes}
-    known = set(counting.gathered(wholes)) | {event.result for event in wholes}
+    whole_results = set(counting.gathered(wholes)) | {event.result for event in wholes}
     by_call: dict[Event, list[WholeCall]] = {}
     for one, two in zip(calls.events, local, strict=True):
         if one.is_module:
@@ -298,7 +298,9 @@ def whole_calls(
             caller = caller.parent
         fqn = caller.fqn
         name = _name(one)
-        if (fqn, name) in names and (one in wholes or known.intersection(_taken(one)) or counting.makes_tokens(one)):
+        if (fqn, name) in names and (
+            one in wholes or whole_results.intersection(_taken(one)) or counting.makes_tokens(one)
+        ):
             part = counting.part(one) if one in wholes else None
             kind = "own" if one not in wholes else "whole" if part is None else "part"
             call = WholeCall(fqn, name, kind, _sizes(one, two, n_ranks), None if part is None else part.dim)
