@@ -312,12 +312,12 @@ class Planner:
     # ----------------------------------------------------------------------------------------------------- plans
 
     def plan(self, budget_bytes: int) -> CheckpointPlan:
-        """Return the cheapest plan whose simulated peak is at most the budget.
+        """Return the cheapest of the simulated plans whose peak is at most the budget.
 
         The cheapest plan whose predicted peak fits is simulated, and returned if the simulated peak is not far lower
         and fits, too. Otherwise, targets for the predicted peak are tried one after the other, from just above the
-        budget down, until a simulated peak fits. The interval before this target is then halved. Targets are the same
-        for all budgets, so a larger budget stops no later.
+        budget down, until a simulated peak fits. The interval before this target is then halved. If no target fits,
+        the plan that saves most is tried.
 
         Raises:
             InputError: no plan suffices.
@@ -333,24 +333,22 @@ class Planner:
                 return best
         targets = [*range(most, least, -width), least]
         for index in range(min((most - budget_bytes) // width, len(targets) - 1), len(targets)):
-            best = self._plan_of(self._kept(self._chosen_for(targets[index])))
-            if best.peak <= budget_bytes:
-                return self._between_targets(targets[index], targets[max(index - 1, 0)], budget_bytes) or best
-        saving_most = [max(block.ways, key=lambda way: way.option.saving).kept for block in self._blocks.values()]
-        best = self._plan_of(
-            {fqn: kept for fqn, kept in zip(self._blocks, saving_most, strict=True) if kept is not None}
-        )
-        if best.peak > budget_bytes:
-            raise InputError(self._refusal(budget_bytes, best))
-        return best
+            if self._plan_of(self._kept(self._chosen_for(targets[index]))).peak <= budget_bytes:
+                self._try_between(targets[index], targets[max(index - 1, 0)], budget_bytes)
+                break
+        else:
+            ways = {fqn: max(block.ways, key=lambda way: way.option.saving) for fqn, block in self._blocks.items()}
+            best = self._plan_of({fqn: way.kept for fqn, way in ways.items() if way.kept is not None})
+            if best.peak > budget_bytes:
+                raise InputError(self._refusal(budget_bytes, best))
+        fitting = [plan for plan in self._simulated.values() if plan.peak <= budget_bytes]
+        return min(fitting, key=lambda plan: (plan.cost, plan.peak))
 
     def _refusal(self, budget_bytes: int, best: CheckpointPlan) -> str:
         """Return the message for a budget that the plan with the least peak exceeds."""
         if not self._blocks:
-            text = (
-                f"budget_bytes={budget_bytes:,} is too little: a step takes {best.peak:,} bytes, and the model has no "
-            )
-            return f"{text}module that could run again; pass a larger budget or a smaller batch"
+            text = f"budget_bytes={budget_bytes:,} is too little: a step takes {best.peak:,} bytes, and the model has "
+            return f"{text}no module that could run again; pass a larger budget or a smaller batch"
         count = len(best.fqns)
         blocks = f"all {count}" if count == len(self._blocks) else f"{count} of {len(self._blocks)}"
         text = f"budget_bytes={budget_bytes:,} is too little: with {blocks} blocks recomputed a step takes "
@@ -363,23 +361,18 @@ class Planner:
             link = ", as" if obstacles or not best.fqns else ";"  # what would free nothing does not take the bytes
             text += next((f"{link} {fqn!r} {reason}" for fqn, reason in obstacles or others), "")
         whole: Kept = {fqn: () for fqn, block in self._blocks.items() if block.can_run_whole}
-        peak = self._plan_of(whole).peak
+        peak = self._simulate(self._step, whole)[1].peak  # not one of the plans, as effects run twice
         if peak < best.peak:
             twice = "what changes the model, as batch norm does, runs twice"
             text += f"; granularity='block' takes {peak:,} bytes, but {twice}"
         return f"{text}; pass a larger budget or a smaller batch"
 
-    def _between_targets(self, low: int, high: int, budget_bytes: int) -> CheckpointPlan | None:
-        """Return the plan of the largest target between two whose simulated peak fits; None if none does."""
-        best = None
+    def _try_between(self, low: int, high: int, budget_bytes: int) -> None:
+        """Simulate plans of targets between one whose plan fits and one whose plan does not."""
         for _ in range(_HALVINGS):
             middle = (low + high) // 2
-            plan = self._plan_of(self._kept(self._chosen_for(middle)))
-            if plan.peak <= budget_bytes:
-                best, low = plan, middle
-            else:
-                high = middle
-        return best
+            fits = self._plan_of(self._kept(self._chosen_for(middle))).peak <= budget_bytes
+            low, high = (middle, high) if fits else (low, middle)
 
     def curve(self, points: int) -> list[CheckpointPlan]:
         """Return the plans of so many targets, evenly from the peak without checkpoints to the least one.

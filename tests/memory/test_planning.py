@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -228,6 +229,25 @@ def test_monotonic_and_better_than_whole_blocks():
     blocks = [whole.plan(budget).seconds for budget in budgets]
     assert all(operators <= block for operators, block in zip(seconds, blocks, strict=True))
     assert sum(seconds) < 0.75 * sum(blocks)
+
+
+def test_a_search_returns_the_cheapest_plan_that_fits(monkeypatch):
+    stats = Statistics(nn.Sequential(*(Attention() for _ in range(4))), (32, 256, 64))
+    plain = stats.memory(device="cuda").peak
+    first = planner(stats, "operator").plan(int(0.8 * plain))
+    monkeypatch.setattr("modelsummary.memory.planning._INTERVALS", 5)  # targets are further apart than plans
+    search = planner(stats, "operator")
+    simulate = search._simulate
+
+    def far_from_predicted(step, kept):
+        trace, estimate = simulate(step, kept)
+        more = -plain // 50 if kept == first.checkpoint else plain // 10
+        return trace, replace(estimate, peak=estimate.peak + more)
+
+    monkeypatch.setattr(search, "_simulate", far_from_predicted)
+    plan = search.plan(int(0.8 * plain))
+    assert len(search._simulated) > 2  # tighter plans were simulated, too
+    assert (plan.checkpoint, plan.seconds) == (first.checkpoint, first.seconds)
 
 
 def test_curve():
@@ -463,9 +483,7 @@ def test_a_block_that_the_step_does_not_call():
 
 def test_a_model_without_blocks():
     stats = Statistics(nn.Linear(4, 4), (8, 4))
-    with pytest.raises(
-        InputError, match=r"^budget_bytes=100 is too little: a step takes .* bytes, and the model has no"
-    ):
+    with pytest.raises(InputError, match=r"^budget_bytes=100 is too little: a step takes .*, and the model has no"):
         stats.memory_plan(100)
 
 
