@@ -189,7 +189,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 for fqn, kept in {kept}.items():
     module = model.get_submodule(fqn)
-    options = {{"use_reentrant": False, "context_fn": partial(keeping, kept)}}
+    options = {{"use_reentrant": False}}
+    if kept:  # a mode in Python sees each operator
+        options["context_fn"] = partial(keeping, kept)
     module.forward = partial(checkpointed, module.forward, options)
 """
 

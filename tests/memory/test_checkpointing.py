@@ -11,7 +11,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics, apply_checkpoint
 from modelsummary.capture.checkpoints import copied
-from modelsummary.memory.checkpointing import blocks_of, square_root
+from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of, square_root
 from tests.models import Call
 from tests.untouched import untouched
 
@@ -180,6 +180,15 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, cache, debug=debug)
         return x, cache, debug
+
+
+def test_code_of_whole_blocks_runs_no_mode_that_sees_operators():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    plan = CheckpointPlan(("0", "1"), 10, 20, 0, {"1": ("aten.relu.default#0",)})
+    exec(plan.to_code(), {"model": model})
+    whole, selective = (module.forward.args[1] for module in model)
+    assert whole == {"use_reentrant": False}
+    assert selective.keys() == {"use_reentrant", "context_fn"}
 
 
 def test_arguments_that_a_block_changes():
