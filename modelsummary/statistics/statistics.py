@@ -456,7 +456,8 @@ class Statistics(ModelStatistics):
         """Choose what a training step runs again instead of keeping it, so that it fits a budget at the least cost.
 
         Candidates are the repeated blocks of the model, and in each the operators whose results it keeps nevertheless.
-        The peak of the plan is simulated. A larger budget never gets a plan that costs more.
+        The peak of the plan is simulated. Predicted seconds are of kernels alone: in eager steps that wait for their
+        host, plans of whole blocks are faster, as torch's selective checkpoints run Python code at each operator.
 
         Args:
             budget_bytes: largest allowed peak: an integer, or text such as ``"24GB"``.
