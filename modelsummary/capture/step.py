@@ -123,7 +123,7 @@ class StepRun:
         """Follow the state in the order in which a first step makes it: parameter by parameter.
 
         The numbers of steps stay on the host of a CUDA device, unless the optimizer is capturable or fused ("special
-        device hosting for step" in torch/optim/adam.py).
+        device hosting for step" in torch/optim/adam.py). What belongs to no parameter comes last.
         """
         states: list[Tensor] = []
         on_host: list[Tensor] = []
@@ -134,6 +134,9 @@ class StepRun:
                 tensors = [inner for tensor in tensors_of(values) for inner in inner_tensors(tensor)]
                 states += tensors
                 on_host += [tensor for tensor in tensors if hosts_numbers and not tensor.dim()]
+        owners = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        others = tensors_of([state for owner, state in optimizer.state.items() if id(owner) not in owners])
+        states += [inner for tensor in others for inner in inner_tensors(tensor)]
         self.observer.hold_state(states)
         self.observer.leave_out(on_host, ())
 

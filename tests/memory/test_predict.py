@@ -216,6 +216,21 @@ def test_states_that_an_unused_parameter_shares_are_counted():
     assert (memory.params, memory.optimizer_state) == (4 * (6 + 12), 4 * (256 + 6))
 
 
+class Global(torch.optim.SGD):
+    """Keeps a state that belongs to no parameter."""
+
+    def step(self, closure=None):
+        self.state["all"].setdefault("norms", torch.zeros(100))
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_states_that_belong_to_no_parameter_are_counted(device):
+    without, memory = (Statistics(mlp(), (2, 8)).memory(optimizer=kind, device=device) for kind in ("sgd", Global))
+    assert memory.optimizer_state == (512 if device else 400)
+    assert memory.activations == without.activations
+
+
 def test_states_that_the_optimizer_makes_at_once_are_counted():
     # Adagrad makes a sum and a step count for each of the four parameters before any of them has a gradient.
     stats = Statistics(used_and_unused(), (1, 2))
