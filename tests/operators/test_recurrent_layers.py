@@ -59,7 +59,7 @@ def test_cudnn_keeps_gates_and_states(mode, train, nbytes):
         ((90, 512), False, [32, 32, 26], 3, 30),  # packed sequences: the batch is a mean
     ],
 )
-def test_steps_of_cudnn_are_those_of_all_layers_and_directions(sizes, batch_first, batch_sizes, steps, batch):
+def test_steps_of_cudnn_count_for_each_layer_and_direction(sizes, batch_first, batch_sizes, steps, batch):
     def meta(*shape):
         return torch.empty(shape, device="meta")
 
