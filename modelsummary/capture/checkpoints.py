@@ -124,7 +124,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
         if container in segments and container in chosen:
             raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; pass only one of them")
         if is_checkpointed(modules[container]):
-            raise InputError(f"{fqn!r} is checkpointed already")
+            raise InputError(f"{fqn!r} is checkpointed already; call undo() of what apply_checkpoint returned for it")
     forwards = []
     for fqn in chosen:
         if fqn in modules:

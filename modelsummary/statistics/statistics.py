@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from types import EllipsisType
@@ -386,7 +386,7 @@ class Statistics(ModelStatistics):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         loss: Callable[[Any], Tensor] | None = None,
-        checkpoint: Sequence[str] | str | None = None,
+        checkpoint: Mapping[str, Sequence[str]] | Sequence[str] | str | None = None,
         *,
         autocast: torch.dtype | None = None,
         accumulates: bool = False,

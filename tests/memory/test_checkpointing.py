@@ -123,7 +123,7 @@ def test_bad_names():
         with untouched(model), pytest.raises(InputError, match=message):
             apply_checkpoint(model, names)
     apply_checkpoint(model, ["1[0:2]"])
-    with pytest.raises(InputError, match="'1' is checkpointed already"):
+    with pytest.raises(InputError, match=r"^'1' is checkpointed already; call undo\(\) of what"):
         apply_checkpoint(model, ["1"])
 
 
