@@ -40,7 +40,7 @@ from modelsummary.devices.kernel_table import HOST_CALLS
 from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_seconds
 from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, tensor_factor, vector_share
 from modelsummary.errors import InputError
-from modelsummary.operators.operator_work import Work
+from modelsummary.operators.operator_work import ALIGNED_BYTES, Work
 from modelsummary.units import number_of
 
 __all__ = ["DeviceModel", "device_model", "fits"]
@@ -55,7 +55,7 @@ _FROM_CACHE = frozenset(
 )
 _CACHE_SPEED = 3.0
 _HOST_OF_GEFORCE = 0.29  # 8 us for an operator
-_ALIGNED_BYTES, _LOADED_BYTES = 16, 4
+_LOADED_BYTES = 4  # at a time, where rows do not begin at multiples of more
 # Small kernels beside the one that computes: conversions of the image, the weight and the result of a convolution;
 # deviations, and a copy of the running statistics, of a native batch norm.
 _LAYOUT_KERNELS, _NORM_KERNELS = 3, 2
@@ -245,7 +245,7 @@ class DeviceModel:
 
         Tensor cores are then fed by instructions of the Ampere generation, which load four bytes at a time, or two.
         """
-        if work.alignment >= _ALIGNED_BYTES:
+        if work.alignment >= ALIGNED_BYTES:
             return float("inf")
         per_unit = self.coefficients["unit"]["odd_flops" if work.alignment < _LOADED_BYTES else "unaligned_flops"]
         return float(per_unit) * (self.spec.units or 100)

@@ -11,9 +11,8 @@ from torch import nn
 from modelsummary.findings.evidence import HALF, Evidence
 from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.operators.operator_calls import OperatorCall
-from modelsummary.operators.operator_work import Work, work_of
+from modelsummary.operators.operator_work import ALIGNED_BYTES, Work, alignment_of, work_of
 
-_ALIGNED_BYTES = 16  # of a row of a matrix, for the widest loads of cuBLAS
 _SMALLEST = 64  # narrower matrices gain nothing from padding
 _LEAST_SHARE = 0.01  # of the multiply-adds of the model
 _LARGEST_HEAD = 256
@@ -46,7 +45,7 @@ def width_not_aligned(evidence: Evidence) -> Iterator[Defect]:
             continue
         if call.outputs[0].dtype not in HALF or not any(is_weight(evidence, index)):
             continue
-        step = _ALIGNED_BYTES // call.outputs[0].dtype.itemsize
+        step = ALIGNED_BYTES // call.outputs[0].dtype.itemsize
         columns = call.outputs[0].shape[-1]
         inner = call.cost.macs // max(call.outputs[0].numel, 1)
         for name, size in (("outputs", columns), ("inputs", inner)):
@@ -73,11 +72,13 @@ def _product_seconds(evidence: Evidence, call: OperatorCall, widths: Mapping[int
         if work.op_class == "gemm":
             batch, m, *weight = work.sizes
             n, k = (widths.get(size, size) for size in weight)
+            alignment = alignment_of(work.dtype.itemsize, (n, k))  # a row of each of the matrices has n or k elements
             gradients = ((m, k, n), (n, k, m)) if evidence.trace.train else ()
             for sizes in ((m, n, k), *gradients):
                 rows, columns, inner = sizes
                 nbytes = batch * (rows * inner + inner * columns + rows * columns) * work.dtype.itemsize
-                sized = work._replace(sizes=(batch, *sizes), flops=2 * batch * m * n * k, nbytes=nbytes)
+                flops = 2 * batch * m * n * k
+                sized = work._replace(sizes=(batch, *sizes), flops=flops, nbytes=nbytes, alignment=alignment)
                 seconds += evidence.seconds_of(sized)
     return seconds
 
@@ -239,7 +240,7 @@ def _remedy(softmax: OperatorCall, scores: OperatorCall, dtype: torch.dtype, fus
         fused: what to do about attention that is written in parts.
     """
     size = _head_size(scores)
-    width = _ALIGNED_BYTES // dtype.itemsize
+    width = ALIGNED_BYTES // dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     is_possible = dtype in _FUSED_DTYPES and size <= _LARGEST_HEAD and size % width == 0
     if softmax.name != OF_TORCH:

@@ -6,7 +6,7 @@ Products with padding count too: a dense count depends on shapes only.
 from __future__ import annotations
 
 from functools import partial
-from math import ceil, gcd, prod
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
-from modelsummary.operators.operator_work import Work, has_channels_last, work
+from modelsummary.operators.operator_work import ALIGNED_BYTES, Work, alignment_of, has_channels_last, work
 from modelsummary.operators.shape_rules import Shape, are_plain_floats, in_format, new_contiguous
 from modelsummary.operators.table import Arguments, Count, register
 from modelsummary.operators.tensor_bytes import unpacked
@@ -22,7 +22,6 @@ from modelsummary.operators.tensor_bytes import unpacked
 __all__: list[str] = []
 
 _ALIGNED = 8  # channels that tensor cores load at a time in half precision: cuDNN pads images with fewer
-_LOADED_BYTES = 16  # at once, by the kernels of products
 
 
 def _input(call: Arguments) -> Any:
@@ -53,12 +52,12 @@ def _facts(bound: Arguments, image: TensorSpec, groups: int, *, transposed: bool
     """
     channels_last = has_channels_last(image)
     is_1x1 = prod(bound["weight"].shape[2:]) == 1 and groups == 1 and set(bound.get("stride", ())) <= {1}
-    alignment = gcd(_LOADED_BYTES, prod(image.shape[2:]) * image.dtype.itemsize)
+    alignment = alignment_of(image.dtype.itemsize, [prod(image.shape[2:])])
     is_product = is_1x1 and not channels_last and alignment > image.dtype.itemsize  # else images are converted
     return {
         "is_3x3": _is_3x3(bound, groups, transposed=transposed),
         "channels_last": channels_last,
-        "alignment": alignment if is_product else _LOADED_BYTES,
+        "alignment": alignment if is_product else ALIGNED_BYTES,
     }
 
 

@@ -10,17 +10,18 @@ Operators of unknown work are of class ``other``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Iterable, Sequence
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import torch
 
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 
-__all__ = ["POINTWISE", "Work", "has_channels_last", "is_innermost", "work", "work_of"]
+__all__ = ["ALIGNED_BYTES", "POINTWISE", "Work", "alignment_of", "has_channels_last", "is_innermost", "work", "work_of"]
 
 POINTWISE = frozenset({"elementwise", "copy", "batch_norm"})
+ALIGNED_BYTES = 16  # the most that a kernel of products loads at a time
 
 
 class Work(NamedTuple):
@@ -86,6 +87,19 @@ def work_of(call: OperatorCall) -> tuple[Work, ...]:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):  # other arguments, or a sparse matrix
             pass
     return (_simple(call),)
+
+
+def alignment_of(itemsize: int, steps: Iterable[int]) -> int:
+    """Return the bytes, at most 16, of which the rows of a matrix begin at multiples.
+
+    Args:
+        itemsize: bytes of an element.
+        steps: elements from one row to the next; 1 is a step in a row.
+
+    >>> alignment_of(2, [1024, 1]), alignment_of(2, [50_258, 1])
+    (16, 4)
+    """
+    return gcd(ALIGNED_BYTES, *(step * itemsize for step in steps if step > 1))
 
 
 def _dtype(call: OperatorCall) -> torch.dtype:

@@ -9,7 +9,7 @@ purpose: they are not products, and their work depends on the algorithm or on va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, prod
 from numbers import Real
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_rules import op_rule
-from modelsummary.operators.operator_work import Work, work
+from modelsummary.operators.operator_work import Work, alignment_of, work
 from modelsummary.operators.shape_rules import FLOATS, META, is_plain, new_contiguous
 from modelsummary.operators.table import Arguments, Count, register
 
@@ -72,21 +72,23 @@ def _product_kernels(call: OperatorCall, bound: Arguments) -> list[Work]:
     batch = a.shape[0] if len(a.shape) == 3 else 1
     m, k = a.shape[-2:] if len(a.shape) > 1 else (1, a.shape[0])
     n = b.shape[-1] if len(b.shape) > 1 else 1
-    alignment = _alignment(a, b, *call.outputs[:1])
-    return [work(call, "gemm", (batch, m, n, k))._replace(alignment=alignment)]
+    return [work(call, "gemm", (batch, m, n, k), alignment=_alignment(a, b, *call.outputs[:1]))]
 
 
 def _alignment(*matrices: TensorSpec) -> int:
     """Return the bytes, at most 16, of which the rows of all matrices begin at multiples."""
-    return gcd(
-        _ROW_BYTES,
-        *(
-            step * matrix.dtype.itemsize
-            for matrix in matrices
-            for size, step in zip(matrix.shape, matrix.stride, strict=True)
-            if size > 1 and step > 1
-        ),
-    )
+    return gcd(*(alignment_of(matrix.dtype.itemsize, _steps(matrix)) for matrix in matrices))
+
+
+def _steps(matrix: TensorSpec) -> Iterator[int]:
+    """Return the elements from one row to the next; neither rows nor columns of an expanded matrix are contiguous.
+
+    torch copies such a matrix first (``prepare_matrix_for_cublas`` in aten/src/ATen/native/cuda/Blas.cpp).
+    """
+    sizes, inner = matrix.shape[-2:], matrix.stride[-2:]
+    is_copied = len(sizes) == 2 and any(size > 1 and not step for size, step in zip(sizes, inner, strict=True))
+    stride = (*matrix.stride[:-2], sizes[-1], 1) if is_copied else matrix.stride
+    return (step for size, step in zip(matrix.shape, stride, strict=True) if size > 1)
 
 
 def _specs(values: Iterable[Any]) -> list[TensorSpec]:
@@ -193,7 +195,8 @@ def _linear_kernels(call: OperatorCall, _: Arguments) -> list[Work]:
     """Return a product of rows with a weight, which may be packed: the result has its columns."""
     x, columns = call.tensors[0], call.outputs[0].shape[-1]
     k = x.shape[-1]
-    return [work(call, "gemm", (1, x.numel // max(k, 1), columns, k))]
+    alignment = _alignment(x, call.outputs[0])
+    return [work(call, "gemm", (1, x.numel // max(k, 1), columns, k), alignment=alignment)]
 
 
 for _namespace, _names in {

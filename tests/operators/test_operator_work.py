@@ -403,6 +403,11 @@ def test_products_say_of_which_bytes_their_rows_begin_at_multiples():
     assert [alignment(64, 64, k) for k in (64, 65, 66)] == [16, 2, 4]
     assert alignment(65, 64, 64) == 16  # rows of the result, however many, begin at multiples
     assert alignment(64, 65, 64, torch.float32) == 4
+    expanded = meta(dtype=torch.bfloat16).expand(64, 66)  # as the gradient of a sum; torch copies it for the product
+    assert work_of(call(aten.mm.default, expanded, meta(66, 64, dtype=torch.bfloat16)))[0].alignment == 4
+    x, weight = meta(2, 64, 64, dtype=torch.bfloat16), meta(66, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():  # torch does not decompose it
+        assert work_of(call(aten.linear.default, x, weight))[0].alignment == 4
 
 
 def test_convolutions_of_single_pixels_are_products_of_images_as_they_are():
