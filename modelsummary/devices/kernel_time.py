@@ -293,7 +293,7 @@ class DeviceModel:
 
     def _rounds(self, work: Work) -> bool:
         """Return True for float32 work that rounds its operands to TF32."""
-        is_rounded = self.tf32 or (self.tf32_in_cudnn and work.op_class in ("conv", "rnn"))
+        is_rounded = self.tf32_in_cudnn if work.op_class in ("conv", "rnn") else self.tf32
         return is_rounded and work.dtype is torch.float32 and self.spec.has("tf32")
 
     def _on_tensor_cores(self, work: Work) -> bool:

@@ -60,8 +60,8 @@ def target_of(
 ) -> Target:
     """Return the target for a spec, the name of an accelerator, or a device of this machine.
 
-    Float32 products and convolutions of a named device run on tensor cores if torch's switches say so: by default,
-    convolutions and recurrent layers do (``torch.backends.cudnn.allow_tf32``), and products do not
+    Float32 work of a named device runs on tensor cores if ``tf32`` or torch's switches say so: by default, convolutions
+    and recurrent layers do (``torch.backends.cudnn.allow_tf32``), and products do not
     (``torch.set_float32_matmul_precision``).
 
     Raises:
@@ -73,8 +73,8 @@ def target_of(
     """
     if not names_own_device(device):
         spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
-        rounds = tf32 or torch.get_float32_matmul_precision() != "highest"
-        model = device_model(spec, tf32=rounds, tf32_in_cudnn=rounds or _rounds_in_cudnn(), attention=attention)
+        in_cublas, in_cudnn = tf32 or _rounds_in_cublas(), tf32 or _rounds_in_cudnn()
+        model = device_model(spec, tf32=in_cublas, tf32_in_cudnn=in_cudnn, attention=attention)
         return Target(spec.name, model)
     local_device = device_here(device)  # type: ignore[arg-type]
     table = table_of(local_device)
@@ -83,6 +83,15 @@ def target_of(
             f"this machine's {local_device} was never calibrated; call calibrate(), or name a device such as 'A100'"
         )
     return Target(f"this machine's {local_device}", table)
+
+
+def _rounds_in_cublas() -> bool:
+    """Return True if float32 products run on tensor cores, as they do not unless one of torch's switches is turned on.
+
+    Once a precision was set for one library, torch refuses to tell one for all.
+    """
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
+    return torch.get_float32_matmul_precision() != "highest" if precision is None else precision == "tf32"
 
 
 def _rounds_in_cudnn() -> bool:

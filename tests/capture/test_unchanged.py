@@ -400,6 +400,26 @@ def test_switches_of_torch_come_back():
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9")
+def test_precisions_of_float32_that_were_set_for_one_library():
+    """Torch then raises if it is asked for one precision of all."""
+    matmul = torch.backends.cuda.matmul
+
+    def forward(self, x):
+        torch.set_float32_matmul_precision("highest")
+        return x
+
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        with untouched(model := Call(forward)):
+            Statistics(model, torch.ones(1))
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 TURNED = {
     "gradients": lambda: torch.set_grad_enabled(False),
     "autocast": lambda: torch.set_autocast_enabled("cpu", True),

@@ -264,7 +264,7 @@ def test_tf32_is_never_slower_as_float32_kernels_stay_allowed(name):
     """Winograd's algorithm in float32 does 4 of 9 multiply-adds, and tensor cores of GeForce cards have half rate."""
     sizes, flops = (1, 100352, 64, 576, 1792, 56), 2 * 100352 * 64 * 576
     convolution = Work("aten.convolution", "conv", torch.float32, sizes, flops, 51_000_000, is_3x3=True)
-    exact, rounded = (device_model(DeviceSpec(name), tf32=tf32) for tf32 in (False, True))
+    exact, rounded = (device_model(DeviceSpec(name), tf32=tf32, tf32_in_cudnn=tf32) for tf32 in (False, True))
     for work in (convolution, gemm(4096, 4096, 4096, dtype=torch.float32)):
         assert rounded.seconds(work) <= exact.seconds(work)
 

@@ -166,13 +166,27 @@ def test_switches_of_torch_decide_which_products_run_on_tensor_cores():
     try:
         convolution, product = milliseconds()
         torch.backends.cudnn.allow_tf32 = False
-        assert milliseconds()[0] > 1.5 * convolution
+        exact = milliseconds()[0]
+        assert exact > 1.5 * convolution
         assert milliseconds()[1] == product
         torch.set_float32_matmul_precision("high")
         assert milliseconds()[1] < 0.7 * product
+        assert milliseconds()[0] == exact  # the switch of cuDNN is another one
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9")
+def test_switches_of_one_library_decide_too():
+    stats = Statistics(nn.Linear(64, 4096, device="meta"), torch.empty(2**16, 64, device="meta"))
+    exact, matmul = stats.estimate_latency("A100"), torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        assert stats.estimate_latency("A100") < 0.7 * exact
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_rows_take_at_least_their_time_on_the_device():

@@ -130,6 +130,26 @@ def _set_cudnn(saved: tuple[bool, bool, bool]) -> None:
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = saved
 
 
+def _float32_products() -> str | tuple[str, ...]:
+    """Return torch's precision of float32 products; one for each library if they were set apart, as since torch 2.9."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it cannot tell one for all
+        return tuple(settings.fp32_precision for settings in _float32_settings())
+
+
+def _set_float32_products(saved: str | tuple[str, ...]) -> None:
+    if isinstance(saved, str):
+        torch.set_float32_matmul_precision(saved)
+        return
+    for settings, precision in zip(_float32_settings(), saved, strict=True):
+        settings.fp32_precision = precision
+
+
+def _float32_settings() -> tuple[Any, ...]:
+    return torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+
+
 _switch = partial(ProcessState, is_switch=True)
 _mha = torch.backends.mha
 _ALWAYS = (
@@ -141,7 +161,7 @@ _ALWAYS = (
     _switch("fused attention layers", _mha.get_fastpath_enabled, _mha.set_fastpath_enabled),
     _switch("deterministic algorithms", _determinism, _set_determinism),
     _switch("cudnn", _cudnn, _set_cudnn),
-    _switch("float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _switch("float32 products", _float32_products, _set_float32_products),
     _switch("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     _switch("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     ProcessState("torch rng", torch.get_rng_state, torch.set_rng_state),
