@@ -51,9 +51,18 @@ def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: T
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
     """Predict the latency of a step, and of each call in the rows below ``root``."""
     with no_collection():
-        operators = observed(live, plan).operators
+        trace = observed(live, plan)
+        operators = trace.operators
         kernels = time_operators(live, operators, target, mode)
-        row_seconds, phase_seconds, limited_by = _own_seconds(kernels, operators, root, target, mode)
+        trained = {
+            id(parameter)
+            for name, parameter in live.model.named_parameters()
+            if parameter.requires_grad and name not in trace.without_gradient
+        }
+        calls_of_host = _dispatches(kernels, target, mode)
+        if mode == "eager" or target.model is None:
+            calls_of_host += _calls_beside_kernels(operators, root, trained)
+        row_seconds, phase_seconds, limited_by = _own_seconds(kernels, calls_of_host, target)
     columns = _columns(root, row_seconds)
     forward_ms, backward_ms = columns["estimated_latency_ms"], columns["estimated_backward_latency_ms"]
     calls = {row.key: (forward_ms[row.key], backward_ms[row.key]) for row in root.walk() if row.executed}
@@ -86,30 +95,31 @@ def _uncounted(kernels: Sequence[Kernel], operators: Sequence[StepOperator]) -> 
 RowSeconds = dict[tuple[str, CallKey], float]  # phase and row -> seconds
 
 
-def _own_seconds(
-    kernels: Sequence[Kernel], operators: Sequence[StepOperator], root: LayerInfo, target: Target, mode: str
-) -> tuple[RowSeconds, dict[str, float], str]:
-    """Return the own seconds of each row, the seconds of each phase, and the limit: device or host."""
+_Calls = Counter[tuple[tuple[str, CallKey], str]]  # phase and row, and kind of call
+
+
+def _own_seconds(kernels: Sequence[Kernel], calls: _Calls, target: Target) -> tuple[RowSeconds, dict[str, float], str]:
+    """Return the own seconds of each row, the seconds of each phase, and the limit: device or host.
+
+    Args:
+        kernels: kernels of the step, with their seconds.
+        calls: what the host is asked for.
+        target: the device.
+    """
     device: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     host: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     for kernel in kernels:
         device[kernel.phase, kernel.row or _OUTSIDE] += kernel.seconds or 0.0
-    costs, is_replaced = target.times.host_seconds, mode == "compiled" and target.model is not None
-    calls = _launches(kernels) if is_replaced else _host_calls(operators, root) + _dispatches(kernels, target, mode)
+    costs = target.times.host_seconds
     for (key, kind), count in calls.items():
         (device if target.is_cpu else host)[key] += count * costs[kind]  # a CPU dispatches and computes in turns
-    phase_seconds, row_seconds, n_host_bound = {}, {}, 0
+    phase_seconds, row_seconds = {}, {}
     for phase in _PHASES:
         on_device = sum(seconds for key, seconds in device.items() if key[0] == phase)
         on_host = sum(seconds for key, seconds in host.items() if key[0] == phase)
-        n_host_bound += on_host > on_device
         phase_seconds[phase] = max(on_device, on_host)
         row_seconds.update(_with_waiting(device, host, phase))
-    return (
-        row_seconds,
-        phase_seconds,
-        "host" if n_host_bound and sum(host.values()) > sum(device.values()) else "device",
-    )
+    return row_seconds, phase_seconds, "host" if sum(host.values()) > sum(device.values()) else "device"
 
 
 def _with_waiting(device: RowSeconds, host: RowSeconds, phase: str) -> RowSeconds:
@@ -125,35 +135,36 @@ def _with_waiting(device: RowSeconds, host: RowSeconds, phase: str) -> RowSecond
     return {key: device.get(key, 0.0) + fraction * max(0.0, delays[key]) for key in rows}
 
 
-_Calls = Counter[tuple[tuple[str, CallKey], str]]  # phase and row, and kind of call
-
-
-def _launches(kernels: Sequence[Kernel]) -> _Calls:
-    """Return the kernels that the host launches in compiled mode, where it does nothing else."""
-    return Counter(((kernel.phase, kernel.row or _OUTSIDE), "compiled kernel") for kernel in kernels)
-
-
 def _dispatches(kernels: Sequence[Kernel], target: Target, mode: str) -> _Calls:
-    """Return the operators that the host dispatches, and the launches of each step of cuDNN's recurrent layers.
+    """Return the operators that the host dispatches, in compiled mode the kernels that it launches.
 
-    Kernels of a CPU were measured with their dispatch, and what compiled kernels of this machine take is not known.
+    cuDNN launches kernels for each step of a recurrent layer. Kernels of a CPU were measured with their dispatch, and
+    what compiled kernels of this machine take is not known.
     """
     counts: _Calls = Counter()
-    if target.is_cpu or mode == "compiled":
+    if target.is_cpu or (mode == "compiled" and target.model is None):
         return counts
     for kernel in kernels:
         key, is_backward = (kernel.phase, kernel.row or _OUTSIDE), kernel.phase == "backward"
-        counts[key, "backward operator" if is_backward else "operator"] += kernel.n_operators
+        if mode == "compiled":
+            counts[key, "compiled kernel"] += 1
+        else:
+            counts[key, "backward operator" if is_backward else "operator"] += kernel.n_operators
         if kernel.op_class == "rnn":
             counts[key, "launch"] += kernel.sizes[0] * _LAUNCHES_PER_STEP[is_backward]
     return counts
 
 
-def _host_calls(operators: Sequence[StepOperator], root: LayerInfo) -> _Calls:
+def _calls_beside_kernels(operators: Sequence[StepOperator], root: LayerInfo, trained: set[int]) -> _Calls:
     """Return how often the host is asked beside kernels, by phase, row and kind of call.
 
     A node of autograd is recorded in the forward and runs in the backward. A parameter has a node that adds up its
-    gradient, and the optimizer handles it in Python.
+    gradient, and the optimizer handles it in Python. If its module was not called, a module around it read it.
+
+    Args:
+        operators: operators of the step.
+        root: row of the model.
+        trained: ids of the parameters that get a gradient.
     """
     counts: _Calls = Counter()
     for operator in operators:
@@ -165,16 +176,17 @@ def _host_calls(operators: Sequence[StepOperator], root: LayerInfo) -> _Calls:
     phases = {operator.phase for operator in operators}
     accumulated: set[int] = set()
     for row_info in root.walk():
-        if not row_info.executed:
+        counts[("forward", row_info.key), "module"] += row_info.executed
+        if "backward" not in phases or row_info.module is None:
             continue
-        counts[("forward", row_info.key), "module"] += 1
-        if "backward" in phases and row_info.module is not None:
-            parameters = row_info.module.parameters(recurse=False)
-            new = {id(parameter) for parameter in parameters if parameter.requires_grad} - accumulated
-            counts[("backward", row_info.key), "node"] += len(new)
-            accumulated |= new
-            if "step" in phases:
-                counts[("step", row_info.key), "parameter"] += len(new)
+        new = ({*map(id, row_info.module.parameters(recurse=False))} & trained) - accumulated
+        accumulated |= new
+        reader = row_info
+        while not reader.executed and reader.parent_info is not None:
+            reader = reader.parent_info
+        counts[("backward", reader.key), "node"] += len(new)
+        if "step" in phases:
+            counts[("step", reader.key), "parameter"] += len(new)
     return counts
 
 
