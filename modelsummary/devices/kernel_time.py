@@ -191,12 +191,12 @@ class DeviceModel:
         (``use_cudnn_depthwise`` in aten/src/ATen/native/Convolution.cpp), or channels last.
         """
         units, figures, part = self.spec.units or 100, self.coefficients["unit"], work.part
-        if part in ("single", "strided", "turned"):
+        if part in ("element by element", "strided", "transposed"):
             return work.sizes[0] / (units * float(figures[part]))
         streaming = work.nbytes / (self.spec.bandwidth * self.stream)
         if work.op_class == "norm" and not work.is_backward and len(work.sizes) > 1:  # not one of several fused ones
             return work.sizes[0] * float(figures["row_ns"]) * 1e-9 / units + streaming
-        if work.op_class == "reduction" and part == "columns":
+        if work.op_class == "reduction" and part == "over rows":
             return float(figures["columns_us"]) * 1e-6 + streaming
         if work.op_class == "depthwise" and work.dtype is torch.bfloat16 and not work.channels_last:
             element, multiply_add = (float(value) for value in figures["depthwise_ns"])
@@ -208,8 +208,8 @@ class DeviceModel:
             return 0.0
         elements = batch * image
         images = channels * batch * float(figures["image_ns"]) * 1e-9 / units
-        images = max(images, channels * elements / (units * float(figures["single"])))
-        if part == "native":  # one block of threads sums up a channel, and a backward writes its results, too
+        images = max(images, channels * elements / (units * float(figures["element by element"])))
+        if part == "without cuDNN":  # one block of threads sums up a channel, and a backward writes its results, too
             block, unit = (float(value) for value in figures["backward sums" if work.is_backward else "sums"])
             sums = elements * max(1 / block, channels / units / unit)
             return sums if work.is_backward else sums + images

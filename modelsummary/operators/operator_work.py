@@ -35,11 +35,11 @@ class Work(NamedTuple):
         flops: twice its multiply-adds.
         nbytes: bytes that it reads and writes.
         part: ``"input"``, ``"weight"`` or ``"bias"`` for the kernels of a convolution; ``"inference"`` for a batch norm
-            that computes no statistics, ``"native"`` for one by torch's own kernels instead of cuDNN's; ``"single"``
-            for a kernel that loads elements one by one, as its tensors differ in dtype or strides, ``"strided"`` for a
-            copy in another order of dimensions, ``"turned"`` if another dimension becomes innermost; ``"columns"`` for
-            a reduction of elements that are not next to each other; ``"query sums"`` for the conversion of gradients
-            that attention added up; ``"triton"`` for a kernel that Inductor generated.
+            that computes no statistics, ``"without cuDNN"`` for one that torch's own kernels compute;
+            ``"element by element"`` for a kernel that loads single elements, as its tensors differ in dtype or strides;
+            ``"strided"`` for a copy in another order of dimensions, ``"transposed"`` if another dimension becomes
+            innermost; ``"over rows"`` for a reduction of elements that are not next to each other; ``"query sums"`` for
+            the conversion of gradients that attention added up; ``"triton"`` for a kernel that Inductor generated.
         is_backward: computes gradients; such kernels of some classes are far slower.
         is_3x3: a dense 3 x 3 convolution of stride 1, which Winograd's algorithm computes.
         is_causal: attention to earlier positions only.
@@ -153,8 +153,8 @@ def _simple(call: OperatorCall) -> Work:
     if op_class == "softmax":
         return work(call, "softmax", _rows_of(first))
     if op_class == "reduction":
-        return work(call, "reduction", _rows_of(first, call.outputs), "" if is_innermost(call) else "columns")
-    part = "single" if op_class == "elementwise" and _loads_single_elements(call) else ""
+        return work(call, "reduction", _rows_of(first, call.outputs), "" if is_innermost(call) else "over rows")
+    part = "element by element" if op_class == "elementwise" and _loads_single_elements(call) else ""
     return work(call, op_class, [max((spec.numel for spec in (*call.outputs, *call.tensors)), default=0)], part)
 
 
@@ -167,7 +167,7 @@ def _written_rows(call: OperatorCall) -> TensorSpec | None:
 
 
 def _copy_part(call: OperatorCall) -> str:
-    """Return ``"strided"`` or ``"turned"`` for a copy of one tensor into another order of its dimensions.
+    """Return ``"strided"`` or ``"transposed"`` for a copy of one tensor into another order of its dimensions.
 
     What joins tensors, or converts to a wider dtype, loads elements one by one.
     """
@@ -175,16 +175,22 @@ def _copy_part(call: OperatorCall) -> str:
         return ""
     source, target = call.tensors[-1], call.outputs[0]
     if source.shape != target.shape:
-        return "single" if call.rule.facts.joins else ""
+        return "element by element" if call.rule.facts.joins else ""
     dims = [pair for size, *pair in zip(source.shape, source.stride, target.stride, strict=True) if size > 1]
     order = [step for before, step in sorted(dims) if before]  # 0: one element is written several times
     if order != sorted(order):
-        return "turned" if order[0] != min(order) else "strided"
-    return "single" if source.dtype.itemsize < target.dtype.itemsize and source.dtype.is_floating_point else ""
+        return "transposed" if order[0] != min(order) else "strided"
+    is_widened = source.dtype.itemsize < target.dtype.itemsize and source.dtype.is_floating_point
+    return "element by element" if is_widened else ""
 
 
 def _loads_single_elements(call: OperatorCall) -> bool:
-    """Return True if torch's kernel cannot load several elements at once: tensors differ in dtype, shape or strides."""
+    """Return True if torch's kernel cannot load several elements at once: tensors differ in dtype, shape or strides.
+
+    A foreach kernel takes lists of tensors, each with those that it is computed with.
+    """
+    if call.args and type(call.args[0]) in (list, tuple):
+        return False
     whole = [spec for spec in (*call.tensors, *call.outputs) if spec.numel > 1 and spec.dtype.is_floating_point]
     return len({(spec.shape, spec.stride, spec.dtype) for spec in whole}) > 1
 
@@ -245,7 +251,7 @@ def _batch_norm(call: OperatorCall) -> Work:
     moved += (2 if backward else 1) * x.nbytes if training and not channels_last else 0
     channels = x.shape[1] if len(x.shape) > 1 else 1
     is_native = x.dtype is torch.bfloat16 and not channels_last
-    part = "inference" if not training else "native" if is_native else ""
+    part = "inference" if not training else "without cuDNN" if is_native else ""
     image = prod(x.shape[2:])
     sizes = channels, x.numel // max(channels * image, 1), image
     return work(call, "batch_norm", sizes, part, nbytes=moved, channels_last=channels_last)

@@ -379,7 +379,7 @@ def depthwise(elements, positions):
     return Work("conv", "depthwise", BF16, (elements, positions), 2 * elements * positions, 4 * elements)
 
 
-def batch_norm(batch, channels, side, passes, part="native", *, backward=False):
+def batch_norm(batch, channels, side, passes, part="without cuDNN", *, backward=False):
     elements = batch * side**2
     moved = 2 * passes * channels * elements
     return Work("norm", "batch_norm", BF16, (channels, batch, side**2), 0, moved, part, backward)
@@ -394,11 +394,11 @@ def batch_norm(batch, channels, side, passes, part="native", *, backward=False):
         (product(8192, 50_257, 1024), 8525),
         (product(8192, 30_522, 1024), 1956),
         (product(8192, 766, 768), 51),
-        (Work("cast", "copy", FLOAT32, (4096**2,), 0, 6 * 4096**2, "single"), 55),
-        (Work("clone", "copy", BF16, (64 * 196 * 768,), 0, 4 * 64 * 196 * 768, "turned"), 70),
+        (Work("cast", "copy", FLOAT32, (4096**2,), 0, 6 * 4096**2, "element by element"), 55),
+        (Work("clone", "copy", BF16, (64 * 196 * 768,), 0, 4 * 64 * 196 * 768, "transposed"), 70),
         (Work("norm", "norm", BF16, (200_704, 96), 0, 4 * 200_704 * 96), 232),
         (Work("norm", "norm", BF16, (4096, 4096), 0, 4 * 4096**2), 33),
-        (Work("sum", "reduction", BF16, (3072, 8192), 0, 2 * 8192 * 3072, "columns"), 34),
+        (Work("sum", "reduction", BF16, (3072, 8192), 0, 2 * 8192 * 3072, "over rows"), 34),
         (batch_norm(256, 16, 112, 3), 2803),
         (batch_norm(64, 512, 28, 3), 140),
         (batch_norm(256, 960, 7, 2, "inference"), 152),

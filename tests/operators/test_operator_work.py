@@ -369,29 +369,32 @@ def test_half_precision_convolutions_pad_images_with_few_channels():
 def test_a_copy_says_how_it_loads_elements():
     x = meta(4, 8, 6)
     turned, strided = x.transpose(1, 2), x.transpose(0, 1)  # another dimension becomes innermost, or none does
-    parts = ((x, ""), (x[:, :4], ""), (turned, "turned"), (strided, "strided"), (x[:1].expand(4, 8, 6), ""))
+    parts = ((x, ""), (x[:, :4], ""), (turned, "transposed"), (strided, "strided"), (x[:1].expand(4, 8, 6), ""))
     for source, part in parts:
         (work,) = work_of(call(aten.clone.default, source, memory_format=torch.contiguous_format))
         assert (work.op_class, work.part) == ("copy", part)
     (work,) = work_of(call(aten.fill_.Tensor, x, meta()))
     assert work.part == ""
     half = meta(4, 8, dtype=torch.bfloat16)
-    for source, dtype, part in ((half, torch.float32, "single"), (meta(4, 8), torch.bfloat16, "")):
+    for source, dtype, part in ((half, torch.float32, "element by element"), (meta(4, 8), torch.bfloat16, "")):
         (work,) = work_of(call(aten._to_copy.default, source, dtype=dtype))
         assert work.part == part
-    assert work_of(call(aten.cat.default, [half, half]))[0].part == "single"
+    assert work_of(call(aten.cat.default, [half, half]))[0].part == "element by element"
 
 
-def test_elementwise_operators_load_single_elements_of_tensors_that_differ():
+def test_elementwise_operators_load_tensors_that_differ_element_by_element():
     x, row, half = meta(4, 8), meta(8), meta(4, 8, dtype=torch.bfloat16)
-    for others, part in (((x,), ""), ((row,), "single"), ((half,), "single"), ((x.t().contiguous().t(),), "single")):
-        assert work_of(call(aten.mul.Tensor, x, *others))[0].part == part
+    for other in (row, half, x.t().contiguous().t()):
+        assert work_of(call(aten.mul.Tensor, x, other))[0].part == "element by element"
+    assert work_of(call(aten.mul.Tensor, x, x))[0].part == ""
+    (work,) = work_of(call(aten._foreach_add.List, [x, row], [x, row]))
+    assert work.name == "aten._foreach_add"  # each tensor is added to one of its shape
     assert work_of(call(aten.mul.Tensor, x, meta()))[0].part == ""  # one number for all
 
 
-def test_reductions_over_rows_are_of_columns():
+def test_reductions_over_rows_say_so():
     x = meta(4, 8)
-    for dims, part in (([0], "columns"), ([1], ""), ([0, 1], "")):
+    for dims, part in (([0], "over rows"), ([1], ""), ([0, 1], "")):
         assert work_of(call(aten.sum.dim_IntList, x, dims))[0].part == part
 
 
