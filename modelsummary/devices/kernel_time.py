@@ -130,7 +130,10 @@ class DeviceModel:
 
     @property
     def host(self) -> float:
-        """Seconds that the host needs to dispatch one operator in eager mode."""
+        """Seconds that the host needs to dispatch one operator of a forward in eager mode.
+
+        Steps of clusters count it alone, for operators of the backward, too.
+        """
         return self.host_seconds["operator"]
 
     def seconds(self, work: Work) -> float:
@@ -141,8 +144,7 @@ class DeviceModel:
         """Return how many kernels the library runs, the small ones beside the one that computes included."""
         if self._layout_passes(work) > 1:
             return 1 + _LAYOUT_KERNELS
-        is_native = work.op_class == "batch_norm" and work.dtype is torch.bfloat16 and not work.channels_last
-        return 1 + _NORM_KERNELS if is_native else 1
+        return 1 + _NORM_KERNELS if work.op_class == "batch_norm" and _is_without_cudnn(work) else 1
 
     def busy(self, work: Work) -> float:
         """Return the seconds in which a kernel computes and moves data, without its launch.
@@ -187,8 +189,6 @@ class DeviceModel:
 
         A unit has a rate of its own for kernels that load elements one by one, or in another order; a row, an image or
         a channel that is reduced takes it a time of its own. Devices with much bandwidth per unit show it first.
-        Depthwise convolutions and batch norms in bfloat16 are torch's own kernels: cuDNN gets float16 alone
-        (``use_cudnn_depthwise`` in aten/src/ATen/native/Convolution.cpp), or channels last.
         """
         units, figures, part = self.spec.units or 100, self.coefficients["unit"], work.part
         if part in ("element by element", "strided", "transposed"):
@@ -198,12 +198,13 @@ class DeviceModel:
             return work.sizes[0] * float(figures["row_ns"]) * 1e-9 / units + streaming
         if work.op_class == "reduction" and part == "over rows":
             return float(figures["columns_us"]) * 1e-6 + streaming
-        if work.op_class == "depthwise" and work.dtype is torch.bfloat16 and not work.channels_last:
+        if not _is_without_cudnn(work):
+            return 0.0
+        if work.op_class == "depthwise":
             element, multiply_add = (float(value) for value in figures["depthwise_ns"])
             passes = float(figures["depthwise_weight"]) if part == "weight" else 1.0
             return passes * work.sizes[0] * (element + multiply_add * work.sizes[1]) * 1e-9 / units
-        is_native = work.op_class == "batch_norm" and work.dtype is torch.bfloat16 and not work.channels_last
-        channels, batch, image = work.sizes if is_native else (0, 0, 1)
+        channels, batch, image = work.sizes
         if image == 1:  # rows of features, without images
             return 0.0
         elements = batch * image
@@ -336,6 +337,15 @@ class DeviceModel:
         """Return how often a convolution moves its bytes: half-precision kernels expect channels last."""
         is_expected = work.op_class != "conv" or work.channels_last
         return 1.0 if is_expected else float(self._path(work).get("conv_passes", 1.0))
+
+
+def _is_without_cudnn(work: Work) -> bool:
+    """Return True for depthwise convolutions and batch norms in bfloat16, which are torch's own kernels.
+
+    cuDNN gets float16 alone (``use_cudnn_depthwise`` in aten/src/ATen/native/Convolution.cpp), or channels last.
+    """
+    is_of_class = work.op_class in ("depthwise", "batch_norm")
+    return is_of_class and work.dtype is torch.bfloat16 and not work.channels_last
 
 
 def _moving_names(work: Work) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ class LatencyEstimate(float):
         source: name of the fit, or of the kernel table of this machine.
         typical_error: mean error of such predictions against measurements they had not seen, as a fraction.
         shares: fraction of the time per source: ``"measured"``, ``"interpolated"`` between measured calls, ``"fit"``.
-        limited_by: ``"device"``, or ``"host"`` if dispatching takes longer than computing.
+        limited_by: ``"host"`` if the host takes longer for the step than the kernels on the device, else ``"device"``.
+            Forward, backward and optimizer each take the longer of both.
         uncounted_ops: operators whose work is not known -> number of runs. They take the time of their bytes, which is
             a lower bound, and collectives none: their time is the network's.
         calls: FQN and call index -> milliseconds of the forward and of the backward of that call, with everything

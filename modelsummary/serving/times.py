@@ -45,8 +45,9 @@ def phase_time(
         live: the live model.
         phase: the forward, run on shapes.
         target: a named device, or this machine.
-        mode: ``"eager"`` or ``"compiled"``; a compiled step is replayed, so that the host does not limit it, and writes
-            new keys and values into the cache in place, where an eager one copies a growing cache.
+        mode: ``"eager"`` or ``"compiled"``; a compiled step is replayed from a CUDA graph, so that, unlike in
+            ``estimate_latency``, the host does not limit it; it writes new keys and values into the cache in place,
+            where an eager one copies a growing cache.
         communicate: returns the seconds of collectives; None: there are none.
     """
     operators = (
@@ -57,6 +58,9 @@ def phase_time(
     kernels = time_operators(live, operators, target, mode)
     device = sum(kernel.seconds or 0.0 for kernel in kernels)
     computing = launching = waiting = host = 0.0
+    costs = target.times.host_seconds
+    views = sum(operator.run.call.rule.is_view for operator in phase.operators)
+    beside_kernels = views * costs["view"] + phase.n_calls * costs["module"]
     if target.model is not None:
         spec = target.model.spec
         fastest = max(spec.peak_flops.values(), default=float("inf"))
@@ -66,10 +70,10 @@ def phase_time(
                 launching += seconds  # it would take as long with less work
             elif kernel.flops and target.model.computing(kernel.work) > target.model.moving(kernel.work):
                 computing += seconds
-        host = sum(kernel.n_operators for kernel in kernels) * target.model.host if mode == "eager" else 0.0
+        if mode == "eager":
+            host = sum(kernel.n_operators for kernel in kernels) * costs["operator"] + beside_kernels
     elif (table := target.table) is not None:
-        views = sum(operator.run.call.rule.is_view for operator in phase.operators)
-        waiting = (views + phase.n_calls) * table.host  # the kernels wait for them
+        waiting = beside_kernels  # the kernels wait for it
         device += waiting
         for kernel in kernels:
             flops, moved = table.computing(kernel.work), table.moving(kernel.work)

@@ -13,7 +13,7 @@ from torch import nn
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
 from modelsummary.cluster import Cluster, Factors
 from modelsummary.devices.kernel_table import KernelTable, machine_of
-from modelsummary.devices.target import Target
+from modelsummary.devices.target import Target, target_of
 from modelsummary.serving import points
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
@@ -368,6 +368,18 @@ def test_ranks_of_several_nodes_take_the_network():
     least = 2 * 15 / 16 * nbytes / 8 / 25e9
     one_node, two_nodes = (communication(target, ranks)("all_reduce", nbytes) for ranks in (8, 16))
     assert one_node < least < two_nodes < 2 * least
+
+
+def test_the_host_of_an_eager_forward_is_that_of_its_latency(stats):
+    """What takes the host's time is the same: operators, views, and calls of modules."""
+    run = run_request(stats.live.model, request_of(stats.live), 1, 4)
+    costs = target_of("H100").times.host_seconds
+    views = sum(operator.run.call.rule.is_view for operator in run.decode.operators)
+    operators = sum(operator.run.call.rule.launches_kernel for operator in run.decode.operators)
+    assert views
+    expected = operators * costs["operator"] + views * costs["view"] + run.decode.n_calls * costs["module"]
+    time = phase_time(stats.live, run.decode, target_of("H100"), "eager")
+    assert (time.limited_by, time.seconds) == ("host", pytest.approx(expected))
 
 
 @pytest.mark.parametrize(
