@@ -489,7 +489,7 @@ def _print_operators(model: str, run: str, row: dict[str, Any], kernels: Any) ->
     for name, _, _, us in row["operators"]:
         by_name[name.removeprefix("aten::")][0] += us / 1000
     for kernel in kernels:
-        name = kernel.name.split(" ")[0].removeprefix("aten.").split(".")[0]
+        name = kernel.work.operator.removeprefix("foreach ").split(" ")[0].removeprefix("aten.").split(".")[0]
         by_name[name][1] += 1000 * (kernel.seconds or 0.0)
     most = sorted(by_name.items(), key=lambda item: -abs(item[1][0] - item[1][1]))[:12]
     rows = [[name, *figures] for name, figures in most]

@@ -23,7 +23,7 @@ __all__ = ["TABLE_ERROR", "estimate", "predict_kernels", "time_operators"]
 
 _PHASES = ("forward", "backward", "step")
 # Kernels per time step of cuDNN's LSTM, as profiled on an H100: forward a product, the cell and a filling with zeros;
-# backward two products.
+# backward five, two of them products.
 _LAUNCHES_PER_STEP = {False: 3, True: 5}
 _OUTSIDE = ("", 0)  # row of work outside of the model's modules
 # Mean error of benchmarks/latency_truth.py where a model runs minutes after its calls were visited (0.083): about the

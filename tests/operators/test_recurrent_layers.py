@@ -29,6 +29,27 @@ def layers(features, hidden, n_layers, gates):
 
 
 @pytest.mark.parametrize(
+    ("sizes", "batch_first", "batch_sizes"),
+    [
+        ((64, 32, 8), False, []),
+        ((32, 64, 8), True, []),
+        ((32 * 64, 8), True, [32] * 64),
+        ((32 * 64, 8), False, [32] * 64),
+    ],
+)
+def test_steps_are_those_of_the_sequence(sizes, batch_first, batch_sizes):
+    """64 steps of 32 sequences through two layers; each step of a layer waits for the one before."""
+    x, hx = torch.empty(sizes, device="meta"), torch.empty(2, 32, 16, device="meta")
+    weights = [weight.detach() for weight in layers(8, 16, 2, 4)]
+    call = (x, weights, 4, None, hx, hx, LSTM, 16, 0, 2, batch_first, 0.0, True, False, batch_sizes, None)
+    log = OperatorLog(id, set())
+    log.note(torch.ops.aten._cudnn_rnn.default, call, {}, (x.new_empty(*sizes[:-1], 16), hx, hx, x, x))
+    (work,) = work_of(log.runs[0].call)
+    assert work.sizes == (2 * 64, 32, 8, 16)
+    assert work.flops == 2 * 32 * 64 * 4 * 16 * (8 + 16 + 16 + 16)
+
+
+@pytest.mark.parametrize(
     ("mode", "train", "nbytes"),
     # An LSTM of 2 layers, 64 steps of 32 sequences, 1024 wide: 92,274,944 bytes on the H100. Others are not measured.
     [(LSTM, True, 92_274_944), (LSTM, False, 0), (GRU, True, (2 * 4 + 1) * 64 * 32 * 1024 * 4)],
