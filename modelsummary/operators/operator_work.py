@@ -187,7 +187,7 @@ def _copy_part(call: OperatorCall) -> str:
 def _loads_single_elements(call: OperatorCall) -> bool:
     """Return True if torch's kernel cannot load several elements at once: tensors differ in dtype, shape or strides.
 
-    A foreach kernel takes lists of tensors, each with those that it is computed with.
+    The lists of a foreach kernel hold operands of many sizes, but the operands of one result are alike.
     """
     if call.args and type(call.args[0]) in (list, tuple):
         return False

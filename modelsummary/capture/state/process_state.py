@@ -147,7 +147,8 @@ def _set_float32_products(saved: str | tuple[str, ...]) -> None:
 
 
 def _float32_settings() -> tuple[Any, ...]:
-    return torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    backends: Any = torch.backends
+    return backends, backends.cuda.matmul, backends.mkldnn.matmul
 
 
 _switch = partial(ProcessState, is_switch=True)
