@@ -71,7 +71,8 @@ class ServedLengths(NamedTuple):
 
     Attributes:
         arrival: seconds after the start.
-        prompt, output: tokens of the prompt, and tokens to generate.
+        prompt: tokens of the prompt.
+        output: tokens to generate.
     """
 
     arrival: float
@@ -85,8 +86,9 @@ class Load:
 
     Attributes:
         requests: number of requests.
-        prompt, output: tokens of each prompt, and tokens to generate for it: a number, a list with one per request,
-            ``Uniform(least, most)``, or ``LogNormal(median, sigma, most)``.
+        prompt: tokens of each prompt: a number, a list with one per request, ``Uniform(least, most)``, or
+            ``LogNormal(median, sigma, most)``.
+        output: tokens to generate for each, likewise.
         rate: mean requests per second; the gaps between arrivals are exponential (a Poisson process). None: all arrive
             at once, or as ``arrivals`` says.
         arrivals: seconds at which the requests arrive, ascending, such as of a trace; None: by ``rate``.

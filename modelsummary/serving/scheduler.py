@@ -123,8 +123,10 @@ class ServedRequest(NamedTuple):
 
     Attributes:
         arrival: seconds after the start.
-        prompt, output: tokens of the prompt, and generated tokens.
-        first, last: seconds after the start when the first and the last token were generated.
+        prompt: tokens of the prompt.
+        output: generated tokens.
+        first: seconds after the start when the first token was generated.
+        last: seconds after the start when the last token was generated.
         preemptions: how often it lost its pages.
     """
 

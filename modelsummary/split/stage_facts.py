@@ -32,7 +32,8 @@ class StageFacts:
     """The facts of one stage, for the recorded batch.
 
     Attributes:
-        first, last: the first and the last call: FQN of a module, or ``add in layers.3`` for a function.
+        first: the first call: FQN of a module, or ``add in layers.3`` for a function.
+        last: the last call.
         calls: number of modules and functions that the stage calls.
         params: elements of its parameters; a parameter that several stages hold counts in each.
         param_bytes, buffer_bytes: bytes of its parameters and of its buffers.
