@@ -154,6 +154,7 @@ def parts_of(
     *,
     ranks: int = 1,
     context: int = 1,
+    sends_round: bool = True,
     eight_bits: torch.dtype | None = None,
     sorts_rows: bool = False,
     sum_dtype: torch.dtype | None = None,
@@ -169,6 +170,8 @@ def parts_of(
         mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
         ranks: of tensor parallelism, if what is gathered for a column-parallel layer is kept in shares; else 1.
         context: ranks over which the sequence is split; attention sees keys of all of them.
+        sends_round: gradients of keys and values go round the ranks of ``context``, as in torch's ring; otherwise they
+            are summed by one reduce-scatter.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
         sorts_rows: rows that came from several ranks are sorted by expert, and back.
         sum_dtype: dtype of the sums that products add gradients of weights to; None: a kernel of its own adds them.
@@ -187,7 +190,7 @@ def parts_of(
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
     ]
     works, counts = _kernels_by_part(labelled, mode, context, eight_bits, sum_dtype)
-    collectives = _collectives(observed, part_names, marks, context, sends_round=mode != "fused")
+    collectives = _collectives(observed, part_names, marks, context, sends_round=sends_round)
     for part_name, collective in _exchanges(collectives) if sorts_rows else ():
         for phase in _phases_of(collective.phase, is_repeated=collective.is_repeated):
             works[part_name, phase][_sorting(collective.nbytes)] += 1

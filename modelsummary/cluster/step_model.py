@@ -324,6 +324,7 @@ class StepModel:
             self.recipe.kernels,
             ranks=1 if self._is_applied(plan) else plan.tensor,
             context=plan.context,
+            sends_round=self.recipe.kernels != "fused" and self.recipe.sequence == "torch",
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
             sorts_rows=self.recipe.copies_per_token is None and self.number_of_experts > plan.dispatch_ranks > 1,
             sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
