@@ -296,10 +296,11 @@ def test_torchvision(name):
 def test_transformers(model, config):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    sizes |= {} if model.startswith("Bert") else {"num_key_value_heads": 2}
     tokens = torch.randint(0, 90, (2, 16))
-    inputs = {"input_ids": tokens} if model.endswith("Model") else {"input_ids": tokens, "labels": tokens}
-    made = getattr(transformers, model)(getattr(transformers, config)(**sizes, vocab_size=100))
-    check_against_real(made, kwargs=inputs)
+    inputs = {"input_ids": tokens, "labels": tokens}
+    language_model = getattr(transformers, model)(getattr(transformers, config)(**sizes, vocab_size=100))
+    check_against_real(language_model, kwargs=inputs)
 
 
 @pytest.mark.slow
