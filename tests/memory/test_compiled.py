@@ -124,7 +124,7 @@ class Checkpointed(nn.Module):
 
 def test_by_hand():
     # batch 2. Eager: the results of the first linear, sin and cos, 2*16 floats each. Compiled: the backward of the last
-    # linear reads the result of cos, and sin is made again from that of the first linear.
+    # linear reads the result of cos, and sin is computed again from the result of the first linear.
     stats = Statistics(Chain(), (2, 8))
     memory = stats.memory("compiled", optimizer="sgd-momentum")
     assert stats.memory().activations == 3 * 128

@@ -67,7 +67,7 @@ def test_cudnn_keeps_gates_and_states(mode, train, nbytes):
         assert 0 <= nbytes - reserve.nbytes <= 256  # cuDNN's own few bytes
         assert buffer.nbytes == 0
         if not train:
-            return  # cuDNN keeps nothing, so there is no backward
+            return  # without gradients, cuDNN keeps nothing for a backward
         gradients = torch.autograd.grad(result.sum(), [x, *weights])
     assert [gradient.shape for gradient in gradients] == [tensor.shape for tensor in [x, *weights]]
 
