@@ -12,7 +12,7 @@ from itertools import groupby
 from textwrap import indent
 from typing import Any
 
-import torch.utils.checkpoint
+import torch.utils.checkpoint  # noqa: F401 (the generated code uses it)
 from torch.fx import Node
 from torch.fx.graph import CodeGen, PythonCode
 
@@ -110,6 +110,3 @@ def _free(name: str, taken: set[str]) -> str:
         free = f"{name}_part{count}"
     taken.add(free)
     return free
-
-
-assert torch.utils.checkpoint  # the generated code uses it
