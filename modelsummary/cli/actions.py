@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
+import re
 import sys
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import modelsummary
 from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
 from modelsummary.cli.sources import build_model
 from modelsummary.devices.kernel_table import device_here
@@ -27,8 +31,9 @@ from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.terminal import red, shows_colours
 
-__all__ = ["calibrate", "check", "compare", "explore", "serve_plan", "summarize"]
+__all__ = ["calibrate", "check", "compare", "env", "explore", "serve_plan", "summarize"]
 
+_OF_DEVELOPMENT = re.compile("extra == .(dev|docs|examples|test|zoo)")  # extras that users do not install
 _TOKENS = (1, 16)  # size of the recorded input of serve-plan; requests have the sizes of the options
 
 
@@ -46,6 +51,34 @@ def compare(options: argparse.Namespace) -> int:
     facts = {"forms": comparison.to_records(), "reasons": comparison.reasons}
     _write(json.dumps(facts) if options.format == "json" else str(comparison), options.output)
     return 0
+
+
+def env(options: argparse.Namespace) -> int:
+    """Print the versions of what modelsummary runs on, for a report of a defect."""
+    facts = dict(_environment())
+    text = "\n".join(f"{name}: {value}" for name, value in facts.items())
+    _write(json.dumps(facts) if options.format == "json" else text, options.output)
+    return 0
+
+
+def _environment() -> Iterator[tuple[str, str]]:
+    yield "modelsummary", modelsummary.__version__
+    yield "Python", platform.python_version()
+    yield "platform", platform.platform()
+    yield "torch", torch.__version__
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield "devices", ", ".join(devices) or "cpu"
+    yield "threads", str(torch.get_num_threads())
+    try:
+        requirements = metadata("torch-modelsummary").get_all("Requires-Dist") or []
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return
+    used = [requirement for requirement in requirements if not _OF_DEVELOPMENT.search(requirement)]
+    for library in sorted({re.split(r"[^\w.-]", requirement)[0] for requirement in used} - {"torch"}):
+        try:
+            yield library, version(library)
+        except PackageNotFoundError:
+            continue
 
 
 def check(options: argparse.Namespace) -> int:

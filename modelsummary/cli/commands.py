@@ -313,6 +313,15 @@ def _calibrate(commands: _Commands) -> None:
     add("--again", action="store_true", help="measure what is known once more")
 
 
+def _env(commands: _Commands) -> None:
+    commands.add_parser(
+        "env",
+        help="versions of modelsummary, torch and the optional libraries, for a report of a defect",
+        description="Versions of modelsummary, torch and the optional libraries, and the devices that torch sees.",
+        parents=[_written()],
+    )
+
+
 def _serve_plan(commands: _Commands) -> None:
     parser = commands.add_parser(
         "serve-plan",
@@ -343,6 +352,7 @@ _COMMANDS: dict[str, Callable[[_Commands], None]] = {
     "check": _check,
     "explore": _explore,
     "calibrate": _calibrate,
+    "env": _env,
     "serve-plan": _serve_plan,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import zipfile
@@ -434,3 +435,11 @@ def test_explore_writes_a_page(capsys, tmp_path):
     exported = tmp_path / "net.json"
     assert run([*arguments, "--format", "json", "--output", str(exported)]) == 0
     assert run(["explore", str(exported), "--compare", str(exported), "--output", str(page)]) == 0
+
+
+def test_the_environment_of_a_report(capsys):
+    assert run(["env", "--format", "json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["torch"], facts["Python"]) == (torch.__version__, platform.python_version())
+    assert run(["env"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{name}: {value}" for name, value in facts.items()]
