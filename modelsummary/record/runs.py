@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -68,7 +69,11 @@ def record(
     for opened in (rules, replace(rules, checks_decisions=True)):
         trace = _tracing(model, execution, opened)
         first = trace(call)
-        _check_assignments(first, call, trace)
+        if _is_settled(first, call, trace):
+            trace = partial(trace, is_second=True)
+            first = trace(call)
+        else:
+            _check_assignments(first, call, trace)
         yield from _records(first, call, trace, batch_dim, execution)
         if not first.tracer.decides:
             return
@@ -116,6 +121,17 @@ def _calls(root: Event) -> list[tuple[str, Any]]:
     return [(event.fqn, event.function) for event in root.walk()]
 
 
+def _is_settled(first: Run, call: CallArguments, trace: TraceRun) -> bool:
+    """Return True if the forward assigns attributes once, and runs the same calls from then on.
+
+    A classifier of transformers assigns ``config.problem_type`` when it is first called with labels.
+    """
+    if not any(event.assigned for event in first.root.walk()):
+        return False
+    again = trace(call, is_second=True)
+    return not any(event.assigned for event in again.root.walk()) and _runs_alike(first, again)
+
+
 def _check_assignments(first: Run, call: CallArguments, trace: TraceRun) -> None:
     """Note the attributes that the forward assigns and does not depend on; a step of generation may read them.
 
@@ -131,15 +147,21 @@ def _check_assignments(first: Run, call: CallArguments, trace: TraceRun) -> None
         for options in ({"is_second": True}, {"unreadable": assigned}):
             try:
                 repeated = trace(call, other_mode=other_mode, **options)
-                merged_record = merged(
-                    [replace(member, is_other_mode=False) for member in (run, repeated)], 0, "", _NO_MODE
-                )
-                pairs = list(zip(run.root.walk(), merged_record.root.walk(), strict=True))
-            except Exception:  # it reads the attributes, or runs other calls
+            except Exception:  # it reads the attributes
                 return
-            if not all(_holds_for_both(event, merged_event) for event, merged_event in pairs):
+            if not _runs_alike(run, repeated):
                 return
     first.unread = assigned
+
+
+def _runs_alike(run: Run, repeated: Run) -> bool:
+    """Return True if a repeated run has the calls of a run, and what was known from one is known from both."""
+    try:
+        both = merged([replace(member, is_other_mode=False) for member in (run, repeated)], 0, "", _NO_MODE)
+        pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
+    except Exception:  # other calls
+        return False
+    return all(_holds_for_both(event, merged_event) for event, merged_event in pairs)
 
 
 def _holds_for_both(event: Event, merged_event: Event) -> bool:

@@ -125,14 +125,14 @@ def test_batch_norm_writes_its_statistics_in_train():
         (lambda self, x: x if bool(x.sum() > 0) else -x, "decides by values of tensors: it calls bool"),
         (lambda self, x: x * int(self.scale), "decides by values of tensors: it calls int"),
         (lambda self, x: x * torch.rand(()).item(), "decides by values of tensors: it calls item"),
-        (lambda self, x: setattr(self, "seen", 1) or x * 1, "assigns its attribute 'seen'"),
+        (lambda self, x: setattr(self, "seen", self.seen + 1) or x * 1, "assigns its attribute 'seen'"),
         (lambda self, x: self.kept.append(1) or x * 1, "assigns its attribute 'kept'"),
         (lambda self, x: setattr(x, "requires_grad", True) or x * 1, "assigns an attribute of a tensor"),
     ],
 )
 def test_obstacles(forward, obstacle):
     model = Call(forward)
-    model.scale, model.kept = nn.Parameter(torch.ones(1)), []
+    model.scale, model.kept, model.seen = nn.Parameter(torch.ones(1)), [], 0
     with untouched(model):
         records = recorded(model, rows(2, 4), execution="real")
     assert all(each.root.obstacle.startswith(obstacle) for each in records)

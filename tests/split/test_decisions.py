@@ -166,8 +166,39 @@ def asks_for_the_type(self, x):
     return y
 
 
+def changes_from_the_second_on(self, x):
+    y = self.b(self.a(x)) * (1 if self.seen is None else 2)
+    self.seen = True
+    return y
+
+
+def test_attributes_that_the_first_forward_settles():
+    """Split a classifier of transformers' kind: it notes the type of its problem when it first sees labels."""
+
+    def forward(self, x, labels):
+        if self.seen is None:
+            self.seen = "labels" if labels.dtype == torch.long else "regression"
+        logits = self.b(self.a(x))
+        if self.seen == "labels":
+            return nn.functional.cross_entropy(logits, labels), logits
+        return nn.functional.mse_loss(logits, labels), logits
+
+    model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    model.seen = None
+    x, labels = torch.rand(2, 4), torch.tensor([1, 3])
+    stages = Statistics(model, (x, labels)).split(2)
+    assert model.seen is None
+    loss, logits = stages(x, labels)
+    expected_loss, expected_logits = model(x, labels)
+    assert torch.equal(loss, expected_loss)
+    assert torch.equal(logits, expected_logits)
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("forward", [deletes, reads_in_eval, reads_the_one_before_the_last, asks_for_the_type])
+@pytest.mark.parametrize(
+    "forward",
+    [deletes, reads_in_eval, reads_the_one_before_the_last, asks_for_the_type, changes_from_the_second_on],
+)
 def test_attributes_that_some_later_forward_reads(forward, training):
     model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).train(training)
     model.seen = model.older = None
