@@ -177,6 +177,7 @@ class Event:
         checkpointed: whether the caller runs it under ``torch.utils.checkpoint``; a bool, or ``ModeChoice``.
         regions: numbers of the regions of activation checkpointing around it, outermost first, if these are opened.
         assigned: FQNs of the attributes that the module assigned or changed during the call.
+        prepared: name of an attribute of the module that the calling code has changed since its last call; empty: none.
         reads_sizes: whether the module's own forward read the size of a tensor.
         dtype_bound: whether an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
@@ -199,6 +200,7 @@ class Event:
     checkpointed: Any = False
     regions: tuple[int, ...] = ()
     assigned: frozenset[str] = frozenset()
+    prepared: str = ""
     reads_sizes: bool = False
     dtype_bound: bool = False
     training: bool = False

@@ -108,6 +108,9 @@ class _Merge:
         event.checkpointed = self._constant([call.checkpointed for call in events], first.training)
         if isinstance(event.checkpointed, Unknown):
             event.args = (*event.args, event.checkpointed)
+        event.prepared = next((call.prepared for call in events if call.prepared), "")
+        if event.prepared:
+            event.args = (*event.args, Unknown(f"another {event.prepared} by the code that calls it"))
         event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(call.reads_sizes for call in events)
         event.dtype_bound = any(call.dtype_bound for call in events)
         event.writes = tuple(call.writes[0] for call in events)

@@ -23,7 +23,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
-from modelsummary.capture.templates import Unknown, leaves_of
+from modelsummary.capture.templates import Marker, Unknown, leaves_of
 from modelsummary.errors import ForwardError, ModelSummaryError, in_short
 from modelsummary.record.changes import Unreadable, check_kept
 from modelsummary.record.events import Event, Record
@@ -165,9 +165,22 @@ def _runs_alike(run: Run, repeated: Run) -> bool:
 
 
 def _holds_for_both(event: Event, merged_event: Event) -> bool:
-    """Return True if merging a second run left everything known that was known from one."""
-    leaves = zip(*(leaves_of((side.args, side.kwargs, side.result)) for side in (event, merged_event)), strict=True)
-    return all(isinstance(traced, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for traced, leaf in leaves)
+    """Return True if merging a second run left everything known that was known from one.
+
+    Objects that each run makes anew, such as a cache, differ by identity alone; what they do shows in the calls.
+    """
+    merged_args = merged_event.args[: len(event.args)]  # reasons against a whole call are behind them
+    pairs = [(event.args, merged_args), (event.kwargs, merged_event.kwargs), (event.result, merged_event.result)]
+    leaves = [pair for sides in pairs for pair in zip(*map(leaves_of, sides), strict=True)]
+    return all(
+        isinstance(traced, (Unknown, Foreign)) or not isinstance(leaf, Unknown) or _has_identity_alone(traced)
+        for traced, leaf in leaves
+    )
+
+
+def _has_identity_alone(value: Any) -> bool:
+    equality: Any = type(value).__eq__
+    return not isinstance(value, Marker) and equality is object.__eq__
 
 
 def record_once(

@@ -240,8 +240,7 @@ class Tracer(TorchFunctionMode):
         )
         before = state_of(module)
         if before != self._states[id(module)]:  # calling the module again would not be the same
-            changed = first_difference(self._states[id(module)], before)
-            event.args = (*event.args, Unknown(f"another {changed} by the code that calls it"))
+            event.prepared = first_difference(self._states[id(module)], before)
         event.grad = _is_grad_enabled()
         event.regions = tuple(self._regions)
         event.obstacle = obstacle_of_module(module, kwargs)

@@ -10,6 +10,7 @@ import modelsummary
 from modelsummary import SplitError, Statistics, TraceError
 from tests.idioms import rows
 from tests.models import Call
+from tests.untouched import untouched
 
 
 def masking(self, x, mask):
@@ -192,6 +193,33 @@ def test_attributes_that_the_first_forward_settles():
     expected_loss, expected_logits = model(x, labels)
     assert torch.equal(loss, expected_loss)
     assert torch.equal(logits, expected_logits)
+
+
+def test_hooks_that_the_first_forward_installs():
+    """Split a model that captures results of layers by hooks, as models of transformers capture logits of routers."""
+
+    class Cache:
+        """An object that each forward makes anew."""
+
+    class Layer(nn.Linear):
+        def forward(self, x, cache):
+            return super().forward(x)
+
+    def forward(self, x):
+        if not self.seen:
+            self.a.register_forward_hook(lambda module, args, out: results.append(out))
+            self.seen = True
+        results.clear()
+        return self.b(self.a(x), Cache()), *results
+
+    model = Call(forward, a=nn.Linear(4, 4), b=Layer(4, 4))
+    model.seen, results = False, []
+    with untouched(model):
+        stages = Statistics(model, torch.ones(2, 4)).split(2)
+        out, captured = stages(torch.ones(2, 4))
+    expected_out, expected_captured = model(torch.ones(2, 4))
+    assert torch.equal(out, expected_out)
+    assert torch.equal(captured, expected_captured)
 
 
 @pytest.mark.parametrize("training", [True, False])
