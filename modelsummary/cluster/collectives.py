@@ -179,6 +179,15 @@ class Network:
             return 0.0
         return min(_MOST_UNITS, ceil(self._bandwidth(group) / _UNIT_BANDWIDTH)) / units
 
+    def bandwidth_taken(self, group: RankGroup) -> float:
+        """Return the fraction of a device's memory bandwidth that a collective takes from kernels beside it.
+
+        Each byte that passes over a link is written to the memory and read from it.
+        """
+        if self.cluster.device.units is None or group.size == 1:
+            return 0.0
+        return 2 * self._bandwidth(group) / self.cluster.device.bandwidth
+
     def _ring(self, passes: int, nbytes: float, group: RankGroup) -> float:
         n, crossings = group.size, group.nodes if group.nodes > 1 else 0
         steps = passes * (
