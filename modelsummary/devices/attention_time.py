@@ -12,8 +12,10 @@ The shares of the peak hold for large causal attention with heads of 128: on an 
 https://arxiv.org/abs/2407.08608, figures 5 and 6, which also show FlashAttention-2 and cuDNN), on a B200 of
 FlashAttention's own benchmarks (https://github.com/Dao-AILab/flash-attention, issue 1589 and pull request 2280).
 FlashAttention-1 reaches 30 to 50 % of the peak of an A100 in the forward, and 25 to 35 % in the backward (Dao 2023,
-https://arxiv.org/abs/2307.08691, section 1): its share is an estimate, a value with which both are in these ranges.
-The share of FlashAttention-3 is an estimate, too: 1.07 times cuDNN's.
+https://arxiv.org/abs/2307.08691, section 1). Its shares are the values in these ranges that half of llm-foundry's runs
+on A100s ask for. They also ask for the same speed with heads of 64 as with heads of 128: its warps wait for what they
+exchange through shared memory, which grows with the head. On an H100 it runs the same instructions as FlashAttention-2,
+and is taken to be as much slower as on an A100. The share of FlashAttention-3 is an estimate, too: 1.07 times cuDNN's.
 
 Where torch runs neither FlashAttention nor cuDNN, it takes the memory-efficient kernel of xFormers: for float32, and on
 devices without cuDNN's kernel for masks and for values with heads of another size. Its float32 products are three TF32
@@ -44,7 +46,7 @@ _START = 64  # keys that a block takes as long to begin with as to work through
 # FlashAttention-2 on an A100 reaches 190 TFLOP/s with heads of 64, and 225 with heads of 128 (Dao 2023,
 # https://arxiv.org/abs/2307.08691, figures 4 to 6): the exponentials take as long as 26 more elements of a head.
 _EXPONENTIALS, _MEASURED_HEAD = 26, 128
-_BACKWARD = 0.86  # of the forward's speed: A100, H100 and B200, of the sources above; an estimate for FlashAttention-1
+_BACKWARD, _BACKWARD_OF_FLASH1 = 0.86, 0.61  # of the forward's speed: A100, H100 and B200, of the sources above
 # Heads above 128 leave room for smaller tiles only. Latent attention (192 for scores, 128 for values) reaches these
 # shares of the speed with heads of 128, forward and backward, on an A100 with 16 to 64 heads
 # (configs/system/a100_pcie.json of https://github.com/MooreThreads/SimuMax); on its B200 they are 0.81 and 0.79.
@@ -55,7 +57,7 @@ _TF32_PER_FLOAT32, _EFFICIENT_FLOAT32 = 3, 0.9
 # third, as the measurement was short.
 MOST_OF_TF32 = 0.378
 _SHARES = {
-    "flash1": {"ampere": 0.38},
+    "flash1": {"ampere": 0.45, "hopper": 0.24},
     "flash2": {"ampere": 0.66, "hopper": 0.35, "blackwell": 0.18},
     "flash3": {"hopper": 0.61},
     "cudnn": {"hopper": 0.57, "blackwell": 0.62},
@@ -94,17 +96,18 @@ def efficient_share_of_tf32(generation: str) -> float | None:
     return None if share is None else share / shares["ampere"] * _EFFICIENT_FLOAT32 / _TF32_PER_FLOAT32
 
 
-def attention_seconds(work: Work, rate: float, units: int) -> float:
+def attention_seconds(work: Work, rate: float, units: int, kernel: str = "flash2") -> float:
     """Return the seconds of fused attention.
 
     A causal kernel leaves out the tiles above the diagonal. The exponentials take as long for small heads as for large
-    ones; heads above 128 have smaller tiles.
+    ones, except in FlashAttention-1, which waits for other work; heads above 128 have smaller tiles.
 
     Args:
         work: the kernel; its sizes are batch x heads, queries, keys, head size, and its operations are those without
             a causal mask.
         rate: operations per second of large attention with heads of 128 in the forward.
         units: units that run blocks at the same time.
+        kernel: one of ``KERNELS``.
 
     >>> from math import prod
     >>> import torch
@@ -121,11 +124,12 @@ def attention_seconds(work: Work, rate: float, units: int) -> float:
     start_flops = pair_flops * min(queries, _TILE) * min(keys, _TILE) * _START / _TILE
     if work.is_causal:
         flops *= min(1.0, 0.5 + _TILE / (2 * keys))
-    rate *= (1 + _EXPONENTIALS / _MEASURED_HEAD) / (1 + _EXPONENTIALS / min(head, _MEASURED_HEAD))
+    if kernel != "flash1":
+        rate *= (1 + _EXPONENTIALS / _MEASURED_HEAD) / (1 + _EXPONENTIALS / min(head, _MEASURED_HEAD))
     if head > _MEASURED_HEAD:
         rate *= _OF_WIDE_HEADS[work.is_backward]
     if work.is_backward:
-        rate *= _BACKWARD
+        rate *= _BACKWARD_OF_FLASH1 if kernel == "flash1" else _BACKWARD
     blocks = outer * ceil(length / _TILE)
     block_flops = flops / (outer * length) * min(length, _TILE) + start_flops
     return ceil(blocks / units) * units * block_flops / rate

@@ -227,7 +227,7 @@ class DeviceModel:
             return max(seconds, work.flops / self.sustained)
         path = self._path(work)
         if work.op_class == "attention":
-            return attention_seconds(work, self._attention_rate(work), units)
+            return attention_seconds(work, self._attention_rate(work), units, self.attention_kernel)
         peak *= self.tensor if self._on_tensor_cores(work) else self.simt
         if work.op_class == "rnn":  # each step waits for the one before
             return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch
