@@ -219,6 +219,11 @@ class Applier:
                 f"parallel_plan does not apply Recipe(precision={recipe.precision}): convert the layers with "
                 "torchao.float8.convert_to_float8_training, and plan with precision=torch.bfloat16"
             )
+        if plan.checkpoint and recipe.early_stop is False:
+            raise InputError(
+                "parallel_plan does not apply Recipe(early_stop=False): its checkpoints stop when they have what the "
+                "backward reads; leave early_stop out for a plan to apply"
+            )
         summed = recipe.gradient_dtype or self._trained
         if summed != self._stored:
             raise InputError(

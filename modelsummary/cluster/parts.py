@@ -158,6 +158,7 @@ def parts_of(
     eight_bits: torch.dtype | None = None,
     sorts_rows: bool = False,
     sum_dtype: torch.dtype | None = None,
+    stops_early: bool = True,
 ) -> dict[str, Part]:
     """Return the parts of a step: ``BEFORE``, each block that ran, ``AFTER``.
 
@@ -175,12 +176,13 @@ def parts_of(
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
         sorts_rows: rows that came from several ranks are sorted by expert, and back.
         sum_dtype: dtype of the sums that products add gradients of weights to; None: a kernel of its own adds them.
+        stops_early: recomputation of a part stops when it has what the backward reads.
     """
     part_names = _part_names(observed, blocks)
     marks = _marks(observed.operators, set(columns))
     for index in of_weights_alone(observed.operators, part_names, observed.gradients):
         marks[index] += _WEIGHTS
-    if mode != "fused":
+    if stops_early:
         for index in _after_the_last_kept(observed, part_names):
             marks[index] += _LAST
     labelled = [
@@ -342,7 +344,7 @@ def _after_the_last_kept(observed: Observed, part_names: Sequence[str]) -> list[
     """Return the indices of the operators of the forward behind the last one whose result their part keeps.
 
     Recomputation ends when it has all that the backward of its part reads (``set_checkpoint_early_stop`` in
-    torch/utils/checkpoint.py); a compiled one leaves out what nothing reads. Megatron's own checkpoints run all again.
+    torch/utils/checkpoint.py); a compiled one leaves out what nothing reads.
     """
     operators, last = observed.operators, dict.fromkeys(part_names, -1)
     saved_in: dict[CallKey | None, str] = {}

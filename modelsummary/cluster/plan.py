@@ -295,8 +295,7 @@ class Recipe:
             FSDP these copies are the shards; what is gathered has ``precision``.
         kernels: ``"eager"``: one kernel per operator; ``"fused"``: as in Megatron: chains of element-wise operators are
             one kernel, the products that compute gradients of weights add them to their sums, the optimizer is one
-            kernel, and recomputation repeats whole blocks; ``"compiled"``: norms, softmax and reductions join the
-            chains, as by ``torch.compile``. Where torch recomputes, it stops when it has what the backward reads.
+            kernel; ``"compiled"``: norms, softmax and reductions join the chains, as by ``torch.compile``.
         attention: fused kernels of attention on an NVIDIA device: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the
             generations of FlashAttention, ``"cudnn"``, ``"efficient"`` for xFormers' memory-efficient ones, or None:
             what torch prefers there since version 2.10, which is cuDNN on Hopper and data center Blackwell, else
@@ -321,6 +320,9 @@ class Recipe:
             return, they are torch's.
         overlap_tensor: gradients of the inputs of column-parallel layers are reduced while these layers compute the
             gradients of their weights.
+        early_stop: recomputation of a block stops when it has what the backward reads, as with
+            ``torch.utils.checkpoint.set_checkpoint_early_stop``; False: it repeats the whole block, as before torch 2.1
+            and with ``use_reentrant=True``; None: False for ``kernels="fused"``, as in Megatron, else True.
 
     Raises:
         InputError: a value is unusable.
@@ -344,6 +346,7 @@ class Recipe:
     overlap_tensor: bool = False
     share_messages: bool = False
     sequence: str = "torch"
+    early_stop: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("precision", "gradient_dtype", "state_dtype"):
@@ -369,6 +372,8 @@ class Recipe:
         for name in ("master_weights", "overlap_gradients", "overlap_experts", "overlap_tensor", "share_messages"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.early_stop is not None and not isinstance(self.early_stop, bool):
+            raise InputError(f"early_stop must be True, False or None, got {self.early_stop!r:.80}")
         check_loss(self.loss)
 
     @property
@@ -376,6 +381,11 @@ class Recipe:
         """The dtype of weights and activations in memory: ``precision``, or bfloat16 if products compute in 8 bits."""
         has_eight_bits = self.precision is not None and self.precision.itemsize == 1
         return torch.bfloat16 if has_eight_bits else self.precision
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether recomputation of a block stops when it has what the backward reads."""
+        return self.kernels != "fused" if self.early_stop is None else self.early_stop
 
     @property
     def adds_in_products(self) -> bool:

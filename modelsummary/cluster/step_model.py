@@ -328,6 +328,7 @@ class StepModel:
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
             sorts_rows=self.recipe.copies_per_token is None and self.number_of_experts > plan.dispatch_ranks > 1,
             sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
+            stops_early=self.recipe.stops_early,
         )
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:

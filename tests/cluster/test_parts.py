@@ -265,11 +265,12 @@ def test_recomputation_repeats_what_torch_repeats(dropout, reentrant):
             run().sum().backward()
         return counter.get_total_flops()
 
-    stats, recipe = Statistics(model, ids), Recipe(kernels="fused" if reentrant else "eager")
+    stats, recipe = Statistics(model, ids), Recipe(kernels="eager", early_stop=False if reentrant else None)
     part = StepModel(stats.live, stats.root, recipe).parts(Plan())["blocks.0"]
     repeated = products(lambda: checkpoint(block, x, use_reentrant=reentrant)) - products(lambda: block(x))
     assert part.repeated_flops == repeated
     assert part.flops - repeated == (0 if reentrant or dropout else 2 * LENGTH * 4 * WIDTH**2)
+    assert [Recipe(kernels=kernels).stops_early for kernels in ("eager", "fused", "compiled")] == [True, False, True]
 
 
 def test_products_of_megatron_add_gradients_of_weights_to_their_sums():

@@ -646,6 +646,7 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(pipeline=2, blocks=(3,)), r"the number of blocks of each of 2 stages, got \(3,\)"),
         (lambda: Plan(pipeline=2, blocks=(3, True)), r"number of blocks of each of 2 stages, got \(3, True\)"),
         (lambda: Plan(sequence=2), "sequence must be True or False, got 2"),
+        (lambda: Recipe(early_stop=1), "early_stop must be True, False or None, got 1"),
         (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
     ],
 )
