@@ -198,7 +198,8 @@ class StageTimer:
             distance = plan.split_ranks * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
             waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
         held = weights.sharded(plan) if plan.sharded else weights.total
-        return WeightUpdate(waited, time_model.optimizer(held, recipe))
+        buffers = time_model.buffers(held if plan.is_fsdp else weights.total, recipe, averages=plan.copies > 1)
+        return WeightUpdate(waited, time_model.optimizer(held, recipe) + buffers)
 
 
 def _on_slowest(spent: SecondsByCause, slowest: float) -> SecondsByCause:

@@ -33,6 +33,7 @@ _LEAST_SPEED = 0.1  # of kernels, whatever communicates meanwhile
 _MOST_EQUAL = 4  # equal units in a row that are run; each further one adds as much as the last of these
 
 _CLIPPING = 3  # times that gradients are read or written for their norm, and to scale them
+_BUFFER_PASSES, _AVERAGING = 2, 2  # the same of buffers of gradients once per step, and to divide them by a number
 
 
 class _Passes(NamedTuple):
@@ -306,6 +307,20 @@ class TimeModel:
     def accumulation(self, weights: Weights, recipe: Recipe) -> float:
         """Return the seconds of adding the gradients of a micro-batch to their sums: one is read, the other updated."""
         return self.moved("accumulation", weights.trained + 2 * weights.gradient_bytes(recipe))
+
+    def buffers(self, weights: Weights, recipe: Recipe, *, averages: bool) -> float:
+        """Return the seconds of what Megatron does once per step with the buffers that hold whole gradients; else 0.
+
+        They are set to zero, read for values that are not finite, and before their reduction divided by the number of
+        copies (megatron/core/distributed/param_and_grad_buffer.py).
+
+        Args:
+            weights: trained on the rank, whole.
+            recipe: of the step.
+            averages: several ranks have copies of them.
+        """
+        passes = _BUFFER_PASSES + (_AVERAGING if averages else 0)
+        return self.moved("buffers", passes * weights.gradient_bytes(recipe)) if recipe.kernels == "fused" else 0.0
 
     def optimizer(self, weights: Weights, recipe: Recipe) -> float:
         """Return the seconds of an optimizer step behind the norm of the gradients.

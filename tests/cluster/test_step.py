@@ -723,3 +723,18 @@ def test_an_optimizer_moves_the_bytes_of_its_kernels(simulator, name, make):
     time_model = simulator.time_model
     assert time_model.optimizer(weights, recipe) == pytest.approx(time_model.moved("optimizer", moved.nbytes), rel=1e-6)
     assert time_model.optimizer(weights, replace(recipe, kernels="fused")) < time_model.optimizer(weights, recipe)
+
+
+def test_megatron_passes_through_its_buffers_of_gradients(simulator):
+    """What torch's own operators move when a buffer is set to zero, checked by its norm, and averaged over copies."""
+    params = [nn.Parameter(torch.ones(2**20)) for _ in range(4)]
+    weights = Weights.of(weight_of(param, param, Recipe(precision=None), "trained") for param in params)
+    for averages in (False, True):
+        with MovedBytes() as moved:
+            buffer = torch.zeros(2**22)
+            torch.linalg.vector_norm(buffer)
+            if averages:
+                buffer *= 0.5
+        seconds = simulator.time_model.buffers(weights, Recipe(precision=None, kernels="fused"), averages=averages)
+        assert seconds == pytest.approx(simulator.time_model.moved("buffers", moved.nbytes), rel=1e-6)
+    assert simulator.time_model.buffers(weights, Recipe(precision=None), averages=True) == 0
