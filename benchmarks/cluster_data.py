@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from cluster_models import Sizes, fused_token_loss, gpt, llama, mixture, mpt, token_loss
+from cluster_models import Sizes, fused_token_loss, gpt, llama, measured_token_loss, mixture, mpt, token_loss
 from cluster_runs import MEGATRON, Run
 from torch import nn
 
@@ -33,8 +33,11 @@ from modelsummary import DeviceSpec
 from modelsummary.cluster import Cluster, Plan, Recipe
 
 EAGER = Recipe(loss=token_loss, sequence="megatron", kernels="eager", attention="flash2")
-FOUNDRY = replace(EAGER, loss=fused_token_loss, attention="flash1")
-SIMUMAX = Recipe(loss=fused_token_loss, sequence="megatron", kernels="fused", overlap_tensor=True)
+FOUNDRY = replace(EAGER, loss=measured_token_loss, attention="flash1")
+PURE = replace(FOUNDRY, gradient_dtype=None, early_stop=False)
+SIMUMAX = Recipe(
+    loss=fused_token_loss, sequence="megatron", kernels="fused", overlap_tensor=True, overlap_gradients=False
+)
 B200 = DeviceSpec("B200", sustained_flops={torch.bfloat16: 1.107e15})
 MPT = {  # width, heads, layers
     "125m": (768, 12, 12),
@@ -107,7 +110,7 @@ def foundry(folder: Path) -> Iterator[Run]:
             checkpoint="every" if row["recompute"] == "AC" else None,
         )
         cluster = Cluster(row["device"], nodes=gpus // 8)
-        recipe = replace(FOUNDRY, gradient_dtype=None) if "PURE" in row["precision"] else FOUNDRY
+        recipe = PURE if "PURE" in row["precision"] else FOUNDRY
         label = f"MPT {row['model']}, {length} tokens, {gpus} {row['device']}, {plan.micro_batch}"
         seconds = batch * length / (float(row["tokens_per_second_per_gpu"]) * gpus)
         model = model_of("mpt", layers, width, heads, length)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Sizes", "fused_token_loss", "gpt", "llama", "mixture", "mpt", "token_loss"]
+__all__ = ["Sizes", "fused_token_loss", "gpt", "llama", "measured_token_loss", "mixture", "mpt", "token_loss"]
 
 
 class CoreAttention(nn.Module):
@@ -390,3 +390,28 @@ class FusedCrossEntropy(torch.autograd.Function):
 def fused_token_loss(logits: Tensor) -> Tensor:
     """Return what moves and keeps the bytes of ``token_loss`` as one fused kernel."""
     return FusedCrossEntropy.apply(logits.flatten(0, 1)).float().mean()
+
+
+class MeasuredCrossEntropy(FusedCrossEntropy):
+    """A fused cross entropy, and the metrics that Composer updates after the backward of each micro-batch.
+
+    ``LanguageCrossEntropy`` and ``LanguagePerplexity`` each compute a cross entropy of the logits, which autocast casts
+    to float32 (composer/metrics/nlp.py, ``update``; ``_train_microbatch`` in composer/trainer/trainer.py). Each casts
+    the logits, and writes the logarithms of their softmax. They run here one after the other, and in pieces, as they
+    run when the activations are freed.
+    """
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (logits,) = ctx.saved_tensors
+        for piece in [*logits.chunk(_PIECES)] * _METRICS:
+            F.log_softmax(piece.float(), -1)
+        return FusedCrossEntropy.backward(ctx, gradient)
+
+
+_METRICS, _PIECES = 2, 16
+
+
+def measured_token_loss(logits: Tensor) -> Tensor:
+    """Return what moves and keeps the bytes of ``fused_token_loss`` and of Composer's metrics."""
+    return MeasuredCrossEntropy.apply(logits.flatten(0, 1)).float().mean()

@@ -5,7 +5,8 @@
 
 The models are plain modules on meta. Nothing of the prediction is fitted to these runs. ``cluster_blind.py`` and
 ``cluster_mixtures.py`` have further runs, and ``cluster_data.py`` the rows of a folder of measurements. ``--write``
-stores the ratios of all tables in the package, where ``StepEstimate.error`` takes them from.
+stores the ratios of all tables in the package, where ``StepEstimate.error`` takes them from, and prints the errors that
+are left when a cluster is calibrated with one, or with five, runs of a table.
 
 Runs that are held out are not looked at while a mechanism is chosen; their errors are printed apart. A hash of what a
 run is decides, about half of each table and one table in four as a whole: ``Run.is_held_out``.
@@ -23,7 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
@@ -58,7 +59,8 @@ MEGATRON = Recipe(
 KORTHIKANTI = replace(MEGATRON, gradient_dtype=torch.float32, overlap_tensor=True)
 LLAMA = Recipe(precision=torch.bfloat16, loss=token_loss, sequence="megatron")
 
-DRAWS, KEPT = 3, 40  # of runs to calibrate with, and ratios after a calibration that are stored
+# Numbers of runs to calibrate with, how often they are drawn, and ratios after a calibration that are stored.
+CALIBRATIONS, DRAWS, KEPT = (1, 5), 3, 40
 
 
 class Run(NamedTuple):
@@ -294,20 +296,32 @@ class Result(NamedTuple):
         return None if self.run.peak_bytes is None else self.step.memory_bytes / self.run.peak_bytes
 
 
-def summary_row(name: str, results: Sequence[Result]) -> list[object]:
-    """Return the errors of a table: of all its seconds, of the shown and the held-out ones, and of its peaks.
+def mean_error(ratios: Sequence[float]) -> str:
+    """Return the mean error of ratios as text; an empty text without ratios."""
+    return f"{sum(abs(ratio - 1) for ratio in ratios) / len(ratios):.1%}" if ratios else ""
 
-    The last entry is the number of runs that do not fit.
+
+def bias(ratios: Sequence[float]) -> str:
+    """Return the mean of ratios, minus 1, as text; an empty text without ratios."""
+    return f"{sum(ratios) / len(ratios) - 1:+.1%}" if ratios else ""
+
+
+def summary_row(name: str, results: Sequence[Result], after: Mapping[int, Sequence[float]]) -> list[object]:
+    """Return the errors of a table: of its seconds, of its peaks, and of its seconds after calibrations.
+
+    Args:
+        name: of the table.
+        results: its runs.
+        after: number of runs that a cluster was calibrated with -> ratios of the others.
     """
+    ratios = [result.ratio for result in results]
     held_out, shown = ([result.ratio for result in results if result.run.is_held_out is flag] for flag in (True, False))
     peaks = [result.peak_ratio for result in results if result.peak_ratio is not None]
-    row: list[object] = [name, len(results)]
-    for ratios in ([result.ratio for result in results], shown, held_out, peaks):
-        off = [abs(ratio - 1) for ratio in ratios]
-        row += [f"{sum(off) / len(off):.1%}", f"{sum(ratios) / len(off) - 1:+.1%}"] if ratios else ["", ""]
-        if ratios is not shown and ratios is not held_out:
-            row += [f"{max(off):.1%}"] if ratios else [""]
-    return [*row, sum(not result.step.fits for result in results)]
+    worst = f"{max(abs(ratio - 1) for ratio in ratios):.1%}"
+    of_seconds = [mean_error(ratios), bias(ratios), worst, mean_error(shown), mean_error(held_out)]
+    calibrations = [mean_error(after.get(steps, ())) for steps in CALIBRATIONS]
+    unfit = sum(not result.step.fits for result in results)
+    return [name, len(results), *of_seconds, mean_error(peaks), bias(peaks), *calibrations, unfit or ""]
 
 
 def calibrated(results: Sequence[Result], steps: int) -> list[float]:
@@ -328,16 +342,15 @@ def calibrated(results: Sequence[Result], steps: int) -> list[float]:
     return ratios
 
 
-def entries_of(name: str, results: Sequence[Result]) -> list[dict[str, object]]:
-    """Return the ratios of a table as the package stores them: an entry for each case."""
+def entries_of(name: str, results: Sequence[Result], after: Mapping[int, Sequence[float]]) -> list[dict[str, object]]:
+    """Return the ratios of a table as the package stores them: an entry for each case.
+
+    Args:
+        name, results, after: as for ``summary_row``.
+    """
     pools: dict[Case, list[Result]] = {}
     for result in results:
         pools.setdefault(result.step.case, []).append(result)
-    after = {steps: [round(ratio, 3) for ratio in calibrated(results, steps)] for steps in (1, 5)}
-    for steps, ratios in after.items():
-        if ratios:
-            off = sum(abs(ratio - 1) for ratio in ratios) / len(ratios)
-            print(f"{name}: {off:.1%} after a calibration with {steps} of its runs", flush=True)
     largest = max(pools.values(), key=len)
     return [
         {
@@ -346,7 +359,9 @@ def entries_of(name: str, results: Sequence[Result]) -> list[dict[str, object]]:
             "seconds": [round(result.ratio, 3) for result in pool],
             "peaks": [round(result.peak_ratio, 3) for result in pool if result.peak_ratio is not None],
             "calibrated": {
-                steps: sorted(ratios)[:: len(ratios) // KEPT + 1] for steps, ratios in after.items() if ratios
+                steps: [round(ratio, 3) for ratio in sorted(ratios)[:: len(ratios) // KEPT + 1]]
+                for steps, ratios in after.items()
+                if ratios
             }
             if pool is largest
             else {},
@@ -382,12 +397,16 @@ def main() -> None:
         print(f"{len(off)} figures: mean error {sum(off) / len(off):.2%}, worst {max(off):.2%}")
         return
     rows, summary, entries, every = [], [], [], []
+    every_after: dict[int, list[float]] = {steps: [] for steps in CALIBRATIONS}
     runs = (run for run in tables(options.data) if options.only in f"{run.table} {run.name}")
     for name, of_table in groupby(runs, key=attrgetter("table")):
         results = [Result(run, predicted(run)) for run in of_table]
-        summary.append(summary_row(name, results))
+        after = {steps: calibrated(results, steps) for steps in CALIBRATIONS} if options.write else {}
+        summary.append(summary_row(name, results, after))
         every += results
-        entries += entries_of(name, results) if options.write else []
+        for steps, ratios in after.items():
+            every_after[steps] += ratios
+        entries += entries_of(name, results, after) if options.write else []
         for result in results:
             run, step = result
             peaks = [None if nbytes is None else nbytes / 2**30 for nbytes in (run.peak_bytes, step.memory_bytes)]
@@ -412,9 +431,9 @@ def main() -> None:
     ]
     floats = ("", "", ".2f", ".2f", ".3f", ".1f", ".1f", ".3f", "", "")
     print(tabulate(rows, headers, floatfmt=floats, tablefmt="github"))
-    summary.append(summary_row("All runs", every))
-    headers = ["Table", "Runs", "Error", "Bias", "Worst", "Shown: error", "Bias", "Held out: error", "Bias"]
-    headers += ["Peak: error", "Bias", "Worst", "Do not fit"]
+    summary.append(summary_row(f"all {len(every)} runs of this page", every, every_after))
+    headers = ["table", "runs", "error", "bias", "worst", "shown", "held out", "peak: error", "bias"]
+    headers += [*(f"after {steps}" for steps in CALIBRATIONS), "do not fit"]
     print(tabulate(summary, headers, tablefmt="github", disable_numparse=True))
     if options.write:
         write(entries)
