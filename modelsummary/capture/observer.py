@@ -38,6 +38,8 @@ _INDEX_PUT = torch.ops.aten.index_put.default
 _ALIAS = torch.ops.aten.alias.default
 _LAYERS = ((nn.functional, "linear"), *((_torch.VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))
 _PLAIN = frozenset({Tensor, nn.Parameter, ShapeTensor})
+# By these, code gets the elements of a tensor without an operator; ``torch.tensor([tensor])`` asks for a number.
+_READING = ("tolist", "numpy", "__index__", "__int__", "__float__", "__repr__", "__dlpack__", "data_ptr")
 # Their results have the memory of their argument, which their schemas do not declare.
 _SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
 
@@ -159,6 +161,7 @@ class Observer:
         log: the runs of the operators with their arguments.
         every: all storages.
         clones: number of an operator -> bytes of the matrices that it copies.
+        read: identities of the storages whose elements Python got without an operator, if storages are followed.
     """
 
     def __init__(self, block_bytes: int = 1, level: Level = "storages") -> None:
@@ -170,6 +173,7 @@ class Observer:
         self.inside: list[Call | None] = []
         self.every: list[Allocation] = []
         self.clones: dict[int, int] = {}
+        self.read: set[int] = set()
         self._live: dict[int, tuple[Any, Allocation]] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
         self._params: set[int] = set()  # identities of the storages of parameters
@@ -398,7 +402,7 @@ class Observer:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Return a context in which resized storages are followed, and layers that add biases in place are known.
+        """Return a context that tells of resized storages, layers that add biases in place, and elements that are read.
 
         FSDP2 frees gathered parameters by resizing. Linear and recurrent functions add biases in place.
         """
@@ -421,10 +425,23 @@ class Observer:
 
             return call
 
+        def noted(original: Any) -> Any:
+            def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+                with suppress(NotImplementedError, RuntimeError):  # no storage
+                    self.read.add(self.identity(tensor))
+                return original(tensor, *args, **kwargs)
+
+            return call
+
+        reading = [
+            (kind, name) for kind in (Tensor, ShapeTensor) for name in _READING if kind is Tensor or name in vars(kind)
+        ]
         with ExitStack() as stack:
             stack.enter_context(_torch.swapped(torch.UntypedStorage, "resize_", resize_))
             for owner, name in _LAYERS:
                 stack.enter_context(_torch.swapped(owner, name, followed(getattr(owner, name))))
+            for kind, name in reading if self._follows else ():
+                stack.enter_context(_torch.swapped(kind, name, noted(getattr(kind, name))))
             yield
 
     def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:

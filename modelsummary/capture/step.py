@@ -278,6 +278,7 @@ class StepRun:
             n_in_other_threads=self.watch.n_in_other_threads,
             tensors=self._tensors,
             results=frozenset(self._results),
+            read=frozenset(self.observer.read),
             without_gradient=self._names_without_gradient(),
             **({} if self.graphs is None else self.graphs.since(first)),
             **facts,

@@ -138,6 +138,7 @@ class Trace:
         tensors: name of each parameter and buffer, tied ones under all their names -> identity of its storage; empty if
             storages were not followed.
         results: identities of the storages of the model's result, likewise.
+        read: identities of the storages whose elements Python got without an operator, as ``tolist()`` does, likewise.
         without_gradient: names of the trained parameters that got no gradient.
         graphs: numbers of the first operator of each compiled graph of the forward, and of the first one after it; None
             if the model is not compiled.
@@ -161,6 +162,7 @@ class Trace:
     n_in_other_threads: int = 0
     tensors: Mapping[str, int] = field(default_factory=dict)
     results: frozenset[int] = frozenset()
+    read: frozenset[int] = frozenset()
     without_gradient: Sequence[str] = ()
     graphs: Sequence[tuple[int, int]] | None = None
     recomputed: frozenset[int] = frozenset()

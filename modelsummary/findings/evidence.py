@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.step_plan import StepPlan
@@ -204,12 +203,9 @@ class Evidence:
     def dead(self) -> frozenset[int]:
         """The operators of forward and loss of which nothing is used.
 
-        Storages that live on count as used, and values that Python may have read by ``tolist()``, ``numpy()`` or
-        ``torch.tensor()``, which no operator shows: on shapes these follow from constants; in a real run, any.
+        Storages that live on count as used, and those whose elements Python read without an operator.
         """
-        if self.trace.execution == "real":
-            return frozenset()
-        needed: set[int] = {*self.trace.results, *self._constants()}
+        needed: set[int] = {*self.trace.results, *self.trace.read}
         dead: set[int] = set()
         for index in reversed(range(self.end)):
             run = self.run(index)
@@ -218,32 +214,12 @@ class Evidence:
             if run.is_view or is_allocation:
                 continue
             results = {*run.makes, *run.writes}
-            if results and not any(storage in needed or self.lives_on(storage) for storage in results):
+            is_asked = run.call.rule.needs_values  # Python has the shape of its result
+            if results and not is_asked and not any(storage in needed or self.lives_on(storage) for storage in results):
                 dead.add(index)
             else:
                 needed.update(run.reads)
         return frozenset(dead)
-
-    def _constants(self) -> Iterator[int]:
-        """Yield small storages whose values follow neither from floating point inputs, nor parameters, nor chance."""
-        unknown: set[int] = set()
-        for index, call in self.forward():
-            run = self.run(index)
-            arguments = zip(call.tensors, run.reads, strict=False)
-            is_unknown = any(storage in unknown or self._is_given(spec, storage) for spec, storage in arguments)
-            if is_unknown or call.rule.is_random:
-                unknown.update((*run.makes, *run.writes))
-            else:
-                yield from (
-                    storage
-                    for spec, storage in zip(call.outputs, run.makes, strict=False)
-                    if spec.numel <= KnownValues.most_elements
-                )
-
-    def _is_given(self, spec: TensorSpec, storage: int) -> bool:
-        """Return True for a parameter, and for an input in floating point numbers."""
-        kind = self.storages[storage].kind if storage in self.storages else ""
-        return spec.dtype.is_floating_point and kind in ("params", "inputs")
 
     def is_held(self, storage: int) -> bool:
         """Return True if something else than the backward holds a storage after forward and loss."""

@@ -241,6 +241,7 @@ READS = {
     "tolist": lambda sizes: sizes.tolist()[0],
     "numpy": lambda sizes: sizes.numpy()[0],
     "torch.tensor": lambda sizes: torch.tensor([sizes.sum(), sizes.max()])[1],
+    "shape": lambda sizes: sizes.nonzero().shape[0],
 }
 
 
@@ -250,6 +251,13 @@ def test_what_python_reads_is_read(name, is_real):
     model = _Reading(READS[name])
     findings = Statistics(Deciding(model) if is_real else model, TEXT).check(select="U203")
     assert list(findings) == []
+
+
+def test_what_nobody_reads_in_a_real_run():
+    model = Deciding(Block(lambda _, x: x.expand(64, *x.shape).exp() is x or x))
+    findings = Statistics(model, TEXT).check(select="U203,C902".split(","))
+    assert {finding.code: finding.what for finding in findings}["U203"] == "computes exp, which nobody reads"
+    assert {finding.code for finding in findings} == {"U203", "C902"}
 
 
 class _Weights(nn.Module):
