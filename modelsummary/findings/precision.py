@@ -9,7 +9,7 @@ import torch
 
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
-from modelsummary.findings.tensor_cores import OF_TORCH, is_weight
+from modelsummary.findings.tensor_cores import is_weight, places_in_parts
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line, OperatorCall, TensorSpec
 
@@ -51,12 +51,12 @@ def float32_product(evidence: Evidence) -> Iterator[Defect]:
     half = evidence.half
     if half is None:
         return
-    of_torch = {evidence.place(index) for index, call in evidence.forward() if call.name == OF_TORCH}
+    of_torch = places_in_parts(evidence)
     for index, call in evidence.forward():
         run = evidence.run(index)
         if not call.cost.macs or not call.outputs or call.outputs[0].dtype is not torch.float32:
             continue
-        if evidence.place(index) in of_torch and not any(is_weight(evidence, index)):  # torch's attention in parts
+        if evidence.place(index) in of_torch and not any(is_weight(evidence, index)):
             continue
         if call.name in _OF_VECTORS:
             continue
@@ -86,6 +86,7 @@ def cast_and_back(evidence: Evidence) -> Iterator[Defect]:
 
     A cast of floating point numbers to integers, or to 8 bits, rounds on purpose and is left out.
     """
+    of_torch = places_in_parts(evidence)
     for index, call in evidence.forward():
         if not call.rule.facts.casts or not evidence.run(index).makes or not evidence.is_of_model(index):
             continue
@@ -93,7 +94,7 @@ def cast_and_back(evidence: Evidence) -> Iterator[Defect]:
         uses = evidence.readers[copy]
         before, after = call.tensors[0].dtype, call.outputs[0].dtype
         rounds = before.is_floating_point and not (after.is_floating_point and after.itemsize > 1)
-        if before is after or rounds or not uses or evidence.is_held(copy):
+        if before is after or rounds or not uses or evidence.is_held(copy) or evidence.place(index) in of_torch:
             continue
         if all(evidence.call(use).rule.facts.casts and evidence.call(use).outputs[0].dtype is before for use in uses):
             dtype = str(after).removeprefix("torch.")

@@ -7,7 +7,7 @@ from typing import Any
 
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
-from modelsummary.findings.tensor_cores import OF_TORCH, is_fused_attention
+from modelsummary.findings.tensor_cores import is_fused_attention, places_in_parts
 from modelsummary.findings.unused import by_origin
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 
@@ -18,9 +18,8 @@ def computed_twice(evidence: Evidence) -> Iterator[Defect]:
 
     Operators are followed from the inputs on, so that a mask that each layer makes anew counts as one.
     """
-    attentions = (index for index, call in evidence.forward() if call.name == OF_TORCH or is_fused_attention(call))
-    places = {evidence.place(index) for index in attentions}
-    # the mask that scaled_dot_product_attention makes, or copies for its kernel, is torch's
+    fused = {evidence.place(index) for index, call in evidence.forward() if is_fused_attention(call)}
+    places = places_in_parts(evidence) | fused  # the mask that attention makes, or copies for its kernel, is torch's
     repeated = [index for index in _repeated(evidence) if evidence.place(index) not in places]
     if evidence.plan.autocast is not None:  # which casts what it gets each time
         repeated = [index for index in repeated if not evidence.call(index).rule.facts.casts]
@@ -33,9 +32,11 @@ def _repeated(evidence: Evidence) -> list[int]:
     """Return the operators that repeat an earlier one.
 
     Two storages have the same value if equal operators made them from arguments of the same values, at the same
-    offsets. An operator that writes in place makes a new value.
+    offsets. An operator that writes in place makes a new value. Constants, which follow from sizes alone, have the same
+    value only if the same line made them: sizes may be equal by chance, as the height and the width of an image.
     """
     values: dict[int, Any] = {}
+    constants: set[int] = set()
     makers: dict[Any, int] = {}
     repeated = []
     for index, call in evidence.forward():
@@ -47,7 +48,10 @@ def _repeated(evidence: Evidence) -> list[int]:
             arguments = tuple(
                 (values.get(storage, storage), offset) for storage, offset in zip(run.reads, run.offsets, strict=True)
             )
-            key = hash((id(call), arguments))
+            is_constant = rule.overwrites or constants.issuperset(run.reads)
+            if is_constant:
+                constants.update(run.makes)
+            key = hash((id(call), arguments, evidence.line(index) if is_constant else None))
         first = makers.setdefault(key, index)
         for position, storage in enumerate((*run.makes, *run.writes)):
             values[storage] = key, position
@@ -77,7 +81,9 @@ def copy_not_needed(evidence: Evidence) -> Iterator[Defect]:
         is_written = evidence.writers[copy] or any(writer > index for writer in evidence.writers[source])
         if is_written or evidence.is_held(copy) or not evidence.readers[copy]:
             continue
-        if call.tensors[0].stride == call.outputs[0].stride and evidence.storages[source].kind != "inputs":
+        is_inner = call.bound.get("memory_format") is not None  # of another function, such as repeat_interleave()
+        is_alike = call.tensors[0].stride == call.outputs[0].stride and not is_inner
+        if is_alike and evidence.storages[source].kind != "inputs":
             what, remedy = "copies a tensor, and neither is written later", "leave out clone()"
         elif _is_transposed(call.tensors[0]) and all(
             _multiplies(evidence, use, copy) for use in evidence.readers[copy]

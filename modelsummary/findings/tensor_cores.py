@@ -10,7 +10,8 @@ from torch import nn
 
 from modelsummary.findings.evidence import HALF, Evidence
 from modelsummary.findings.ruleset import Defect, rule
-from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.layer_info import CallKey
+from modelsummary.operators.operator_calls import Line, OperatorCall
 from modelsummary.operators.operator_work import ALIGNED_BYTES, Work, alignment_of, work_of
 
 _SMALLEST = 64  # narrower matrices gain nothing from padding
@@ -26,6 +27,11 @@ _ARGUMENTS = (
 _CALL = "call torch.nn.functional.scaled_dot_product_attention"
 _OF_WEIGHTS = "pass need_weights=False, as nobody reads the weights that it returns"
 _FUSED_DTYPES = (*HALF, torch.float32)
+
+
+def places_in_parts(evidence: Evidence) -> set[tuple[CallKey | None, Line | None]]:
+    """Return the calls and lines at which torch runs its own attention in parts; the casts there are torch's."""
+    return {evidence.place(index) for index, call in evidence.forward() if call.name == OF_TORCH}
 
 
 @rule("S501", "width-not-aligned")

@@ -260,6 +260,37 @@ def test_what_nobody_reads_in_a_real_run():
     assert {finding.code for finding in findings} == {"U203", "C902"}
 
 
+class _Square(nn.Module):
+    """The same positions for rows and columns, as they are as many here, and a repetition of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        rows = (torch.arange(4 * x.shape[1]) > 5).long()
+        columns = (torch.arange(x.shape[2]) > 5).long()
+        return self.fc(x).tanh().repeat_interleave(len(x) // 4, dim=0) * (rows + columns)
+
+
+class _Masked(nn.Module):
+    """Torch's attention with a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = (x + self.fc(x))[:, None]
+        scores = torch.zeros(x.shape[1], x.shape[1], requires_grad=True)
+        return F.scaled_dot_product_attention(y, y, y, attn_mask=scores)
+
+
+def test_casts_of_attention_that_the_cpu_runs_in_parts_are_torchs():
+    findings = Statistics(Deciding(_Masked()), TEXT).check(select="D", autocast=torch.bfloat16)
+    assert list(findings) == []
+
+
 class _Weights(nn.Module):
     """Attention that returns its weights."""
 
@@ -286,7 +317,7 @@ class _Capped(nn.Module):
         return scores.softmax(-1) @ y
 
 
-@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Asking, _Weights, _Capped])
+@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Asking, _Square, _Weights, _Capped])
 def test_silence_where_the_work_is_needed(kind):
     assert [(finding.code, finding.what) for finding in Statistics(kind(), TEXT).check()] == []
 
