@@ -69,6 +69,7 @@ class _Step:
         self.originals: dict[Call, Call] = {}  # of calls that a checkpoint ran again
         self.tensors: dict[Call, list[_Tensor]] = {}
         self.parameters: dict[str, ParameterValues] = {}
+        self.stepped: set[int] = set()  # parameters that an optimizer has changed
         self.results: list[Content] = []  # of the model, and gradients
         self.has_failed = False  # a forward raised
         self.makers = NodeMakers()
@@ -236,7 +237,8 @@ class Watching:
         self._is_stepping = False  # of an optimizer that raised, or that calls the model
         is_full = self._step.n_calls > _MOST_CALLS
         is_next = module is self.model and self._step.roots and not torch.is_grad_enabled()
-        if not is_recomputed and (is_full or (is_next and not self._step.has_graph)):
+        is_over = is_full or self._step.stepped or (is_next and not self._step.has_graph)
+        if is_over and not is_recomputed:
             self._close()
         elif len(self._contents.log) > _MOST_OPERATORS:
             self._refresh()
@@ -320,9 +322,12 @@ class Watching:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Read the gradients, and keep a sample of the weights until the step is over."""
+        trained = self._trained_by(optimizer)
+        if not self._step.stepped.isdisjoint(map(id, trained)):
+            self._close()
         self._samples = {}
         with unseen():
-            for parameter in self._trained_by(optimizer):
+            for parameter in trained:
                 plain = as_plain(parameter)
                 if plain is None:
                     continue
@@ -334,18 +339,18 @@ class Watching:
         self._is_stepping = bool(self._samples)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Read the weights and how much they changed; the step is over."""
+        """Read the weights and how much they changed, and the gradients if a closure made them within the step."""
         if not self._samples:
             return
-        self._is_stepping = False
+        has_called, self._is_stepping = not self._is_stepping, False
         with unseen():
             for parameter in self._trained_by(optimizer):
                 sample, before = self._samples.pop(id(parameter), (None, None))
                 plain = as_plain(parameter)
                 if sample is None or plain is None or parameter.grad is None:
                     continue
-                if self._parameters[id(parameter)] not in self._step.parameters:
-                    self._read_gradient(parameter)  # a closure made it within the step
+                if has_called or self._parameters[id(parameter)] not in self._step.parameters:
+                    self._read_gradient(parameter)
                 after = self._contents.write(parameter)
                 if after is not None:
                     gradient = parameter.grad
@@ -354,8 +359,8 @@ class Watching:
                     read += [] if before is None else [before]
                     self._contents.note(f"{type(optimizer).__name__}.step", read, [after], "optimizer")
                 self._read_weight(parameter, plain, sample)
+                self._step.stepped.add(id(parameter))
         self._samples = {}
-        self._close()
 
     def _trained_by(self, optimizer: Optimizer) -> list[Tensor]:
         """Return the parameters of the model that an optimizer trains."""

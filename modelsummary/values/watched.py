@@ -76,7 +76,7 @@ class ParameterValues:
 
 @dataclass
 class StepValues:
-    """The values of one step: what ran up to and including the step of an optimizer, or one forward without gradients.
+    """The values of one step: what ran up to the steps of optimizers, or one forward without gradients.
 
     Attributes:
         number: of the step, from 0.

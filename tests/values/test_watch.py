@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
 from math import inf
 
@@ -161,6 +162,57 @@ def test_steps_end_with_the_optimizer():
         values.log(3)
 
 
+def _with_closure(model, optimizers, x):
+    def closure():
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for optimizer in optimizers:
+        optimizer.step(closure)
+
+
+def _two_at_once(model, optimizers, x):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def _in_the_backward(model, optimizers, x):
+    of_parameter = {
+        id(parameter): optimizer for optimizer in optimizers for parameter in optimizer.param_groups[0]["params"]
+    }
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda parameter: of_parameter[id(parameter)].step())
+        for parameter in model.parameters()
+    ]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("step", "n_optimizers"),
+    [(_with_closure, 1), (_two_at_once, 2), (_in_the_backward, 4)],
+)
+def test_a_step_has_the_gradients_that_its_optimizers_got(step, n_optimizers):
+    """By a closure these are made within the step of the optimizer, when those of the step before are still there."""
+    model, norms = mlp(), []
+    parameters = list(model.parameters())
+    groups = [parameters] if n_optimizers == 1 else [parameters[i::n_optimizers] for i in range(n_optimizers)]
+    optimizers = [torch.optim.SGD(group, lr=0.1) for group in groups]
+    with watch(model, (5, 4)) as values:
+        for x in torch.randn(3, 5, 4):
+            step(model, optimizers, x)
+            norms.append(torch.stack([parameter.grad.norm() for parameter in parameters]).norm().item())
+    assert [step.gradient_norm for step in values.steps] == pytest.approx(norms)
+    assert [(len(step.calls), len(step.parameters)) for step in values.steps] == [(4, len(parameters))] * 3
+    assert all(row.update_ratio > 0 for row in values.parameters)
+
+
 def test_forwards_without_gradients_are_steps():
     model, x = mlp(), torch.randn(5, 4)
     with watch(model, x) as values, torch.no_grad():
@@ -264,12 +316,43 @@ def test_autocast():
     assert {row.weight.dtype for row in values.parameters} == {torch.float32}
 
 
-def test_compiled_models_run_eagerly():
-    model, x = mlp(), torch.randn(5, 4)
-    compiled = torch.compile(model, backend="eager")
+def _whole(model):
+    return torch.compile(model, backend="eager")
+
+
+def _part(model):
+    return nn.Sequential(OrderedDict(model.named_children()) | {"1": torch.compile(model[1], backend="eager")})
+
+
+def _in_place(model):
+    model[1].compile(backend="eager")
+    return model
+
+
+def _function(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo asks for it
+@pytest.mark.parametrize("compile_", [_whole, _part, _in_place, _function])
+def test_compiled_models_run_eagerly(compile_):
+    """The model is compiled before already; the root makes NaN in its backward."""
+    model, x = nn.Sequential(nn.Linear(4, 4), Root(), nn.Linear(4, 4)), torch.randn(5, 4)
+    compiled = compile_(model)
+    compiled(x)
     with Statistics(compiled, x).watch() as values:
         compiled(x).sum().backward()
-    assert [call.key for call in values.calls] == [("", 0), ("0", 0), ("1", 0), ("2", 0)]
+    assert [call.key[0] for call in values.calls] == ["", "0", "1", "2"]
+    bad = values.first_bad()
+    assert (bad.operator, bad.node, bad.key) == ("aten.div", "SqrtBackward0", ("1", 0))
+
+
+class Root(nn.Module):
+    """A root at 0."""
+
+    def forward(self, x):
+        return torch.sqrt((x - x.detach()) * x) + x
 
 
 class Layer(nn.Module):
