@@ -59,9 +59,7 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
             for name, parameter in live.model.named_parameters()
             if parameter.requires_grad and name not in trace.without_gradient
         }
-        calls_of_host = _dispatches(kernels, target, mode)
-        if mode == "eager" or target.model is None:
-            calls_of_host += _calls_beside_kernels(operators, root, trained)
+        calls_of_host = _dispatches(kernels, target, mode) + _calls_beside_kernels(operators, root, trained, mode)
         row_seconds, phase_seconds, limited_by = _own_seconds(kernels, calls_of_host, target)
     columns = _columns(root, row_seconds)
     forward_ms, backward_ms = columns["estimated_latency_ms"], columns["estimated_backward_latency_ms"]
@@ -138,15 +136,15 @@ def _with_waiting(device: RowSeconds, host: RowSeconds, phase: str) -> RowSecond
 def _dispatches(kernels: Sequence[Kernel], target: Target, mode: str) -> _Calls:
     """Return the operators that the host dispatches, in compiled mode the kernels that it launches.
 
-    cuDNN launches kernels for each step of a recurrent layer. Kernels of a CPU were measured with their dispatch, and
-    what compiled kernels of this machine take is not known.
+    The optimizer runs eagerly in both modes. cuDNN launches kernels for each step of a recurrent layer. Kernels of a
+    CPU were measured with their dispatch, and what compiled kernels of this machine take is not known.
     """
     counts: _Calls = Counter()
     if target.is_cpu or (mode == "compiled" and target.model is None):
         return counts
     for kernel in kernels:
         key, is_backward = (kernel.phase, kernel.row or _OUTSIDE), kernel.phase == "backward"
-        if mode == "compiled":
+        if mode == "compiled" and kernel.phase != "step":
             counts[key, "compiled kernel"] += 1
         else:
             counts[key, "backward operator" if is_backward else "operator"] += kernel.n_operators
@@ -155,19 +153,21 @@ def _dispatches(kernels: Sequence[Kernel], target: Target, mode: str) -> _Calls:
     return counts
 
 
-def _calls_beside_kernels(operators: Sequence[StepOperator], root: LayerInfo, trained: set[int]) -> _Calls:
+def _calls_beside_kernels(operators: Sequence[StepOperator], root: LayerInfo, trained: set[int], mode: str) -> _Calls:
     """Return how often the host is asked beside kernels, by phase, row and kind of call.
 
     A node of autograd is recorded in the forward and runs in the backward. A parameter has a node that adds up its
-    gradient, and the optimizer handles it in Python. If its module was not called, a module around it read it.
+    gradient, and the optimizer handles it in Python. If its module was not called, a module around it read it. Compiled
+    code calls no modules, takes no views and records no nodes; parameters have theirs.
 
     Args:
         operators: operators of the step.
         root: row of the model.
         trained: ids of the parameters that get a gradient.
+        mode: ``"eager"`` or ``"compiled"``.
     """
     counts: _Calls = Counter()
-    for operator in operators:
+    for operator in operators if mode == "eager" else ():
         row = operator.row or _OUTSIDE
         if operator.phase != "step":
             counts[(operator.phase, row), "view"] += operator.run.call.rule.is_view
@@ -176,7 +176,7 @@ def _calls_beside_kernels(operators: Sequence[StepOperator], root: LayerInfo, tr
     phases = {operator.phase for operator in operators}
     accumulated: set[int] = set()
     for row_info in root.walk():
-        counts[("forward", row_info.key), "module"] += row_info.executed
+        counts[("forward", row_info.key), "module"] += row_info.executed and mode == "eager"
         if "backward" not in phases or row_info.module is None:
             continue
         new = ({*map(id, row_info.module.parameters(recurse=False))} & trained) - accumulated

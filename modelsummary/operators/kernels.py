@@ -2,7 +2,8 @@
 
 Eager: each operator runs its own kernels; views and allocations run none. Attention is one fused kernel if torch's
 dispatcher chose one. A recurrent layer of oneDNN or cuDNN is one kernel. The foreach kernels of torch's optimizers
-update many tensors at once: on accelerators, equal operators of an optimizer's step are one kernel.
+update many tensors at once: on accelerators, equal operators of an optimizer's step are one kernel, also if the model
+is compiled, as ``torch.compile(model)`` leaves the optimizer as it is.
 
 Compiled: an element-wise operator, cast, copy, normalisation or reduction joins the Triton kernel that made its input,
 if that covers the same number of elements; what follows a reduction row by row joins, too. Intermediate results are
@@ -178,7 +179,7 @@ def kernels_of(
     timing = timing or (lambda *_: (None, ""))
     kernels = _fused(main, works, timing) if mode == "compiled" else _eager(main, works, timing)
     if foreach:
-        kernels += _foreach([operator for operator in operators if operator.phase == "step"], works, mode, timing)
+        kernels += _foreach([operator for operator in operators if operator.phase == "step"], works, timing)
     return kernels
 
 
@@ -200,25 +201,16 @@ def _eager(operators: Iterable[StepOperator], works: dict[int, tuple[Work, ...]]
     return [kernel for operator in operators for kernel in _kernels(operator, works[id(operator.run.call)], timing)]
 
 
-def _foreach(
-    operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], mode: str, timing: Timing
-) -> list[Kernel]:
-    """Return one kernel per operator of the optimizer's step, over all tensors; one in total when compiled."""
+def _foreach(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
+    """Return one kernel per operator of the optimizer's step, over all tensors."""
     groups: dict[str, list[tuple[Work, StepOperator]]] = {}
     for operator in operators:
         for work in works[id(operator.run.call)]:
             if sum(work.sizes) > 1:  # step counters stay on the host
-                groups.setdefault("step" if mode == "compiled" else work.name, []).append((work, operator))
+                groups.setdefault(work.name, []).append((work, operator))
     kernels = []
     for name, members in groups.items():
         moved = sum(work.nbytes for work, _ in members)
-        if mode == "compiled":  # read gradient, parameter and states once, write all but the gradient
-            reads = {
-                key: spec.nbytes
-                for _, operator in members
-                for key, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False)
-            }
-            moved = min(moved, 2 * sum(reads.values()))
         lists = [
             specs_in(operator.run.call.args[:1]) for _, operator in members
         ]  # a foreach operator takes many tensors

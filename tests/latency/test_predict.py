@@ -147,8 +147,15 @@ def test_the_host_takes_time_for_views_nodes_and_parameters():
     views = Statistics(Views(), (2, 4)).estimate_latency("H100")
     assert views == pytest.approx(2 * 28e-3 + 2 * 6.5e-3 + 15e-3)
     step = Statistics(nn.Linear(4, 8, bias=False), (2, 4)).estimate_latency("H100", backward=True, optimizer="sgd")
-    # SGD: one operator that updates the only parameter
-    assert step.step_ms - step.forward_ms - step.backward_ms == pytest.approx(28e-3 + 55e-3)
+    # SGD: one operator that updates the only parameter, also if the model is compiled
+    assert step.optimizer_ms == pytest.approx(28e-3 + 55e-3)
+    linear = Statistics(nn.Linear(4, 8, bias=False), (2, 4))
+    compiled = linear.estimate_latency("H100", "compiled", backward=True, optimizer="sgd")
+    kernels = linear.kernels("H100", "compiled", backward=True, optimizer="sgd")
+    assert compiled.optimizer_ms == step.optimizer_ms
+    # the host adds up one gradient beside the compiled kernels
+    n_backward = sum(kernel.phase == "backward" for kernel in kernels)
+    assert compiled.backward_ms == pytest.approx(n_backward * 38e-3 + 5e-3)
     for mode in ("eager", "compiled"):  # three launches per step of cuDNN's layer, which Inductor does not compile
         longer, shorter = (Statistics(nn.LSTM(4, 8), (n, 2, 4)).estimate_latency("H100", mode) for n in (20, 10))
         assert longer - shorter == pytest.approx(10 * 3 * 9e-3)
@@ -351,6 +358,7 @@ def test_views_and_modules_take_the_time_of_the_host(slow_host):
 
     # two operators, two views, and the call of the module
     assert Statistics(Views(), (2, 4)).estimate_latency() == pytest.approx(5e3)
+    assert Statistics(Views(), (2, 4)).estimate_latency(mode="compiled") == pytest.approx(1e3)  # one kernel
 
 
 def test_a_step_takes_time_for_each_node_of_autograd(slow_host):
