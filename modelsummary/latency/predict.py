@@ -16,7 +16,7 @@ from modelsummary.devices.target import Target, timing_on
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
-from modelsummary.operators.kernels import Kernel, StepOperator, check_mode, kernels_of
+from modelsummary.operators.kernels import Kernel, StepOperator, Stored, check_mode, kernels_of
 from modelsummary.operators.recurrent_layers import join_recurrent
 
 __all__ = ["TABLE_ERROR", "estimate", "predict_kernels", "time_operators"]
@@ -36,12 +36,24 @@ def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) 
     return time_operators(live, observed(live, plan).operators, target, mode)
 
 
-def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
-    """Return the kernels that a device runs for some operators, with their predicted seconds."""
+def time_operators(
+    live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str, stored: Stored | None = None
+) -> list[Kernel]:
+    """Return the kernels that a device runs for some operators, with their predicted seconds.
+
+    Args:
+        live: the live model.
+        operators: the operators.
+        target: the device.
+        mode: ``"eager"`` or ``"compiled"``.
+        stored: as for ``kernels_of``.
+    """
     check_mode(mode)
     timing = timing_on(target)
     whole_calls = target.table is not None  # they were measured as a whole
-    kernels = kernels_of(operators, mode, foreach=not target.is_cpu, whole_calls=whole_calls, timing=timing)
+    kernels = kernels_of(
+        operators, mode, foreach=not target.is_cpu, whole_calls=whole_calls, timing=timing, stored=stored
+    )
     if target.model is None:
         return kernels
     recurrent = {fqn for fqn, module in named_modules(live.model) if isinstance(module, nn.RNNBase)}

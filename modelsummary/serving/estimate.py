@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -24,8 +24,10 @@ from modelsummary.latency.predict import TABLE_ERROR
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.kernels import MODES
 from modelsummary.parallel.applied_rank import sharded_model
+from modelsummary.parallel.equal_blocks import fold
 from modelsummary.parallel.make import make_plan
 from modelsummary.serving.cache import MakeCache, cache_maker
+from modelsummary.serving.depth import Folds, folds_of
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication
 from modelsummary.serving.points import Points
@@ -34,6 +36,7 @@ from modelsummary.serving.report import ServingEstimate, Throughput
 from modelsummary.serving.request import Request, request_of
 from modelsummary.serving.run import RequestRun, run_request
 from modelsummary.serving.scheduler import Engine
+from modelsummary.serving.stored import Stored, check_device, check_stored
 from modelsummary.serving.times import PhaseTime, phase_time
 from modelsummary.units import grouped, parse_bytes, scaled
 
@@ -50,7 +53,7 @@ class ServingOptions:
     """The options of ``Statistics.serving``, checked.
 
     Attributes:
-        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster: see
+        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster, weights, cache_dtype: see
             ``Statistics.serving``.
 
     Raises:
@@ -67,6 +70,8 @@ class ServingOptions:
     batches: Sequence[int] | None = None
     calibrate: bool = False
     cluster: Cluster | None = None
+    weights: str | None = None
+    cache_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         check_integers(2, context=self.context)
@@ -77,6 +82,10 @@ class ServingOptions:
             raise InputError(f"mode must be 'eager', 'compiled' or None, got {self.mode!r}")
         if self.cluster is not None and not isinstance(self.cluster, Cluster):
             raise InputError(f"cluster must be a Cluster or None, got {self.cluster!r:.80}")
+        if self.stored.cache_dtype is not None and self.cache is not None:
+            raise InputError(
+                "pass cache= or cache_dtype=, not both: cache_dtype= keeps the model's own cache in a dtype"
+            )
         if self.batch > _MOST_REQUESTS:
             raise InputError(f"batch must be at most {_MOST_REQUESTS}, got {self.batch}")
         if self.batches is not None and (
@@ -84,6 +93,11 @@ class ServingOptions:
             or not all(type(batch) is int and 0 < batch <= _MOST_REQUESTS for batch in self.batches)
         ):
             raise InputError(f"batches must be a list of integers >= 1 and <= {_MOST_REQUESTS}, got {self.batches!r}")
+
+    @property
+    def stored(self) -> Stored:
+        """How weights and caches are kept."""
+        return check_stored(self.weights, self.cache_dtype)
 
 
 def estimate_serving(
@@ -129,35 +143,47 @@ class _Server:
         target = self.target = target_of(device)
         self.mode = options.mode or ("eager" if target.model is None else "compiled")
         self.request, self._make_cache = request_of(live), cache_maker(options.cache)
+        check_device(options.stored, options.weights, target)
         self.memory = _memory_of(target, options)
         self._communicate = communication(target, options.tensor, options.cluster)
         self._prices: dict[Engine, StepPrices] = {}
 
     @contextmanager
-    def points(self, runs: list[RequestRun] | None = None) -> Iterator[tuple[nn.Module, Points]]:
-        """Return a context with the model that one device runs, and its points, whose runs are appended to ``runs``."""
+    def points(
+        self, runs: list[RequestRun] | None = None, folds: Folds | None = None
+    ) -> Iterator[tuple[nn.Module, Points]]:
+        """Return a context with the model that one device runs, and its points, whose runs are appended to ``runs``.
+
+        Args:
+            runs: list of the runs.
+            folds: versions of the model with few of its equal blocks, which the points may take times from.
+        """
         live, dtype = self._live, self.options.dtype
-        with _served_model(live, self._root, self.options.tensor, self.request) as model:
+        with _served_models(live, self._root, self.options.tensor, self.request, folds) as (model, *versions):
 
-            def run(batch: int, context: int) -> RequestRun:
-                def run_of(served: nn.Module) -> RequestRun:
-                    return run_request(served, self.request, batch, context, dtype=dtype, make_cache=self._make_cache)
-
-                if model is not live.model and batch == 1:
-                    run_of(live.model)  # a shard of a table does not tell which positions the table has
-                request_run = run_of(model)
+            def run_of(served: nn.Module, batch: int, context: int) -> RequestRun:
+                request_run = run_request(
+                    served, self.request, batch, context, dtype=dtype, make_cache=self._make_cache
+                )
                 if runs is not None:
                     runs.append(request_run)
-                return request_run
+                return self.options.stored.bytes_of(request_run)
+
+            def run(batch: int, context: int) -> RequestRun:
+                if model is not live.model and batch == 1:
+                    run_request(live.model, self.request, batch, context, dtype=dtype, make_cache=self._make_cache)
+                    # a shard of a table does not tell which positions the table has
+                return run_of(model, batch, context)
 
             def time(request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
                 prefill, decode = (
-                    phase_time(live, phase, self.target, self.mode, self._communicate)
+                    phase_time(live, phase, self.target, self.mode, self._communicate, self.options.stored)
                     for phase in (request_run.prefill, request_run.decode)
                 )
                 return prefill, decode
 
-            yield model, Points(run, time)
+            folded = [Points(partial(run_of, version), time) for version in versions]
+            yield model, Points(run, time, list(zip(folded, folds.factors if folds and folded else (), strict=True)))
 
     @exclusive
     def prices(self, engine: Engine) -> StepPrices:
@@ -185,24 +211,32 @@ class _Server:
         return self._prices[engine]
 
     def _new_prices(self, engine: Engine, runs: list[RequestRun] | None = None) -> StepPrices:
-        with self.points(runs) as (_, points):
+        with self.points(runs, folds_of(self._root)) as (_, points):
             return StepPrices(points, self.options.context, self.memory, engine)
 
 
 @contextmanager
-def _served_model(live: LiveModel, root: LayerInfo, tensor: int, request: Request) -> Iterator[nn.Module]:
-    """Return a context with the model, or with the shard of it that one of several devices holds.
+def _served_models(
+    live: LiveModel, root: LayerInfo, tensor: int, request: Request, folds: Folds | None = None
+) -> Iterator[list[nn.Module]]:
+    """Return a context with the model, or with the shard of it that one of several devices holds, and its folds.
 
     The plan is made of a forward that returns no cache, where the model can be told so: each device keeps the keys and
-    values of its own heads, while a value that leaves the model would be gathered.
+    values of its own heads, while a value that leaves the model would be gathered. A model that cannot be copied has no
+    folds.
     """
-    if tensor == 1:
-        yield live.model
-        return
-    if "use_cache" in request.flags:
-        live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
-    with sharded_model(make_plan(live, root, tensor=tensor), 0) as model:
-        yield model
+    same = () if folds is None else folds.same
+    with ExitStack() as stack:
+        if tensor == 1:
+            models = [live.model]
+            with suppress(InputError):
+                models += [fold(live.model, blocks) for blocks in same]
+        else:
+            if "use_cache" in request.flags:
+                live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
+            plan = make_plan(live, root, tensor=tensor)
+            models = stack.enter_context(sharded_model(plan, 0, *same))
+        yield models if len(models) == 1 + len(same) else models[:1]
 
 
 def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, options: ServingOptions) -> None:
@@ -291,6 +325,7 @@ class _Serving:
             source=self._source(),
             typical_error=self._error(),
             notes=self._notes(),
+            weights=options.weights,
             prices=self._server.prices,
         )
 
@@ -328,8 +363,8 @@ class _Serving:
             ranks *= 2
         have = f"{scaled(self.memory, 'B')} of {self.target.name}"
         raise InputError(
-            f"the weights take {scaled(weights, 'B')} in {self._dtype_name()}, more than the {have}: pass "
-            f"tensor={ranks}, a smaller dtype, or a device with more memory"
+            f"the weights take {scaled(weights, 'B')} in {self.options.weights or self._dtype_name()}, more than the "
+            f"{have}: pass tensor={ranks}, a smaller dtype, weights='int4', or a device with more memory"
         )
 
     def _peak(self, batch: int, context: int) -> int:
@@ -406,6 +441,9 @@ class _Serving:
                 f"Weights, hidden states and cache in {self._dtype_name()}, as a server with scaled products keeps "
                 "them: PyTorch's own products of such tensors need scales; scales are not counted"
             )
+        if self.options.cache_dtype is not None:
+            name = str(self.options.cache_dtype).removeprefix("torch.")
+            notes.append(f"What attention reads of caches is kept in {name}; scales are not counted")
         if self.request.left_out:
             notes.append(f"Requests have tokens only; left out: {', '.join(self.request.left_out)}")
         return tuple(notes)

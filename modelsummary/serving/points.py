@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from modelsummary.errors import InputError
 from modelsummary.serving.cache import CacheBytes
 from modelsummary.serving.run import RequestRun
 from modelsummary.serving.times import PhaseTime
@@ -14,6 +15,8 @@ __all__ = ["Point", "Points"]
 _MOST_OPERATORS = 10_000  # of the prompt of one run; about a second
 _PROBES = (64, 128, 256)  # multiples of the chunks in which linear attention works
 _FEW = _PROBES[-1]  # tokens that are always run
+_CHECKED = 64  # tokens of the request that compares few blocks with all
+_FOLD_ERROR = 0.01  # of its time
 _ODDS = 0.5  # more operators of a longer prompt, as a fraction of the operators of a token: masks, but no loop
 
 
@@ -44,15 +47,22 @@ class Points:
     Args:
         run: runs a batch of requests of a context on shapes.
         time: returns the times of prefill and decode of a run.
+        folded: points of versions of the model with few of its equal blocks, each with its factor.
 
     Attributes:
         extrapolated_from: the longest context that was run if others were extrapolated, else None.
+        fold_error: the largest difference of a time from few blocks from that of all blocks, as a fraction.
     """
 
     def __init__(
-        self, run: Callable[[int, int], RequestRun], time: Callable[[RequestRun], tuple[PhaseTime, PhaseTime]]
+        self,
+        run: Callable[[int, int], RequestRun],
+        time: Callable[[RequestRun], tuple[PhaseTime, PhaseTime]],
+        folded: Sequence[tuple[Points, float]] = (),
     ) -> None:
-        self._run, self._time = run, time
+        self._run, self._time, self._folded = run, time, folded
+        self._is_folded: bool | None = None  # None: not checked
+        self.fold_error = 0.0
         self._points: dict[tuple[int, int], Point] = {}
         self._n_operators: dict[int, tuple[int, int]] = {}  # context -> operators of a prompt, and of a token
         self._per_token = 0.0
@@ -65,6 +75,32 @@ class Points:
             longest = self._longest(context)
             self._points[key] = self._measured(*key) if context <= longest else self._on_line(*key, longest)
         return self._points[key]
+
+    def timed(self, batch: int, context: int) -> Point:
+        """Return a point of which the times, the cache and the weights count: few of equal blocks tell them.
+
+        The highest peak may be of another part of a model with few blocks, so ``at`` tells the peaks. The first call
+        compares the sum with a forward of all blocks; if they differ, all blocks run.
+        """
+        if self._is_folded is None:
+            self._is_folded = bool(self._folded) and self._agrees(1, min(context, _CHECKED))
+        return self._sum_of_folds(batch, context) if self._is_folded else self.at(batch, context)
+
+    def _sum_of_folds(self, batch: int, context: int) -> Point:
+        points, factors = zip(*self._folded, strict=True)
+        return _sum([point.at(batch, context) for point in points], factors)
+
+    def _agrees(self, batch: int, context: int) -> bool:
+        """Return True if few blocks tell what all of them take."""
+        whole = self.at(batch, context)
+        try:
+            few = self._sum_of_folds(batch, context)
+        except InputError:  # such as a block that does not return a tensor of the size that it takes
+            return False
+        phases = ((few.prefill, whole.prefill), (few.decode, whole.decode))
+        self.fold_error = max(abs(one.seconds / all_.seconds - 1) for one, all_ in phases)
+        nbytes = (few.cache.nbytes, few.weight_bytes) == (whole.cache.nbytes, whole.weight_bytes)
+        return nbytes and self.fold_error <= _FOLD_ERROR
 
     def _measured(self, batch: int, context: int) -> Point:
         run = self._run(batch, context)
@@ -103,27 +139,31 @@ class Points:
 
     def _on_line(self, batch: int, context: int, longest: int) -> Point:
         self.extrapolated_from = longest
-        short, long = self.at(batch, longest // 2), self.at(batch, longest)
         part = (context - longest) / (longest - longest // 2)
+        return _sum([self.at(batch, longest // 2), self.at(batch, longest)], [-part, 1 + part])
 
-        def at(one: float, two: float) -> float:
-            return two + part * (two - one)
 
-        def time(one: PhaseTime, two: PhaseTime) -> PhaseTime:
-            return two._replace(
-                seconds=at(one.seconds, two.seconds),
-                collective_seconds=at(one.collective_seconds, two.collective_seconds),
-            )
+def _sum(points: Sequence[Point], factors: Sequence[float]) -> Point:
+    """Return the point whose figures are the sums of these, each multiplied by its factor; the last tells the rest."""
 
-        cache = long.cache._replace(
-            nbytes=round(at(short.cache.nbytes, long.cache.nbytes)),
-            held_bytes=round(at(short.cache.held_bytes, long.cache.held_bytes)),
+    def of(figure: Callable[[Point], float]) -> float:
+        return sum(factor * figure(point) for factor, point in zip(factors, points, strict=True))
+
+    def time(phase: Callable[[Point], PhaseTime]) -> PhaseTime:
+        return phase(last)._replace(
+            seconds=of(lambda point: phase(point).seconds),
+            collective_seconds=of(lambda point: phase(point).collective_seconds),
         )
-        return Point(
-            cache,
-            long.weight_bytes,
-            round(at(short.prefill_peak, long.prefill_peak)),
-            round(at(short.decode_peak, long.decode_peak)),
-            time(short.prefill, long.prefill),
-            time(short.decode, long.decode),
-        )
+
+    last = points[-1]
+    return Point(
+        last.cache._replace(
+            nbytes=round(of(lambda point: point.cache.nbytes)),
+            held_bytes=round(of(lambda point: point.cache.held_bytes)),
+        ),
+        round(of(lambda point: point.weight_bytes)),
+        round(of(lambda point: point.prefill_peak)),
+        round(of(lambda point: point.decode_peak)),
+        time(lambda point: point.prefill),
+        time(lambda point: point.decode),
+    )

@@ -111,7 +111,7 @@ class StepPrices:
         pages: the pages of the cache.
         page_bytes: bytes of a page on one device; of a cache that does not grow, bytes of a request.
         error: the largest difference between a sum of prices and a forward that was run to check it, as a fraction: of
-            several equal requests, and of points of the curves before they were added.
+            several equal requests, of points of the curves before they were added, and of few blocks from all.
 
     Raises:
         InputError: weights and workspace leave no page.
@@ -139,7 +139,7 @@ class StepPrices:
     def _of_tokens(self, tokens: int) -> CurvePoint:
         length = min(tokens, _PROMPT, self._context - 1)
         prompts = max(tokens // length, 1)
-        time = self._points.at(prompts, length + 1).prefill
+        time = self._points.timed(prompts, length + 1).prefill
         self._limits[prompts * length] = time.limited_by
         return CurvePoint(prompts * length, time.seconds, time.seconds)
 
@@ -148,27 +148,27 @@ class StepPrices:
         return CurvePoint(results, seconds - self._tokens.at(results), seconds)
 
     def _of_bytes(self, tokens: int) -> CurvePoint:
-        nbytes = self._points.at(1, tokens).cache.nbytes
+        nbytes = self._points.timed(1, tokens).cache.nbytes
         return CurvePoint(tokens, nbytes, nbytes or 1)
 
     def _of_cached(self, tokens: int) -> CurvePoint:
         context = min(tokens, self._context)
         requests = tokens // context
-        long, short = (self._points.at(requests, length) for length in (context, _SHORTEST))
+        long, short = (self._points.timed(requests, length) for length in (context, _SHORTEST))
         seconds = long.decode.seconds
         return CurvePoint(long.cache.nbytes - short.cache.nbytes, seconds - short.decode.seconds, seconds)
 
     def _of_prompt(self, tokens: int) -> CurvePoint:
-        seconds = self._points.at(1, tokens + 1).prefill.seconds
+        seconds = self._points.timed(1, tokens + 1).prefill.seconds
         return CurvePoint(tokens, seconds - self._tokens.at(tokens), seconds)
 
     def _of_prompts(self, tokens: int) -> CurvePoint:
-        seconds = self._points.at(_TOGETHER, tokens + 1).prefill.seconds
+        seconds = self._points.timed(_TOGETHER, tokens + 1).prefill.seconds
         added = seconds - self._tokens.at(_TOGETHER * tokens) - self._of_prompt(tokens).y
         return CurvePoint(tokens, added / (_TOGETHER - 1), seconds / _TOGETHER)
 
     def _decode(self, requests: int, context: int) -> float:
-        return self._points.at(requests, context).decode.seconds
+        return self._points.timed(requests, context).decode.seconds
 
     # ------------------------------------------------------------------------------------------ their sum
 
@@ -192,15 +192,16 @@ class StepPrices:
 
     def _largest_error(self, most_requests: int, most_tokens: int) -> float:
         """Return the largest difference from forwards of several equal requests, and of points of the curves."""
-        errors = [curve.error for curve in (self._tokens, self._results, self._cached, self._alone, self._added)]
+        curves = (self._tokens, self._results, self._cached, self._alone, self._added)
+        errors = [self._points.fold_error, *(curve.error for curve in curves)]
         for number in _CHECKED:
             requests, context = min(number, most_requests), max(self._context * 2 // number, _SHORTEST)
             length = max(min(context - 1, most_tokens // requests), 1)
             prompts = Batch(requests * length, requests, (), [(0, length)] * requests)
             decoded = Batch(requests, requests, [context] * requests, ())
             for batch, time in (
-                (prompts, self._points.at(requests, length + 1).prefill),
-                (decoded, self._points.at(requests, context).decode),
+                (prompts, self._points.timed(requests, length + 1).prefill),
+                (decoded, self._points.timed(requests, context).decode),
             ):
                 errors.append(abs(self.price(batch).seconds / time.seconds - 1))
         return max(errors)

@@ -12,6 +12,7 @@ from modelsummary.serving.load import Load
 from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.scheduler import Engine, serve
 from modelsummary.serving.simulation import ServingSimulation, largest_rate
+from modelsummary.serving.stored import WEIGHTS
 from modelsummary.tables import table
 from modelsummary.units import decimals, duration, grouped, scaled
 
@@ -76,6 +77,7 @@ class ServingEstimate(Records):
         source: name of the fit, or of the kernel table of this machine.
         typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
         notes: assumptions.
+        weights: format of the weights of products, one of ``WEIGHTS``; None: ``dtype``.
         prices: returns the prices of an engine's steps; None: the estimate was loaded without its model.
     """
 
@@ -106,6 +108,7 @@ class ServingEstimate(Records):
     source: str
     typical_error: float
     notes: tuple[str, ...] = field(default=())
+    weights: str | None = None
     prices: Callable[[Engine], StepPrices] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -264,11 +267,12 @@ class ServingEstimate(Records):
         layers = ", ".join(f"{count} x {name}" for name, count in self.cache_layers.items())
         error = f"typical error {100 * self.typical_error:.0f} %"
         longest = f"{grouped(self.max_context)} tokens"
+        kept = "" if self.weights is None else f", {WEIGHTS[self.weights].label}"
         rows = [
             ["Model", f"{self.model}, {self.dtype}, {self.mode}"],
             ["Device", f"{self._devices}, {scaled(self.memory_bytes, 'B')}{' each' if self.tensor > 1 else ''}"],
             ["Request", f"{grouped(self.context)} tokens of context, batch {grouped(self.batch)}"],
-            ["Weights", scaled(self.weight_bytes, "B")],
+            ["Weights", f"{scaled(self.weight_bytes, 'B')}{kept}"],
             ["Cache per token", scaled(self.cache_bytes_per_token, "B")],
             ["Cache per request", f"{scaled(self.cache_bytes, 'B')} ({layers})"],
             ["Workspace", scaled(self.workspace_bytes, "B")],

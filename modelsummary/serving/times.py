@@ -11,6 +11,7 @@ from modelsummary.latency.predict import time_operators
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.run import Phase
+from modelsummary.serving.stored import Stored
 
 __all__ = ["PhaseTime", "phase_time"]
 
@@ -37,7 +38,12 @@ class PhaseTime(NamedTuple):
 
 
 def phase_time(
-    live: LiveModel, phase: Phase, target: Target, mode: str, communicate: Communicate | None = None
+    live: LiveModel,
+    phase: Phase,
+    target: Target,
+    mode: str,
+    communicate: Communicate | None = None,
+    stored: Stored | None = None,
 ) -> PhaseTime:
     """Return the time of a forward on the device of ``target``.
 
@@ -49,13 +55,15 @@ def phase_time(
             ``estimate_latency``, the host does not limit it; it writes new keys and values into the cache in place,
             where an eager one copies a growing cache.
         communicate: returns the seconds of collectives; None: there are none.
+        stored: how weights and caches are kept; None: as the model has them.
     """
     operators = (
         phase.operators
         if mode == "eager"
         else [operator for operator in phase.operators if not _grows(operator, phase)]
     )
-    kernels = time_operators(live, operators, target, mode)
+    works = None if stored is None else stored.works_in(phase)
+    kernels = time_operators(live, operators, target, mode, works)
     device = sum(kernel.seconds or 0.0 for kernel in kernels)
     computing = launching = waiting = host = 0.0
     costs = target.times.host_seconds

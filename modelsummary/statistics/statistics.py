@@ -645,6 +645,8 @@ class Statistics(ModelStatistics):
         batches: Sequence[int] | None = None,
         calibrate: bool = False,
         cluster: Cluster | None = None,
+        weights: str | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> ServingEstimate:
         """Predict memory and time of serving the model with a cache, without computing anything.
 
@@ -667,6 +669,11 @@ class Statistics(ModelStatistics):
             calibrate: measure the operator calls of the requests that the table of this machine lacks.
             cluster: the nodes and links of ``tensor`` devices, with their device and its memory, instead of ``device``.
                 Default: nodes of eight devices, with the network of ``Cluster``.
+            weights: how a server keeps the weights of products: ``"fp8"``, whose products compute in 8-bit floats;
+                ``"int8"``, ``"int4"`` (AWQ, GPTQ), ``"mxfp4"`` or ``"nvfp4"``, which are dequantised. Tables of
+                embeddings, and heads of their shape, stay in ``dtype``. Default: ``dtype``.
+            cache_dtype: dtype in which a server keeps what attention reads of the cache, such as
+                ``torch.float8_e4m3fn``. Default: as the forward makes it.
 
         Raises:
             InputError: an argument is unusable, the forward returns no cache that it takes back, or the weights alone
@@ -689,7 +696,10 @@ class Statistics(ModelStatistics):
         from modelsummary.serving import ServingOptions, estimate_serving
 
         live = self._live_for("serving")
-        options = ServingOptions(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster)
+        options = ServingOptions(
+            *(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster),
+            *(weights, cache_dtype),
+        )
         return estimate_serving(live, self.root, device, options)
 
     # ------------------------------------------------------------------------------------------------------ formulas

@@ -365,7 +365,7 @@ def test_an_expert_that_raises_gives_the_generators_back():
     model = Residual(MixtralList)
     model.mixture.experts = nn.ModuleList(Dropped(16) for _ in range(4))
     plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2, dispatch="all_reduce")
-    with sharded_model(plan, 0) as twin:
+    with sharded_model(plan, 0) as (twin,):
         twin.mixture.experts[0].forward = failing
         before = torch.get_rng_state()
         with pytest.raises(RuntimeError, match="with"):

@@ -1,0 +1,214 @@
+"""``Stored``: weights and caches as a server keeps them, in fewer bits than hidden states, and its kernels then.
+
+The forward runs with tensors of the dtype of hidden states. The operators that read their storages tell which weights
+and caches are kept in another form:
+
+- weights are the parameters that products read, except for tables of embeddings and heads of the same shape, which
+  quantisers leave as they are;
+- of a cache, what attention reads.
+
+Fewer bytes are moved then. Products of 8-bit floats compute at the peak of that dtype, and their other operand is cast,
+too. Other formats are dequantised on the way to the multiply-adds, which are those of the dtype of hidden states, while
+the next weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from modelsummary.devices.target import Target
+from modelsummary.errors import InputError, close_to
+from modelsummary.operators.kernels import StepOperator
+from modelsummary.operators.kernels import Stored as StoredWorks
+from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
+from modelsummary.operators.operator_work import Work
+from modelsummary.serving.run import Phase, RequestRun
+
+__all__ = ["WEIGHTS", "Stored", "WeightFormat", "check_device", "check_stored"]
+
+
+class WeightFormat(NamedTuple):
+    """A form in which servers keep weights.
+
+    Attributes:
+        bits: of an element, with its part of scales and zero points.
+        computes: dtype of the multiply-adds; None: of the hidden states, after the weights are dequantised.
+        label: its name in engines.
+    """
+
+    bits: float
+    computes: torch.dtype | None
+    label: str
+
+
+WEIGHTS: dict[str, WeightFormat] = {
+    "fp8": WeightFormat(8, torch.float8_e4m3fn, "fp8, a scale per tensor"),
+    "int8": WeightFormat(8, None, "int8, a scale per channel"),
+    # AWQ and GPTQ: a scale of 16 bits and a zero point of 4 bits for each 128 elements of a channel
+    "int4": WeightFormat(4 + (16 + 4) / 128, None, "int4, groups of 128"),
+    "mxfp4": WeightFormat(4 + 8 / 32, None, "MXFP4, a scale of 8 bits per 32 elements"),
+    "nvfp4": WeightFormat(4 + 8 / 16, None, "NVFP4, a scale of 8 bits per 16 elements"),
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a server keeps weights and caches.
+
+    Attributes:
+        weights: format of the weights of products; None: as the model has them.
+        cache_dtype: dtype of what attention reads of a cache; None: as the forward makes it.
+    """
+
+    weights: WeightFormat | None = None
+    cache_dtype: torch.dtype | None = None
+
+    def bytes_of(self, run: RequestRun) -> RequestRun:
+        """Return a run with the bytes of weights, caches and peaks as they are kept."""
+        weights = self._saved_of_weights((*run.prefill.operators, *run.decode.operators))
+        return replace(
+            run,
+            weight_bytes=run.weight_bytes - weights,
+            prefill=self._phase(run.prefill, weights),
+            decode=self._phase(run.decode, weights),
+        )
+
+    def works_in(self, phase: Phase) -> StoredWorks | None:
+        """Return the function from an operator call of a phase and its kernels to the kernels for what is kept."""
+        if self == Stored():
+            return None
+        tables = _tables(phase.operators)
+        cached = {id(operator.run.call): _cache_operands(operator, phase) for operator in phase.operators}
+
+        def works_of(call: OperatorCall, works: tuple[Work, ...]) -> tuple[Work, ...]:
+            if not call.cost.macs or not works:
+                return works
+            first, *others = works
+            if self.weights is not None and first.op_class == "gemm":
+                first = self._product(call, first, tables)
+            if self.cache_dtype is not None:
+                saved = sum(self._saved(call.tensors[position]) for position in cached.get(id(call), ()))
+                first = first._replace(nbytes=first.nbytes - saved)
+            return first, *others
+
+        return works_of
+
+    # ------------------------------------------------------------------------------------------ weights
+
+    def _product(self, call: OperatorCall, work: Work, tables: frozenset[tuple[int, ...]]) -> Work:
+        assert self.weights is not None
+        weights = [spec for spec in call.tensors if _is_weight(spec, tables)]
+        if not weights:
+            return work
+        others = [spec for spec in (*call.tensors, *call.outputs) if spec not in weights]
+        moved = max(work.nbytes - sum(spec.nbytes for spec in others), 0)  # experts without tokens are not read
+        itemsize = weights[0].dtype.itemsize
+        nbytes = work.nbytes - round(moved * (1 - self.weights.bits / (8 * itemsize)))
+        if self.weights.computes is None:
+            return work._replace(nbytes=nbytes)
+        cast = sum(spec.nbytes for spec in call.tensors if spec not in weights and spec.dtype.is_floating_point)
+        nbytes -= round(cast * (1 - self.weights.computes.itemsize / itemsize))
+        return work._replace(nbytes=nbytes, dtype=self.weights.computes)
+
+    def _saved_of_weights(self, operators: Sequence[StepOperator]) -> int:
+        """Return the bytes by which all weights are smaller."""
+        if self.weights is None:
+            return 0
+        tables = _tables(operators)
+        kept = {
+            storage: spec
+            for operator in operators
+            if operator.run.call.cost.macs
+            for storage, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False)
+            if _is_weight(spec, tables)
+        }
+        bits = self.weights.bits
+        return round(sum(spec.numel * (spec.dtype.itemsize - bits / 8) for spec in kept.values()))
+
+    # ------------------------------------------------------------------------------------------ caches
+
+    def _phase(self, phase: Phase, weights: int) -> Phase:
+        saved = self._saved_of_cache(phase)
+        cache = phase.cache._replace(nbytes=phase.cache.nbytes - saved, held_bytes=phase.cache.held_bytes - saved)
+        return replace(phase, cache=cache, peak_bytes=phase.peak_bytes - weights - saved)
+
+    def _saved_of_cache(self, phase: Phase) -> int:
+        """Return the bytes by which the cache after a phase is smaller."""
+        if self.cache_dtype is None:
+            return 0
+        read: dict[int, TensorSpec] = {}
+        for operator in phase.operators:
+            for position in _cache_operands(operator, phase):
+                read[operator.run.reads[position]] = operator.run.call.tensors[position]
+        return sum(self._saved(spec) for spec in read.values())
+
+    def _saved(self, spec: TensorSpec) -> int:
+        assert self.cache_dtype is not None
+        return spec.numel * max(spec.dtype.itemsize - self.cache_dtype.itemsize, 0)
+
+
+def _tables(operators: Sequence[StepOperator]) -> frozenset[tuple[int, ...]]:
+    """Return the shapes of tables of embeddings."""
+    gathering = (operator.run.call for operator in operators if operator.run.call.rule.gathers)
+    shapes = {spec.shape for call in gathering for spec in call.tensors if spec.is_param}
+    return frozenset(shapes | {shape[::-1] for shape in shapes})
+
+
+def _is_weight(spec: TensorSpec, tables: frozenset[tuple[int, ...]]) -> bool:
+    return spec.is_param and len(spec.shape) > 1 and spec.dtype.is_floating_point and spec.shape not in tables
+
+
+def _cache_operands(operator: StepOperator, phase: Phase) -> tuple[int, ...]:
+    """Return the positions of the tensors that an operator with multiply-adds, as of attention, reads of the cache."""
+    run = operator.run
+    if not run.call.cost.macs:
+        return ()
+    return tuple([position for position, storage in enumerate(run.reads) if storage in phase.cache_storages])
+
+
+def check_stored(weights: str | None, cache_dtype: torch.dtype | None) -> Stored:
+    """Return how a server keeps weights and caches.
+
+    Args:
+        weights: one of ``WEIGHTS``, or None.
+        cache_dtype: a floating point dtype, or None.
+
+    Raises:
+        InputError: a value is unknown.
+
+    >>> check_stored("int4", None).weights.bits
+    4.15625
+    """
+    if weights is not None and (not isinstance(weights, str) or weights not in WEIGHTS):
+        names = ", ".join(map(repr, WEIGHTS))
+        raise InputError(f"weights must be {names} or None, got {weights!r:.80}{close_to(weights, WEIGHTS)}")
+    if cache_dtype is not None and not (isinstance(cache_dtype, torch.dtype) and cache_dtype.is_floating_point):
+        raise InputError(f"cache_dtype must be a floating point torch.dtype or None, got {cache_dtype!r:.80}")
+    return Stored(None if weights is None else WEIGHTS[weights], cache_dtype)
+
+
+def check_device(stored: Stored, name: str | None, target: Target) -> None:
+    """Raise ``InputError`` if a device has no kernels for the weights or the cache.
+
+    Args:
+        stored: how they are kept.
+        name: that of the format.
+        target: the device.
+    """
+    if stored == Stored():
+        return
+    if target.model is None:
+        raise InputError(
+            f"weights= and cache_dtype= are for named devices; the operators of {target.name} were measured with the "
+            "weights as the model has them: pass device='H100', or a quantised model"
+        )
+    format_ = stored.weights
+    if format_ is not None and format_.computes is not None and not target.model.spec.has(format_.computes):
+        raise InputError(
+            f"weights={name!r} needs products of {format_.computes}, which {target.name} does not have; pass "
+            "weights='int8' or 'int4', which are dequantised, or a device with such products"
+        )

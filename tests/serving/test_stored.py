@@ -1,0 +1,84 @@
+"""Weights and caches as a server keeps them: bytes and kernels by hand; few of a model's equal blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.serving import Engine
+from modelsummary.serving.points import Points
+from tests.serving.models import WIDTH, WORDS, Decoder
+from tests.serving.test_serving import DEVICE, IDS
+from tests.untouched import untouched
+
+# Nothing but bytes takes time.
+BYTES = DeviceSpec(
+    "bytes", {torch.bfloat16: 1e18, torch.float8_e4m3fn: 2e18}, 1e6, memory_bytes=10**9, units=10, generation="none"
+)
+IN_PRODUCTS = 4 * WIDTH**2 + 8 * WIDTH**2  # of a layer; its biases, the words and the head stay in two bytes
+HALF = 2 * (2 * WORDS * WIDTH + IN_PRODUCTS + 5 * WIDTH)
+CONTEXT = 100
+
+
+@pytest.fixture(scope="module")
+def stats():
+    return Statistics(Decoder(), IDS)
+
+
+def served(stats, **options):
+    return stats.serving(CONTEXT, device=BYTES, dtype=torch.bfloat16, batches=[1], **options)
+
+
+@pytest.fixture(scope="module")
+def plain(stats):
+    return served(stats)
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("fp8", 8), ("int4", 4 + 20 / 128), ("mxfp4", 4.25)])
+def test_weights_by_hand(stats, plain, weights, bits):
+    with untouched(stats.live.model):
+        estimate = served(stats, weights=weights)
+    saved = round(IN_PRODUCTS * (2 - bits / 8))
+    assert plain.weight_bytes - estimate.weight_bytes == saved
+    assert (plain.weight_bytes, plain.peak_bytes - estimate.peak_bytes) == (HALF, saved)
+    assert estimate.cache_bytes == plain.cache_bytes
+    share = (plain.decode_ms - estimate.decode_ms) * 1e-3 * BYTES.bandwidth / saved
+    assert 1 < share < 1.6  # the bandwidth is not reached in full; fp8 reads the hidden states in one byte, too
+    assert weights in str(estimate).lower()
+
+
+def test_cache_dtype_by_hand(stats, plain):
+    estimate = served(stats, cache_dtype=torch.float8_e4m3fn)
+    assert (plain.cache_bytes, estimate.cache_bytes) == (CONTEXT * 2 * WIDTH * 2, CONTEXT * 2 * WIDTH)
+    assert estimate.weight_bytes == plain.weight_bytes
+    assert estimate.decode_ms < plain.decode_ms
+    assert "kept in float8_e4m3fn" in str(estimate)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "int5"}, "weights must be 'fp8', .* or None, got 'int5'; did you mean 'int"),
+        ({"weights": 4}, "weights must be 'fp8', .* or None, got 4"),
+        ({"cache_dtype": torch.int8}, "cache_dtype must be a floating point torch.dtype or None, got torch.int8"),
+        ({"cache_dtype": torch.float16, "cache": "static"}, "pass cache= or cache_dtype=, not both"),
+        ({"weights": "fp8", "device": DEVICE}, "needs products of torch.float8_e4m3fn, which made up does not have"),
+    ],
+)
+def test_what_cannot_be_kept(stats, options, message):
+    with pytest.raises(InputError, match=message):
+        stats.serving(**{"context": 8, "device": BYTES, **options})
+
+
+def test_few_blocks_tell_what_all_take(monkeypatch):
+    """Prices of nine equal layers, from forwards with two and three of them, are those from forwards of all."""
+    stats = Statistics(Decoder(layers=9), IDS)
+    engine = Engine(token_budget=64, max_requests=4)
+    few = served(stats).prices(engine)
+    assert few._points._is_folded
+    monkeypatch.setattr(Points, "timed", Points.at)
+    every = served(stats).prices(engine)
+    assert few.pages == every.pages
+    for few_curve, curve in ((few._tokens, every._tokens), (few._cached, every._cached), (few._bytes, every._bytes)):
+        assert [point.y for point in few_curve.nodes] == pytest.approx([point.y for point in curve.nodes], rel=0.01)
