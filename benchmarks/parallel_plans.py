@@ -28,7 +28,7 @@ from typing import Any
 
 from modelsummary import Statistics
 from modelsummary.parallel.derive import Derivation, derive
-from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.events import values_in
 from modelsummary.record.runs import record_once
 from tests.parallel import collectives, models, processes, training
@@ -93,7 +93,7 @@ def _agreement(name: str) -> dict[str, Any]:
         return {"verdict": "no plan"}
     try:
         stats = Statistics(example.model, example.kwargs or example.args)
-        calls = Calls(example.model, record_once(example.model, stats.live.call, stats.execution, rules=RULES))
+        calls = Calls(example.model, record_once(example.model, stats.live.call, stats.execution, rules=TRACE_RULES))
         found = derive(calls)
     except Exception as error:
         return _failure("fails", error)
