@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain
-from typing import Any
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 from tabulate import MIN_PADDING, DataRow, Line, TableFormat, tabulate
 
 from modelsummary.errors import harmless
 
-__all__ = ["PAGE", "Printed", "Report", "folded_names", "name_range", "starred", "table"]
+__all__ = ["Printed", "Report", "Screen", "folded_names", "name_range", "screen_of_output", "starred", "table"]
 
-PAGE = 100  # characters; a wider table of stages is printed in short
+_WIDTH = 120  # characters of a line that is not printed on a terminal
+_READABLE = 26  # characters of a text that is shortened before a column is left out
+_ASCII = {"…": "~", "≥": ">=", "│": "|", "├": "+", "└": "+", "─": "-", "×": "x", "█": "#"}
 _DOTTED = re.compile(r"[\w.]*[A-Za-z_][\w.]*")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _LEAST = 8  # characters of a text that is shortened
+_MOST = 30  # rows that are shown one by one
+_PROSE = 24  # characters of a line of prose
+_BRANCH = re.compile(r"[ │├└─|+-]*")  # before a name in a tree
 
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, style: str | TableFormat = "plain") -> str:
     """Return rows as a text table; each cell is its ``str``, with spaces kept and control characters escaped.
 
     Args:
-        align: one letter per column, ``l`` or ``r``.
+        align: one letter per column: ``l`` or ``r``, or ``p`` for prose, which may have several lines.
         style: a format of tabulate: ``"plain"``, ``"simple"``, ``"pipe"``, ``"latex_booktabs"``, ``"html"`` ...
 
     >>> print(table([["conv", 9408], ["fc", 513]], ["Layer", "Params"], "lr"))
@@ -34,10 +42,66 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, sty
     conv         9408
     fc            513
     """
-    sides = ["left" if letter == "l" else "right" for letter in align]
+    sides = ["right" if letter == "r" else "left" for letter in align]
     options: dict[str, Any] = {"colalign": sides, "disable_numparse": True, "preserve_whitespace": True}
     cells = [[harmless(str(cell)) for cell in row] for row in rows]
     return tabulate(cells, [harmless(header) for header in headers], style, **options)
+
+
+class Screen(NamedTuple):
+    """What a text is printed on.
+
+    Attributes:
+        width: characters of a line.
+        encoding: name of the encoding, which decides what characters there are.
+        is_terminal: whether it is a terminal, whose width is obeyed also by columns that were asked for.
+    """
+
+    width: int = _WIDTH
+    encoding: str = "utf-8"
+    is_terminal: bool = False
+
+    def written(self, text: str) -> str:
+        """Return a text in characters that the screen has.
+
+        >>> Screen(80, "ascii").written("├─Linear ≥ 12"), Screen(80, "utf-8").written("├─Linear")
+        ('+-Linear >= 12', '├─Linear')
+        """
+        missing = {character for character in set(text) if not self._has(character)}
+        return text.translate({ord(character): _ASCII.get(character, "?") for character in missing})
+
+    def _has(self, character: str) -> bool:
+        try:
+            character.encode(self.encoding)
+        except UnicodeEncodeError:
+            return False
+        return True
+
+    def wrapped(self, line: str) -> list[str]:
+        """Return a line as several that are not wider than the screen; long names stay whole.
+
+        >>> Screen(12).wrapped("one two three four")
+        ['one two', '  three four']
+        """
+        if len(line) <= self.width:
+            return [line]
+        indent = " " * min(len(line) - len(line.lstrip()) + 2, self.width // 2)
+        return wrap(line, self.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def screen_of_output() -> Screen:
+    """Return what ``print`` writes on: the terminal; 120 characters where the output is not one.
+
+    >>> screen_of_output().width >= 20
+    True
+    """
+    stream = sys.stdout
+    if stream is None:
+        return Screen()
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if not stream.isatty():
+        return Screen(encoding=encoding)
+    return Screen(max(shutil.get_terminal_size().columns, _READABLE), encoding, True)
 
 
 @dataclass(frozen=True)
@@ -47,10 +111,11 @@ class Report:
     Attributes:
         rows: cells of each row.
         headers: titles of the columns.
-        align: one letter per column, ``l`` or ``r``.
+        align: one letter per column: ``l``, ``r``, or ``p`` for prose, which is wrapped where others are shortened.
         above, below: lines of text.
         sections: groups of lines below a table between double rules, each with a rule below it; None: no rules.
         totals: cells of a last row; only with rules.
+        optional: titles of columns that a narrow screen lacks, the first to be left out first.
 
     >>> report = Report([["conv", 9408]], ["Layer", "Params"], "lr", above=["Stages"])
     >>> print(report.text())
@@ -78,6 +143,7 @@ class Report:
     below: Sequence[str] = ()
     sections: Sequence[Sequence[str]] | None = None
     totals: Sequence[Any] = ()
+    optional: Sequence[str] = ()
 
     @property
     def width(self) -> int:
@@ -87,13 +153,15 @@ class Report:
     def leaving_out(self, width: int, *headers: str) -> Report:
         """Return the report without columns: as many of these, in order, as it takes to be at most so wide.
 
+        Texts of more than 26 characters may have to be shortened for it.
+
         >>> report = Report([["conv", 1, 2]], ["Layer", "Calls", "Share" * 20], "lrr")
-        >>> report.leaving_out(PAGE, "Calls", "Share" * 20).headers
+        >>> report.leaving_out(100, "Calls", "Share" * 20).headers
         ['Layer']
         """
         report = self
         for header in headers:
-            if header in report.headers and report.width > width:
+            if header in report.headers and report.shortened(width, _READABLE).width > width:
                 index = report.headers.index(header)
                 report = replace(
                     report,
@@ -104,24 +172,80 @@ class Report:
                 )
         return report
 
-    def shortened(self, width: int) -> Report:
+    def shortened(self, width: int, least: int = _LEAST) -> Report:
         """Return the report with an ellipsis in texts that make it wider than ``width``; numbers stay whole.
 
-        It is as wide as its numbers, and eight characters of each text, where these take more.
+        It is as wide as its numbers, and ``least`` characters of each text, where these take more.
 
         >>> Report([["encoder.layer.output", 1]], ["Layer", "n"], "lr").shortened(20).rows
         [['encoder….output', 1]]
         """
         report = self
-        texts = [index for index, letter in enumerate(self.align) if letter == "l"]
+        texts = [index for index, letter in enumerate(self.align) if letter != "r"]
         while texts and (excess := report.width - width) > 0:
-            index = max(texts, key=report._column_width)
+            index = max(texts, key=lambda index: (self.align[index] == "p", report._column_width(index)))
             texts.remove(index)
-            report = report._with_room(index, max(report._column_width(index) - excess, _LEAST))
+            floor = max(least, _PROSE) if self.align[index] == "p" else least
+            report = report._with_room(index, max(report._column_width(index) - excess, floor))
         return report
 
+    def fitted(self, screen: Screen) -> Report:
+        """Return the report in the characters of a screen, with the columns for which it has room, and what it lacks.
+
+        >>> report = Report([["conv", 1, "x" * 20]], ["Layer", "Calls", "Share"], "lrr", optional=["Share", "Calls"])
+        >>> print(report.fitted(Screen(30)).text())
+        Layer      Calls
+        conv           1
+        Left out, as 30 characters have no room: Share
+        """
+        report = self._translated(screen)
+        if not report.rows and not report.totals:
+            return report
+        narrow = report.leaving_out(screen.width, *map(screen.written, self.optional)).shortened(screen.width)
+        missing = [header for header in report.optional if header in report.headers and header not in narrow.headers]
+        if not missing:
+            return narrow
+        line = f"Left out, as {screen.width} characters have no room: {', '.join(missing)}"
+        if narrow.sections is None:
+            return replace(narrow, below=[*narrow.below, line])
+        return replace(narrow, sections=[*narrow.sections, [line]])
+
+    def _translated(self, screen: Screen) -> Report:
+        """Return the report in the characters of a screen."""
+
+        def written(cells: Sequence[Any]) -> list[str]:
+            return [screen.written(str(cell)) for cell in cells]
+
+        lines = {name: written(getattr(self, name)) for name in ("headers", "above", "below", "totals", "optional")}
+        sections = None if self.sections is None else [written(section) for section in self.sections]
+        return replace(self, rows=[written(row) for row in self.rows], sections=sections, **lines)
+
+    def folded(self, header: str, most: int = _MOST) -> Report:
+        """Return the report with one row for rows that differ only in numbers within the names of a column.
+
+        A report of at most ``most`` rows stays as it is.
+
+        >>> rows = [["layers.0.fc", 8], ["layers.1.fc", 8], ["head", 9]]
+        >>> Report(rows, ["Layer", "n"], "lr").folded("Layer", most=2).rows
+        [['layers.*.fc x 2', 8], ['head', 9]]
+        """
+        if len(self.rows) <= most:
+            return self
+        index = list(self.headers).index(header)
+        groups: dict[tuple[Any, ...], list[Sequence[Any]]] = {}
+        for row in self.rows:
+            groups.setdefault((starred(row[index]), *_left(row, index)), []).append(row)
+        rows = []
+        for (name, *_), group in groups.items():
+            cells = list(group[0])
+            cells[index] = f"{name} x {len(group)}" if len(group) > 1 else cells[index]
+            rows.append(cells)
+        return replace(self, rows=rows)
+
     def _column_width(self, index: int) -> int:
-        cells = [len(str(row[index])) for row in (*self.rows, *([self.totals] if self.totals else []))]
+        cells = [
+            max(map(len, str(row[index]).split("\n"))) for row in (*self.rows, *([self.totals] if self.totals else []))
+        ]
         return max([len(self.headers[index]) + MIN_PADDING, *cells])
 
     def _with_room(self, index: int, room: int) -> Report:
@@ -130,7 +254,9 @@ class Report:
         headers[index] = _with_ellipsis(headers[index], room - MIN_PADDING)
         rows, totals = [list(row) for row in self.rows], list(self.totals)
         for row in [*rows, totals] if totals else rows:
-            row[index] = _with_ellipsis(str(row[index]), room)
+            text = str(row[index])
+            is_prose = self.align[index] == "p"
+            row[index] = "\n".join(Screen(room).wrapped(text)) if is_prose else _with_ellipsis(text, room)
         return replace(self, rows=rows, headers=headers, totals=totals)
 
     def with_column(self, header: str, texts: Sequence[str], align: str) -> Report:
@@ -149,11 +275,19 @@ class Report:
             ruled.insert(-2, ruled[0])
         return ruled
 
-    def text(self) -> str:
-        """Return the report as text; without rows and rules, only its lines."""
+    def text(self, screen: Screen | None = None) -> str:
+        """Return the report as text, on a screen if one is passed; without rows and rules, only its lines."""
+        if screen is not None:
+            return screen.written(self.fitted(screen)._text(screen))
+        return self._text(Screen(sys.maxsize))
+
+    def _text(self, screen: Screen) -> str:
+        def written(texts: Sequence[str]) -> list[str]:
+            return [line for text in texts for one in harmless(text).split("\n") for line in screen.wrapped(one)]
+
         lines = self._lines() if self.rows or self.sections is not None else []
-        below = [line for section in self.sections or () for line in [*map(harmless, section), lines[0]]]
-        return "\n".join([*map(harmless, self.above), *lines, *below, *map(harmless, self.below)])
+        below = [line for section in self.sections or () for line in [*written(section), lines[0]]]
+        return "\n".join([*written(self.above), *lines, *below, *written(self.below)])
 
     def document(self, form: str) -> str:
         r"""Return the table alone for a document: ``"markdown"`` of GitHub, ``"latex"`` for booktabs, or ``"html"``.
@@ -221,9 +355,12 @@ def _left(items: Sequence[Any], index: int) -> list[Any]:
 
 
 def _with_ellipsis(text: str, room: int) -> str:
-    """Return a text of at most ``room`` characters: its beginning and its end."""
+    """Return a text of at most ``room`` characters: its branch if it is in a tree, its beginning and its end."""
     if len(text) <= room:
         return text
+    branch = _BRANCH.match(text)
+    if branch is not None and 0 < branch.end() <= room - _LEAST:
+        return branch[0] + _with_ellipsis(text[branch.end() :], room - branch.end())
     end = (room - 1) // 2
     return f"{text[: room - 1 - end]}…{text[len(text) - end :]}"
 
@@ -236,7 +373,7 @@ class Printed(ABC):
         """Return the table."""
 
     def __str__(self) -> str:
-        return self._report().text()
+        return self._report().text(screen_of_output())
 
     __repr__ = __str__
 

@@ -20,7 +20,7 @@ LAYERS = [
     ["file_contents"],
     ["units", "tables"],
     ["layer_info"],
-    ["equality"],
+    ["equality", "subject"],
     ["operators"],
     ["devices"],
     ["capture"],

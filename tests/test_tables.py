@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelsummary.tables import Report, table
+from modelsummary.tables import Report, Screen, table
 
 TEXTS = st.text(alphabet="abc .", max_size=30)
 CELLS = st.lists(st.tuples(TEXTS, TEXTS, st.integers(0, 10**12)), max_size=4)
@@ -45,3 +45,32 @@ def test_a_text_that_is_cut_has_its_beginning_and_its_end():
     assert report.shortened(24).rows == [["encoder…ention", 12345678]]
     assert report.shortened(1).rows == [["enco…ion", 12345678]]
     assert report.shortened(100) == report
+
+
+@given(
+    rows=CELLS,
+    headers=st.tuples(TEXTS, TEXTS, TEXTS),
+    width=st.integers(45, 120),
+    align=st.sampled_from(["llr", "lpr"]),
+)
+def test_a_report_is_not_wider_than_its_page_and_names_what_it_lacks(rows, headers, width, align):
+    lines = ["some words " * 30]
+    report = Report(rows, [*headers[:2], "Other"], align, above=lines, below=lines, optional=["Other"])
+    text = report.text(Screen(width))
+    assert all(len(line) <= width for line in text.splitlines() if not line.startswith("Left out"))
+    assert " ".join(text.split()).count(lines[0].strip()) == 2
+    assert ("Left out" in text) == (len(report.fitted(Screen(width)).headers) < 3)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8"])
+def test_a_page_has_only_characters_of_its_encoding(encoding):
+    report = Report([["│    └─Linear ≥ 8 é"]], ["Layer"], "l", sections=[["×"]]).text(Screen(20, encoding))
+    assert report.encode(encoding).decode(encoding) == report
+    assert ("│" in report) == (encoding in ("cp437", "utf-8"))
+    assert "Linear" in report
+
+
+def test_equal_blocks_are_one_row():
+    rows = [["layers.0.fc", "8"], ["layers.0.bias", "1"], ["layers.1.fc", "8"], ["layers.1.bias", "2"]]
+    folded = Report(rows, ["Layer", "n"], "lr").folded("Layer", most=3)
+    assert folded.rows == [["layers.*.fc x 2", "8"], ["layers.0.bias", "1"], ["layers.1.bias", "2"]]

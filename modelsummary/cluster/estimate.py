@@ -24,7 +24,7 @@ from modelsummary.memory.replay import MemoryBlock, replayed
 from modelsummary.parallel.plan import with_estimate
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
-from modelsummary.units import duration, percent, scaled
+from modelsummary.units import duration, number_of, percent, scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,6 +76,7 @@ class StepEstimate(Printed):
             bytes, and the FLOPs, with them MFU, lack them.
         case: what decides which published runs it is compared with.
         simulate_on: simulates it on another cluster; None: it was loaded without its model.
+        subject: the model, its dtype, and what it is trained with.
     """
 
     plan: Plan
@@ -93,6 +94,7 @@ class StepEstimate(Printed):
     uncounted_ops: Mapping[str, int] = field(default_factory=dict)
     case: Case = field(default_factory=Case)
     simulate_on: Callable[[Cluster], StepEstimate] | None = field(default=None, repr=False, compare=False)
+    subject: str = field(default="a model", compare=False)
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -286,10 +288,17 @@ class StepEstimate(Printed):
             **{f"{name}_bytes": value for name, value in fullest.to_dict().items()},
         }
 
+    @property
+    def case_of_step(self) -> str:
+        """What is trained, with what, and the samples of a step."""
+        samples = number_of(self.global_batch, "sample")
+        tokens = f" of {number_of(self.sequence_length, 'token')}" if self.sequence_length else ""
+        return f"{self.subject}, {samples}{tokens}"
+
     def in_short(self) -> str:
         """Return the step, its use of the devices and the memory of the fullest rank as one line."""
         devices = f"{self.plan.devices} x {self.cluster.device.name}"
-        memory = scaled(self.memory_bytes, "B", binary=True)
+        memory = scaled(self.memory_bytes, "B")
         return (
             f"{duration(1e3 * self.step_seconds)} on {devices}, MFU {percent(self.mfu)}, {memory} on the fullest rank"
         )
@@ -298,7 +307,7 @@ class StepEstimate(Printed):
         """Return the lines of the report that say how sure it is."""
         error, of_peaks = self.error, self.memory_error
         slow, fast = (duration(1e3 * seconds) for seconds in reversed(error.range(self.step_seconds)))
-        least, most = (scaled(int(nbytes), "B", binary=True) for nbytes in of_peaks.range(self.memory_bytes))
+        least, most = (scaled(int(nbytes), "B") for nbytes in of_peaks.range(self.memory_bytes))
         return [
             f"Four of five such steps take {fast} to {slow}{error.why_outside('too fast', 'too slow')}: "
             f"{error.describe()}",
@@ -311,11 +320,14 @@ class StepEstimate(Printed):
         causes = [(name, self.seconds_by_cause.get(name, 0.0)) for name in CAUSES]
         rows = [[name, duration(1e3 * seconds), percent(seconds / step)] for name, seconds in causes if seconds]
         held = max(self.memory, key=lambda rank: rank.total).to_dict()
-        total = scaled(held.pop("total"), "B", binary=True)
-        parts = ", ".join(f"{name} {scaled(nbytes, 'B', binary=True)}" for name, nbytes in held.items() if nbytes)
+        total = scaled(held.pop("total"), "B")
+        parts = ", ".join(f"{name} {scaled(nbytes, 'B')}" for name, nbytes in held.items() if nbytes)
         unit = "tokens" if self.sequence_length else "samples"
-        has = f"{'it fits into' if self.fits else 'more than'} {scaled(self.cluster.memory_bytes, 'B', binary=True)}"
-        above = [f"{self.plan.describe()}: {self.plan.devices} x {self.cluster.device.name}"]
+        has = f"{'it fits into' if self.fits else 'more than'} {scaled(self.cluster.memory_bytes, 'B')}"
+        above = [
+            f"Training step of {self.case_of_step} on {self.plan.devices} x {self.cluster.device.name}",
+            f"Plan: {self.plan.describe()}",
+        ]
         below = [
             f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
             f"Fullest rank: {total}, {has}: {parts}",

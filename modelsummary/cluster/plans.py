@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pictures import stacked_bars
+from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
 from modelsummary.extras import Records
 from modelsummary.tables import Printed, Report
@@ -85,23 +87,25 @@ class Plans(Printed, Records, Sequence[StepEstimate]):
         return [step.to_record() for step in self._steps]
 
     def _report(self) -> Report:
-        headers = ["Devices", "Plan", "Step", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto", "Applies"]
-        if self._steps and not self._steps[0].sequence_length:
-            headers[3] = "Samples/s"
+        shown = self._steps[:_MOST_ROWS]
+        differing = [name for name in _PARALLELISM if any(_cell(step.plan, name) for step in shown)]
+        headers = ["Devices", *(_PARALLELISM[name] for name in differing)]
+        headers += ["Step", "Tokens/s" if shown and shown[0].sequence_length else "Samples/s"]
+        headers += ["MFU", "Bubble", "Memory", "Pareto", "Applies"]
         reasons: list[str] = []
         rows = [
             [
                 step.plan.devices,
-                step.plan.describe(),
+                *(_cell(step.plan, name) for name in differing),
                 duration(1e3 * step.step_seconds),
                 f"{step.tokens_per_second:,.{0 if step.tokens_per_second >= 100 else 2}f}",
                 percent(step.mfu),
                 percent(step.seconds_by_cause["bubble"] / step.step_seconds),
-                scaled(step.memory_bytes, "B", binary=True),
+                scaled(step.memory_bytes, "B"),
                 "*" if step in self.pareto else "",
                 _mark(step.noted_obstacle, reasons),
             ]
-            for step in self._steps[:_MOST_ROWS]
+            for step in shown
         ]
         rest = len(self._steps) - len(rows)
         below = [f"{number_of(rest, 'slower plan')}: see to_records() or to_pandas()"] if rest else []
@@ -109,7 +113,49 @@ class Plans(Printed, Records, Sequence[StepEstimate]):
         if any(row[-1] == "?" for row in rows):
             below.append("?: not tried yet; plans.best and step.applicable do")
         below += [f"no ({index}): {reason}" for index, reason in enumerate(reasons, 1)]
-        return Report(rows, headers, "rlrrrrrll", below=below)
+        names = ", ".join(f"{_PARALLELISM[name]} {name}" for name in differing if _PARALLELISM[name] != name)
+        below += [f"Columns: {names}"] if names else []
+        above = []
+        if shown:
+            device = shown[0].cluster.device.name
+            above = [
+                f"Plans for a training step of {shown[0].case_of_step} on {device}; typical error "
+                f"{percent(shown[0].error.typical)}"
+            ]
+        align = "r" + "".join("r" if name in _NUMBERS else "l" for name in differing) + "rrrrrll"
+        optional = ("Pareto", "Bubble", "Devices", "MFU", "Tokens/s", "VS", "schedule", "checkpoint", "Applies")
+        return Report(rows, headers, align, above=above, below=below, optional=optional)
+
+
+_PARALLELISM = {
+    "tensor": "TP",
+    "sequence": "SP",
+    "expert": "EP",
+    "dispatch": "dispatch",
+    "context": "CP",
+    "pipeline": "PP",
+    "virtual_stages": "VS",
+    "blocks": "blocks",
+    "data": "DP",
+    "shard": "FSDP",
+    "zero_stage": "ZeRO",
+    "micro_batch": "mb",
+    "checkpoint": "checkpoint",
+    "schedule": "schedule",
+}
+_NUMBERS = {name for name, header in _PARALLELISM.items() if header.isupper() and name != "sequence"}
+_NUMBERS |= {"zero_stage", "micro_batch"}
+_DEFAULT_OF = {argument.name: argument.default for argument in fields(Plan)}
+
+
+def _cell(plan: Plan, name: str) -> str:
+    """Return what a plan has in a column; empty for what is not split, and other defaults."""
+    value = getattr(plan, name)
+    if name == "zero_stage":
+        return str(value) if value else ""
+    if name == "sequence":
+        return "yes" if value else ""
+    return "" if value == _DEFAULT_OF[name] else str(value)
 
 
 def _mark(obstacle: str | None, reasons: list[str]) -> str:

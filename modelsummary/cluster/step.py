@@ -89,6 +89,7 @@ class StepSimulator:
             uncounted_ops=self._uncounted(plan),
             case=case_of(plan, self.time_model.cluster, self.model.recipe, self.model.compute_dtype),
             simulate_on=partial(self._simulate_on, plan=plan),
+            subject=self.model.subject,
         )
 
     def _simulate_on(self, cluster: Cluster, plan: Plan) -> StepEstimate:

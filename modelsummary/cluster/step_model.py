@@ -42,6 +42,7 @@ from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_once
+from modelsummary.subject import dtype_name, dtype_of
 
 __all__ = ["StepModel"]
 
@@ -105,13 +106,15 @@ class StepModel:
     @cached_property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of the products: the recipe's, or the dtype that most floating-point parameters have."""
-        if self.recipe.precision is not None:
-            return self.recipe.precision
-        elements: dict[torch.dtype, int] = {}
-        for parameter in self._live.model.parameters():
-            if parameter.dtype.is_floating_point:
-                elements[parameter.dtype] = elements.get(parameter.dtype, 0) + parameter.numel()
-        return max(elements, key=lambda dtype: elements[dtype], default=torch.float32)
+        return self.recipe.precision or dtype_of(self._live.model)
+
+    @cached_property
+    def subject(self) -> str:
+        """The model, its dtype, and what it is trained with."""
+        recipe = self.recipe
+        masters = ", float32 master weights" if recipe.master_weights and self.compute_dtype.itemsize < 4 else ""
+        dtype = dtype_name(self.compute_dtype)
+        return f"{self._root.class_name}, {dtype}, {recipe.kernels} kernels, {recipe.optimizer}{masters}"
 
     @cached_property
     def has_core(self) -> bool:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch.nn.parameter import is_lazy
-
 from modelsummary.devices.device_spec import Bound, DeviceSpec, Precision
 from modelsummary.devices.sustained import clock_of
 from modelsummary.layer_info import CallKey, LayerInfo
+from modelsummary.subject import subject_of
 from modelsummary.tables import Printed, Report
-from modelsummary.units import NOTHING, decimals, grouped, percent
+from modelsummary.units import NOTHING, decimals, number_of, percent, scaled
 
-__all__ = ["Roofline", "RooflineRow", "bounds_ms", "dtype_of", "roofline"]
+__all__ = ["Roofline", "RooflineRow", "bounds_ms", "roofline"]
 
 
 def bounds_ms(root: LayerInfo, spec: DeviceSpec, dtype: Precision) -> dict[CallKey, float]:
@@ -55,7 +53,13 @@ class RooflineRow:
 
 
 class Roofline(Printed, tuple[RooflineRow, ...]):
-    """Rows in printed order, as a tuple that prints as a table."""
+    """Rows in printed order, as a tuple that prints as a table with one line for equal blocks.
+
+    Attributes:
+        case: model, sizes of its inputs, dtype and device.
+    """
+
+    case: str = ""
 
     def _report(self) -> Report:
         unit, factor = ("ms", 1) if max((row.bound_ms for row in self), default=1) >= 1 else ("us", 1000)
@@ -63,29 +67,41 @@ class Roofline(Printed, tuple[RooflineRow, ...]):
         def time(milliseconds: float | None) -> str:
             return decimals(None if milliseconds is None else factor * milliseconds, 3)
 
+        working = [row for row in self if row.flops or row.moved_bytes or not row.fqn]
+        idle = len(self) - len(working)
+        times = {
+            f"Predicted ({unit})": [time(row.predicted_ms) for row in working],
+            f"Latency ({unit})": [time(row.latency_ms) for row in working],
+            "Of roof": [percent(row.part_of_roof) for row in working],
+        }
         headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", f"Bound ({unit})", "Limited by"]
-        headers += [f"Predicted ({unit})", f"Latency ({unit})"]
         rows = [
             [
                 row.fqn or "(model)",
                 row.class_name,
-                grouped(row.flops),
-                grouped(row.moved_bytes),
+                scaled(row.flops),
+                scaled(row.moved_bytes, "B"),
                 decimals(row.arithmetic_intensity, 2),
                 time(row.bound_ms),
                 row.limited_by if row.bound_ms else NOTHING,
-                time(row.predicted_ms),
-                time(row.latency_ms),
-                percent(row.part_of_roof),
             ]
-            for row in self
+            for row in working
         ]
-        return Report(rows, [*headers, "Of roof"], "llrrrrlrrr")
+        above = [f"Roofline of {self.case}: the least time of a forward"] if self.case else []
+        below = [f"Without {number_of(idle, 'call')} that move nothing"] if idle else []
+        optional = ("Bytes moved", "FLOPs", "Class", "FLOPs/B")
+        report = Report(rows, headers, "llrrrrl", above=above, below=below, optional=optional)
+        for header, cells in times.items():
+            if any(cell != NOTHING for cell in cells):
+                report = report.with_column(header, cells, "r")
+        return report.folded("Layer")
 
 
 def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | None) -> Roofline:
     """Return every called row down to ``depth`` with its bound on ``spec``."""
-    return Roofline(_row(row, spec, dtype) for row in root.walk(depth) if row.executed)
+    rows = Roofline(_row(row, spec, dtype) for row in root.walk(depth) if row.executed)
+    rows.case = f"{subject_of(root, dtype)}, on {spec.name}"
+    return rows
 
 
 def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
@@ -105,12 +121,3 @@ def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
         latency_ms=row.latency_ms,
         part_of_roof=1e3 * seconds / row.latency_ms if row.latency_ms else None,
     )
-
-
-def dtype_of(root: LayerInfo) -> torch.dtype:
-    """Return the most frequent floating point dtype of the parameters, by elements; float32 if there are none."""
-    counts: dict[torch.dtype, int] = {}
-    for parameter in root.module.parameters() if root.module is not None else ():
-        if parameter.dtype.is_floating_point and not is_lazy(parameter):
-            counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
-    return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)

@@ -65,7 +65,8 @@ class Comparison(Printed):
     def _report(self) -> Report:
         headers = ["", "Params", "Params (B)", "MACs", "Operators", "Activations (B)", "Bandwidth (B)"]
         cells = [[form.name, *map(grouped, form[1:7])] for form in self.forms]
-        return Report(cells, headers, "lrrrrrr", below=self.reasons)
+        optional = ("Bandwidth (B)", "Activations (B)", "Operators", "Params (B)")
+        return Report(cells, headers, "lrrrrrr", below=self.reasons, optional=optional)
 
 
 def compare(models: Mapping[str, ModelStatistics]) -> Comparison:

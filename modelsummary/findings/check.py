@@ -35,6 +35,7 @@ from modelsummary.findings.ruleset import RULES, chosen, reason_and_remedy
 from modelsummary.latency import TimeOptions, target, time_plan
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.operator_calls import Line
+from modelsummary.subject import subject_of
 
 if TYPE_CHECKING:
     from modelsummary.parallel import ParallelPlan
@@ -87,6 +88,7 @@ def check_model(
             mode="train" if trace.train else "inference",
             rules={rule.code: (rule.name, rule.meaning) for rule in rules},
             notes=(*trace.notes, *evidence.notes),
+            subject=subject_of(root, plan.dtype, plan.autocast),
         )
 
 

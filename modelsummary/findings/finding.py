@@ -72,6 +72,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         mode: ``"train"`` or ``"inference"``: the step that was checked.
         rules: code -> name and meaning of each rule that was asked.
         notes: assumptions, and what could not be checked.
+        subject: the model, the sizes of its inputs and its dtype.
 
     >>> import torch
     >>> from modelsummary import Statistics
@@ -86,6 +87,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
     mode: str
     rules: Mapping[str, tuple[str, str]]
     notes: tuple[str, ...]
+    subject: str
 
     @classmethod
     def of(
@@ -97,6 +99,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         mode: str,
         rules: Mapping[str, tuple[str, str]],
         notes: tuple[str, ...] = (),
+        subject: str = "a model",
     ) -> Findings:
         """Return findings in order: errors, then by the cost of all places where the same is wrong."""
         seconds: defaultdict[Kind, float] = defaultdict(float)
@@ -111,7 +114,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
 
         ordered = cls(sorted(findings, key=rank))
         ordered.device, ordered.step_seconds, ordered.mode = device, step_seconds, mode
-        ordered.rules, ordered.notes = dict(rules), notes
+        ordered.rules, ordered.notes, ordered.subject = dict(rules), notes, subject
         return ordered
 
     def to_records(self) -> list[dict[str, Any]]:
@@ -150,7 +153,8 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         checked = f"{len(self.rules)} rules on a {step}; times on {self.device}, of {1e3 * self.step_seconds:,.3f} ms"
         headers = ["Code", "Where", "Places", "Bytes", "Time (us)", "What"]
         title = "Findings" if rows else "No findings"
-        return Report(rows, headers, "llrrrl", above=[f"{title}: {checked}"], below=[*advice, *self.notes])
+        above = [f"{title} in {self.subject}: {checked}"]
+        return Report(rows, headers, "llrrrp", above=above, below=[*advice, *self.notes], optional=("Bytes", "Places"))
 
 
 def _common(texts: list[str]) -> str:
@@ -159,12 +163,17 @@ def _common(texts: list[str]) -> str:
 
 
 def _places(group: list[Finding]) -> str:
-    places = list(dict.fromkeys(map(_place, group)))
-    named = places if len(places) <= _NAMED_PLACES else [places[0], "...", places[-1]]
-    return ", ".join(named)
+    places = list(dict.fromkeys((_module(finding), _line(finding)) for finding in group))
+    named = places if len(places) <= _NAMED_PLACES else [places[0], ("...", ""), places[-1]]
+    (_, line) = places[0]
+    if all(other == line for _, other in places):
+        return ", ".join(module for module, _ in named) + line
+    return ", ".join(f"{module}{line}" for module, line in named)
 
 
-def _place(finding: Finding) -> str:
-    module = "outside of the model" if finding.fqn is None else finding.fqn or "the model"
-    line = "" if finding.file is None else f" ({Path(finding.file).name}:{finding.line})"
-    return f"{module}{line}"
+def _module(finding: Finding) -> str:
+    return "outside of the model" if finding.fqn is None else finding.fqn or "the model"
+
+
+def _line(finding: Finding) -> str:
+    return "" if finding.file is None else f" ({Path(finding.file).name}:{finding.line})"

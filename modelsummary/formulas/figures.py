@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from modelsummary.errors import FormulaError, InputError, close_to
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, grouped, scaled
 
 __all__ = ["CONSTANT", "FIGURES", "FiguresAt", "check_figure"]
@@ -55,7 +55,7 @@ class Evaluates(Protocol):
         """Return the largest size of each dimension at which the figure was run; empty if it needed no runs."""
 
 
-class FiguresAt:
+class FiguresAt(Printed):
     """The figures of a model at given sizes, each evaluated from its formula when it is read.
 
     ``figures.macs`` and ``figures["macs"]`` return one figure; ``FIGURES`` lists all. ``print`` shows a table, and says
@@ -111,7 +111,7 @@ class FiguresAt:
                 figures[figure] = None
         return {**figures, "beyond": {figure: sizes for figure, sizes in beyond.items() if sizes}}
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
         rows, reasons = [], []
         unseen: dict[str, int] = {}
@@ -130,9 +130,7 @@ class FiguresAt:
             for name, size in unseen.items()
         ]
         heading = f"{self.layer or 'The model'} at {at}"
-        return "\n".join([heading, table(rows, ["Figure", "Value", ""], "lrr"), *notes, *reasons])
-
-    __repr__ = __str__
+        return Report(rows, ["Figure", "Value", ""], "lrr", above=[heading], below=[*notes, *reasons])
 
 
 def _unit(figure: str) -> str:

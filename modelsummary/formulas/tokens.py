@@ -22,7 +22,8 @@ from modelsummary.errors import check_integers
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import HiddenScores
 from modelsummary.layer_info import LayerInfo, ledger
-from modelsummary.tables import table
+from modelsummary.subject import dtype_name, dtype_of
+from modelsummary.tables import Printed, Report
 from modelsummary.units import grouped, scaled
 
 __all__ = ["FlopsPerToken", "flops_per_token"]
@@ -31,8 +32,8 @@ _LARGEST_MASK = 2**25  # elements of a mask whose values are followed
 _LOSS = "; pass loss=, a function from the model's result to the scalar that you train on"
 
 
-@dataclass(frozen=True)
-class FlopsPerToken:
+@dataclass(frozen=True, repr=False)
+class FlopsPerToken(Printed):
     """The model FLOPs of a call per token: 2 x multiply-adds, without recomputation.
 
     Attributes:
@@ -45,6 +46,7 @@ class FlopsPerToken:
         params: elements of all parameters.
         active_params: elements that one token's forward touches: of experts, as many as the router chooses.
         notes: what is not known.
+        subject: the model and its dtype.
 
     >>> import torch
     >>> from torch import nn
@@ -64,6 +66,7 @@ class FlopsPerToken:
     params: int
     active_params: int
     notes: tuple[str, ...] = ()
+    subject: str = ""
 
     @property
     def forward(self) -> float:
@@ -85,7 +88,7 @@ class FlopsPerToken:
         """FLOPs of forward and backward per token, without scores that a mask hides."""
         return (self.training_flops - self.hidden_training_flops) / self.count
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         n = self.active_params
         rows = [
             ("Dense", self.forward, self.training),
@@ -93,9 +96,10 @@ class FlopsPerToken:
             ("2 and 6 x active parameters", 2.0 * n, 6.0 * n),
         ]
         cells = [(name, *(scaled(round(figure), "FLOPs") for figure in figures)) for name, *figures in rows]
-        lines = [table(cells, [f"Per {self.unit}", "Forward", "Training"], "lrr")]
-        lines.append(f"Parameters: {grouped(self.params)}, active: {grouped(n)}; {grouped(self.count)} {self.unit}s")
-        return "\n".join([*lines, *self.notes])
+        counts = f"Parameters: {grouped(self.params)}, active: {grouped(n)}; {grouped(self.count)} {self.unit}s"
+        above = [f"FLOPs of {self.subject}"] if self.subject else []
+        headers = [f"Per {self.unit}", "Forward", "Training"]
+        return Report(cells, headers, "lrr", above=above, below=[counts, *self.notes])
 
 
 def flops_per_token(
@@ -147,6 +151,7 @@ def flops_per_token(
         root.num_params,
         active,
         tuple(notes),
+        f"{root.class_name}, {dtype_name(dtype_of(root.module))}",
     )
 
 

@@ -13,7 +13,7 @@ from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibra
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.kernel_list import Kernels
 from modelsummary.latency.options import TimeOptions, time_plan
-from modelsummary.latency.predict import estimate, predict_kernels
+from modelsummary.latency.predict import estimate, predict_kernels, step_subject
 from modelsummary.latency.row_times import show
 
 if TYPE_CHECKING:
@@ -62,14 +62,17 @@ def predicted(
 
 def kernels(
     live: LiveModel,
+    root: LayerInfo,
     device: DeviceSpec | torch.device | str | None,
     mode: str,
     plan: StepPlan,
     options: TimeOptions,
 ) -> Kernels:
     """Return the kernels of a step with their predicted seconds."""
-    step = predict_kernels(live, target(device, options), mode, plan)
-    return Kernels(step, tf32=options.get("dtype") == "tf32", attention=options.get("attention"))
+    prediction_target = target(device, options)
+    step = predict_kernels(live, prediction_target, mode, plan)
+    case = f"{step_subject(root, plan)}, {mode}", prediction_target.name
+    return Kernels(step, tf32=options.get("dtype") == "tf32", attention=options.get("attention"), case=case)
 
 
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:

@@ -9,6 +9,7 @@ from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.errors import InputError
 from modelsummary.latency.row_times import Columns
 from modelsummary.layer_info import CallKey
+from modelsummary.tables import screen_of_output
 
 __all__ = ["LatencyEstimate"]
 
@@ -33,6 +34,7 @@ class LatencyEstimate(float):
         calls: FQN and call index -> milliseconds of the forward and of the backward of that call, with everything
             inside it. ``split(by=estimate)`` balances them.
         columns: the figures of each row of the table.
+        subject: the model, the sizes of its inputs, its dtype and the step.
         predict_on: predicts the same step on another device; None: it was loaded without its model.
 
     >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)
@@ -52,6 +54,7 @@ class LatencyEstimate(float):
         uncounted_ops: Mapping[str, int] | None = None,
         calls: Mapping[CallKey, tuple[float, float]] | None = None,
         columns: Columns | None = None,
+        subject: str = "",
     ) -> LatencyEstimate:
         """Return the sum of the phases, in milliseconds."""
         estimate = super().__new__(cls, sum(phases.values()))
@@ -61,7 +64,7 @@ class LatencyEstimate(float):
         estimate.device, estimate.mode, estimate.source, estimate.typical_error = device, mode, source, typical_error
         estimate.shares, estimate.limited_by = dict(shares or {"fit": 1.0}), limited_by
         estimate.uncounted_ops, estimate.calls = dict(uncounted_ops or {}), dict(calls or {})
-        estimate.columns, estimate.predict_on = columns or {}, None
+        estimate.columns, estimate.subject, estimate.predict_on = columns or {}, subject, None
         return estimate
 
     forward_ms: float
@@ -76,6 +79,7 @@ class LatencyEstimate(float):
     uncounted_ops: dict[str, int]
     calls: dict[CallKey, tuple[float, float]]
     columns: Columns
+    subject: str
     predict_on: Callable[[DeviceSpec | str], LatencyEstimate] | None
 
     @property
@@ -107,7 +111,7 @@ class LatencyEstimate(float):
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]
         phases = {"forward": self.forward_ms, "backward": self.backward_ms, "step": self.optimizer_ms}
         device = self.device, self.mode, self.source, self.typical_error
-        return phases, *device, self.shares, self.limited_by, self.uncounted_ops, self.calls, self.columns
+        return phases, *device, self.shares, self.limited_by, self.uncounted_ops, self.calls, self.columns, self.subject
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "predict_on": None}  # it holds the model
@@ -124,6 +128,10 @@ class LatencyEstimate(float):
             names = sorted(self.uncounted_ops)
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             parts.append(f"a lower bound for {', '.join(names[:_NAMED])}{more}")
-        return f"{float(self):,.4g} ms ({', '.join(parts)})"
+        phases = {"forward": self.forward_ms, "backward": self.backward_ms, "optimizer": self.optimizer_ms}
+        timed = [f"{name} {value:,.4g}" for name, value in phases.items() if value]
+        of_phases = f" = {' + '.join(timed)}" if len(timed) > 1 else ""
+        case = f"{self.subject}, {self.mode} on {self.device}: " if self.subject else ""
+        return "\n".join(screen_of_output().wrapped(f"{case}{float(self):,.4g} ms{of_phases} ({', '.join(parts)})"))
 
     __repr__ = __str__

@@ -11,8 +11,11 @@ from modelsummary.devices.target import target_of, timing_on
 from modelsummary.extras import Records
 from modelsummary.operators.kernels import Kernel
 from modelsummary.tables import Printed, Report
+from modelsummary.units import duration, number_of, percent, scaled
 
 __all__ = ["Kernels"]
+
+_MOST_ROWS = 40
 
 
 class Kernels(Printed, Records, tuple[Kernel, ...]):
@@ -24,6 +27,7 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
         kernels: the kernels.
         tf32: whether float32 products run on tensor cores.
         attention: fused kernels of attention, as in ``TimeOptions``.
+        case: what ran, and the name of the device.
 
     >>> from modelsummary import Statistics
     >>> from torch import nn
@@ -34,11 +38,19 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
 
     tf32: bool
     attention: str | None
+    case: tuple[str, str]
 
-    def __new__(cls, kernels: Iterable[Kernel] = (), *, tf32: bool = False, attention: str | None = None) -> Kernels:
+    def __new__(
+        cls,
+        kernels: Iterable[Kernel] = (),
+        *,
+        tf32: bool = False,
+        attention: str | None = None,
+        case: tuple[str, str] = ("a step", "a device"),
+    ) -> Kernels:
         """Return the kernels as a tuple."""
         self = super().__new__(cls, kernels)
-        self.tf32, self.attention = tf32, attention
+        self.tf32, self.attention, self.case = tf32, attention, case
         return self
 
     @overload
@@ -64,12 +76,15 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
         >>> kernels.on("V100").seconds > kernels.seconds
         True
         """
-        timing = timing_on(target_of(device, tf32=self.tf32, attention=self.attention))
+        target = target_of(device, tf32=self.tf32, attention=self.attention)
+        timing = timing_on(target)
         timed = [(kernel, timing(kernel.work, None)) for kernel in self]
-        return self._with(replace(kernel, seconds=seconds, source=source) for kernel, (seconds, source) in timed)
+        kernels = (replace(kernel, seconds=seconds, source=source) for kernel, (seconds, source) in timed)
+        return self._with(kernels, target.name)
 
-    def _with(self, kernels: Iterable[Kernel]) -> Kernels:
-        return Kernels(kernels, tf32=self.tf32, attention=self.attention)
+    def _with(self, kernels: Iterable[Kernel], device: str | None = None) -> Kernels:
+        step, own_device = self.case
+        return Kernels(kernels, tf32=self.tf32, attention=self.attention, case=(step, device or own_device))
 
     @property
     def seconds(self) -> float:
@@ -86,13 +101,23 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
             groups.setdefault((kernel.phase, *kernel.work), []).append(kernel)
         seconds_of = {key: sum(kernel.seconds or 0.0 for kernel in group) for key, group in groups.items()}
         rows = []
-        for key in sorted(groups, key=lambda key: -seconds_of[key]):
+        ranked = sorted(groups, key=lambda key: -seconds_of[key])
+        for key in ranked[:_MOST_ROWS]:
             first, seconds = groups[key][0], seconds_of[key]
             dtype, sizes = str(first.dtype).removeprefix("torch."), " x ".join(map(str, first.sizes))
-            work = [first.phase, first.name, first.op_class, dtype, sizes, f"{first.flops:,}", f"{first.moved_bytes:,}"]
+            work = [first.phase, first.name, first.op_class, dtype, sizes]
+            work += [scaled(first.flops), scaled(first.moved_bytes, "B")]
             share = f"{seconds / (self.seconds or 1):.1%}"
             rows.append([*work, str(len(groups[key])), f"{1e3 * seconds:,.3f}", share, first.source])
         headers = "Phase Kernel Class Dtype Sizes FLOPs Bytes Runs".split()
         is_unknown = any(kernel.op_class == "other" for kernel in self)
         below = ["The work of kernels of class other is not known: they take the time of their bytes."] * is_unknown
-        return Report(rows, [*headers, "All (ms)", "Share", "Source"], "lllllrrrrrl", below=below)
+        rest = sum(seconds_of[key] for key in ranked[_MOST_ROWS:])
+        if rest:
+            more = number_of(len(ranked) - _MOST_ROWS, "further line")
+            below.append(f"{more}: {percent(rest / self.seconds)} of the time; see to_records() or to_pandas()")
+        step, device = self.case
+        above = [f"Kernels of {step} on {device}: {number_of(len(self), 'kernel')}, {duration(1e3 * self.seconds)}"]
+        headers += ["All (ms)", "Share", "Source"]
+        optional = ("Source", "Class", "Bytes", "FLOPs", "Dtype", "Share")
+        return Report(rows, headers, "lllllrrrrrl", above=above, below=below, optional=optional)

@@ -18,8 +18,9 @@ from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.operators.kernels import Kernel, StepOperator, Stored, check_mode, kernels_of
 from modelsummary.operators.recurrent_layers import join_recurrent
+from modelsummary.subject import subject_of
 
-__all__ = ["TABLE_ERROR", "estimate", "predict_kernels", "time_operators"]
+__all__ = ["TABLE_ERROR", "estimate", "predict_kernels", "step_subject", "time_operators"]
 
 _PHASES = ("forward", "backward", "step")
 # Kernels per time step of cuDNN's LSTM, as profiled on an H100: forward a product, the cell and a filling with zeros;
@@ -92,7 +93,16 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         source, error = f"kernel table of {target.name}", TABLE_ERROR
     phases = {phase: 1e3 * phase_seconds[phase] for phase in _PHASES}
     unknown = _uncounted(kernels, operators)
-    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by, unknown, calls, columns)
+    subject = step_subject(root, plan, trace.optimizer)
+    return LatencyEstimate(
+        phases, target.name, mode, source, error, shares, limited_by, unknown, calls, columns, subject
+    )
+
+
+def step_subject(root: LayerInfo, plan: StepPlan, optimizer: str | None = None) -> str:
+    """Return the model, the sizes of its inputs, its dtype, and the step that is predicted."""
+    step = f"training step{f' with {optimizer}' if optimizer else ''}" if plan.train else "forward"
+    return f"{subject_of(root, plan.dtype, plan.autocast)}, {step}"
 
 
 def _uncounted(kernels: Sequence[Kernel], operators: Sequence[StepOperator]) -> Counter[str]:

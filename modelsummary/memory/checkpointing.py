@@ -18,8 +18,10 @@ from modelsummary.capture.templates import make_object
 from modelsummary.extras import Records, axes_for
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.tables import PAGE, Printed, Report, folded_names
+from modelsummary.tables import Printed, Report, folded_names
 from modelsummary.units import NOTHING, duration, grouped, number_of, percent, scaled
+
+_CODE_WIDTH = 100  # characters of a line of code
 
 __all__ = [
     "CheckpointPlan",
@@ -44,6 +46,7 @@ class CheckpointPlan(Printed):
             that keep no results are left out.
         seconds: predicted time of the operators that each step runs again; None without a device.
         device: device of this time.
+        case: the step that was planned: its device, model, sizes, dtype and optimizer.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -62,6 +65,7 @@ class CheckpointPlan(Printed):
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: float | None = None
     device: str | None = None
+    case: str = ""
 
     @property
     def checkpoint(self) -> dict[str, tuple[str, ...]]:
@@ -98,7 +102,7 @@ class CheckpointPlan(Printed):
             module.forward = partial(checkpointed, module.forward, options)
         """
         functions = "\n\n".join(getsource(function) for function in (make_object, copied, keeping, checkpointed))
-        return _CODE.format(functions=functions, kept=pformat(self.checkpoint, width=PAGE, sort_dicts=False))
+        return _CODE.format(functions=functions, kept=pformat(self.checkpoint, width=_CODE_WIDTH, sort_dicts=False))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as a dict that can be written as JSON."""
@@ -117,7 +121,7 @@ class CheckpointPlan(Printed):
         for fqn, names in self.kept.items():
             modules.setdefault(names, []).append(fqn)
         lines += [f"Kept in {folded_names(fqns)}: {', '.join(names)}" for names, fqns in modules.items()]
-        return Report(rows, ["Figure", "Value", ""], "lrr", above=[title], below=lines)
+        return Report(rows, ["Figure", "Value", ""], "lrr", above=[f"Memory plan of a {self.case}", title], below=lines)
 
 
 class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
@@ -169,8 +173,9 @@ class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
             for plan in self
         ]
         headers = ["Peak", "Of the peak without", "MACs again", "Time again", "Modules", "Results kept"]
-        device = "" if self[0].device is None else f" on {self[0].device}"
-        return Report(rows, headers, "rrrrrr", above=[f"Plans of a step{device}: less memory, more recomputation"])
+        above = [f"Memory plans of a {self[0].case}"]
+        above += [] if self[0].device is None else [f"Time again: predicted for {self[0].device}"]
+        return Report(rows, headers, "rrrrrr", above=above, optional=("Results kept", "MACs again"))
 
 
 _CODE = """from collections import Counter, deque

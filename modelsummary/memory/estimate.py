@@ -61,6 +61,7 @@ class MemoryEstimate(Printed):
         graphs: bytes among ``activations`` that each compiled graph makes; empty unless the model is compiled.
         saved: the storages behind ``activations``, each with what making it again takes; empty for a rank of a plan.
         reserve: what torch's allocator takes from the device, with ``reserve=True``; else None.
+        subject: the model, the sizes of its inputs and its dtype.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -87,6 +88,14 @@ class MemoryEstimate(Printed):
     graphs: list[int] = field(default_factory=list)
     saved: SavedStorages = field(default_factory=SavedStorages.of, repr=False, compare=False)
     reserve: AllocatorReserve | None = None
+    subject: str = ""
+
+    @property
+    def case(self) -> str:
+        """What was predicted: step, device, subject and optimizer."""
+        step = {"train": "training step", "compiled": "compiled training step"}.get(self.mode, self.mode)
+        optimizer = [] if self.mode == "inference" else [self.optimizer or "no optimizer"]
+        return f"{step} on {self.device}: {', '.join([self.subject, *optimizer])}"
 
     @property
     def peak_at(self) -> TimelinePoint | None:
@@ -145,8 +154,6 @@ class MemoryEstimate(Printed):
             ]
         cells = [(name, grouped(value), scaled(value, "B")) for name, value in rows]
         point = self.peak_at
-        step = {"train": "training step", "compiled": "compiled training step"}.get(self.mode, self.mode)
-        title = f"Memory of one {step} on {self.device}"
         lines = []
         if point is not None:
             where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
@@ -156,7 +163,9 @@ class MemoryEstimate(Printed):
             lines.append(f"{len(self.graphs)} compiled graphs keep {graphs}")
         if self.recomputed_macs:
             lines.append(f"Recomputed in the backward: {grouped(self.recomputed_macs)} MACs")
-        return Report(cells, ["", "Bytes", ""], "lrr", above=[title], below=[*lines, *self.notes])
+        return Report(
+            cells, ["", "Bytes", ""], "lrr", above=[f"Memory of one {self.case}"], below=[*lines, *self.notes]
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,6 +34,7 @@ from modelsummary.memory.step_options import StepOptions, step_plan
 from modelsummary.memory.timeline import libraries_of, recomputed_calls, recomputed_operators, workspaces_on
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.progress import counted
+from modelsummary.subject import subject_of
 from modelsummary.units import parse_bytes
 
 __all__ = ["GRANULARITIES", "memory_curve", "memory_plan"]
@@ -181,7 +182,8 @@ class Planner:
         self._live, self._step, self._target, self._done = live, step, target, done
         self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
         self._simulated: dict[tuple[tuple[str, tuple[str, ...]], ...], CheckpointPlan] = {}
-        self._trace, self._plain = self._simulate(step, {})
+        self._trace, plain = self._simulate(step, {})
+        self._plain = replace(plain, subject=subject_of(root, step.dtype, step.autocast))
         self._products = workspaces_on(torch.device(self._trace.device)).products if step.workspaces else {}
         self._libraries = _libraries_of(run.call for run, phase, _ in self._trace.operators if phase == "backward")
         self._has_checkpoints = bool(recomputed_operators(self._trace))  # the model has some itself
@@ -232,6 +234,7 @@ class Planner:
             {fqn: names for fqn, names in kept.items() if names},
             None if self._target is None else cost / _NANOSECONDS,
             None if self._target is None else self._target.name,
+            self._plain.case,
         )
 
     def _workspace(self, ways: Iterable[_Way]) -> int:

@@ -21,6 +21,7 @@ from modelsummary.memory.reserve import AllocatorReserve, AllocatorSettings
 from modelsummary.memory.saved import saved_of
 from modelsummary.memory.stage_actions import StageActions, actions_of
 from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
+from modelsummary.subject import subject_of
 
 __all__ = ["memory_of", "predict", "simulate", "simulate_step", "stage_actions"]
 
@@ -50,8 +51,10 @@ def predict(
         if row.parent_info is not None:
             row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
     kinds = kinds_of(root)
-    saved = saved_of(trace, {row.key: kinds[id(row)] for row in root.walk()})
-    return replace(estimate, saved=saved, reserve=None if allocator is None else reserve_of(trace, plan, allocator))
+    reserve = None if allocator is None else reserve_of(trace, plan, allocator)
+    subject = subject_of(root, plan.dtype, plan.autocast)
+    saved = saved_of(trace, {row.key: kinds[id(row)] for row in root.walk()}, subject)
+    return replace(estimate, saved=saved, reserve=reserve, subject=subject)
 
 
 def reserve_of(trace: Trace, plan: StepPlan, settings: AllocatorSettings) -> AllocatorReserve:

@@ -113,9 +113,9 @@ class AllocatorReserve(Printed):
         rows = [("Reserved", self.reserved), ("Allocated", self.max_allocated), ("Fragmentation", self.fragmentation)]
         below = []
         if self.missing is not None:
-            limit = scaled(self.settings.limit or 0, "B", binary=True)
+            limit = scaled(self.settings.limit or 0, "B")
             below = [
                 f"Out of memory: {limit} leave no room for {self.missing.name}, {grouped(self.missing.nbytes)} bytes"
             ]
-        cells = [(name, grouped(nbytes), scaled(nbytes, "B", binary=True)) for name, nbytes in rows]
+        cells = [(name, grouped(nbytes), scaled(nbytes, "B")) for name, nbytes in rows]
         return Report(cells, ["", "Bytes", ""], "lrr", above=["Segments of torch's allocator"], below=below)

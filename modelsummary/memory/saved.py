@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 PERSISTENT = frozenset({"params", "buffers", "inputs", "optimizer_state"})
+_OPTIONAL = ("To host and back", "Idle", "Share", "Written by", "Again")  # columns for wide pages
 _NAMED = 2  # operators in a cell
 
 
@@ -88,6 +89,7 @@ class SavedStorages(Printed, Records, tuple[SavedStorage, ...]):
     Attributes:
         calls: the operator calls of the step, by number.
         device: device of the predicted times; None: there are none.
+        subject: the model, the sizes of its inputs and its dtype.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -104,14 +106,19 @@ class SavedStorages(Printed, Records, tuple[SavedStorage, ...]):
 
     calls: tuple[OperatorCall, ...]
     device: str | None
+    subject: str
 
     @classmethod
     def of(
-        cls, storages: Iterable[SavedStorage] = (), calls: tuple[OperatorCall, ...] = (), device: str | None = None
+        cls,
+        storages: Iterable[SavedStorage] = (),
+        calls: tuple[OperatorCall, ...] = (),
+        device: str | None = None,
+        subject: str = "",
     ) -> SavedStorages:
         """Return storages with the operator calls of the step."""
         saved = cls(storages)
-        saved.calls, saved.device = calls, device
+        saved.calls, saved.device, saved.subject = calls, device, subject
         return saved
 
     def on(self, device: DeviceSpec | torch.device | str, *, link_bandwidth: float | None = None) -> SavedStorages:
@@ -149,7 +156,7 @@ class SavedStorages(Printed, Records, tuple[SavedStorage, ...]):
                 idle_seconds=until[storage.next_use] - until[storage.last_use + 1] if is_idle else None,  # type: ignore[index]
             )
 
-        return SavedStorages.of(map(priced, self), self.calls, target.name)
+        return SavedStorages.of(map(priced, self), self.calls, target.name, self.subject)
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict of plain data per storage; ``remade_by`` has the names of the operators."""
@@ -193,9 +200,11 @@ class SavedStorages(Printed, Records, tuple[SavedStorage, ...]):
             rows.append(cells)
         headers = ["Saved in", "Places", "Written by", "Bytes", "Share", "Made again by"]
         headers += ["Again", "To host and back", "Idle"] if self.device is not None else []
-        title = f"Kept for the backward: {number_of(len(self), 'storage')}, {scaled(total, 'B')}"
+        title = f"Kept for the backward of {self.subject}: {number_of(len(self), 'storage')}, {scaled(total, 'B')}"
         title += "" if self.device is None else f"; times of one place on {self.device}"
-        return Report(rows, headers, "lrlrrlrrr"[: len(headers)], above=[title])
+        empty = [name for index, name in enumerate(headers) if rows and all(row[index] == NOTHING for row in rows)]
+        report = Report(rows, headers, "lrlrrprrr"[: len(headers)], above=[title], optional=_OPTIONAL)
+        return report.leaving_out(0, *empty)
 
 
 def draws_random_numbers(call: OperatorCall) -> bool:
@@ -203,12 +212,13 @@ def draws_random_numbers(call: OperatorCall) -> bool:
     return call.rule.is_random and call.bound.get("dropout_p") != 0.0
 
 
-def saved_of(trace: Trace, kinds: Mapping[CallKey, int]) -> SavedStorages:
+def saved_of(trace: Trace, kinds: Mapping[CallKey, int], subject: str) -> SavedStorages:
     """Return the storages that a step keeps for its backward.
 
     Args:
         trace: the step; storages were followed.
         kinds: number of the kind of each module call.
+        subject: the model, the sizes of its inputs and its dtype.
     """
     remaking = Remaking(trace)
     return SavedStorages.of(
@@ -217,6 +227,7 @@ def saved_of(trace: Trace, kinds: Mapping[CallKey, int]) -> SavedStorages:
             for storage in sorted(trace.saved, key=lambda storage: storage.born)
         ),
         tuple(operator.run.call for operator in trace.operators),
+        subject=subject,
     )
 
 

@@ -19,6 +19,7 @@ __all__ = ["report"]
 
 _HEADERS = ["Module", "Style", "Sharded", "Params per rank", "Forward", "Backward"]
 _ALIGN = "lllrll"
+_OPTIONAL = ("Params per rank", "Sharded")  # columns for wide pages
 _PARALLELISM = {
     "Tensor parallel": ("tensor",),
     "Expert parallel": ("expert",),
@@ -83,7 +84,7 @@ def report(plan: ParallelPlan) -> Report:
             lines.append(f"{name}, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     if plan.estimate is not None:
         lines.append(f"Predicted: {plan.estimate.in_short()}")
-    return Report(_rows(plan.layers, communication), _HEADERS, _ALIGN, above=[title], below=lines)
+    return Report(_rows(plan.layers, communication), _HEADERS, _ALIGN, above=[title], below=lines, optional=_OPTIONAL)
 
 
 def _order(total: tuple[tuple[str, str], tuple[int, int]]) -> tuple[int, str]:

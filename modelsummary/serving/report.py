@@ -13,7 +13,7 @@ from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.scheduler import Engine, serve
 from modelsummary.serving.simulation import ServingSimulation, largest_rate
 from modelsummary.serving.stored import WEIGHTS
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report, table
 from modelsummary.units import decimals, duration, grouped, scaled
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Throughput:
     fits: bool
 
 
-@dataclass(frozen=True)
-class ServingEstimate(Records):
+@dataclass(frozen=True, repr=False)
+class ServingEstimate(Printed, Records):
     """Memory and time of serving a model, made by ``Statistics.serving``; ``print`` shows two tables.
 
     A request is a prompt of ``context - 1`` tokens and one token more. Bytes are for one device: with ``tensor`` > 1,
@@ -263,15 +263,13 @@ class ServingEstimate(Records):
     def _devices(self) -> str:
         return self.device if self.tensor == 1 else f"{self.tensor} x {self.device}"
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         layers = ", ".join(f"{count} x {name}" for name, count in self.cache_layers.items())
         error = f"typical error {100 * self.typical_error:.0f} %"
         longest = f"{grouped(self.max_context)} tokens"
         kept = "" if self.weights is None else f", {WEIGHTS[self.weights].label}"
         rows = [
-            ["Model", f"{self.model}, {self.dtype}, {self.mode}"],
-            ["Device", f"{self._devices}, {scaled(self.memory_bytes, 'B')}{' each' if self.tensor > 1 else ''}"],
-            ["Request", f"{grouped(self.context)} tokens of context, batch {grouped(self.batch)}"],
+            ["Device memory", f"{scaled(self.memory_bytes, 'B')}{' each' if self.tensor > 1 else ''}"],
             ["Weights", f"{scaled(self.weight_bytes, 'B')}{kept}"],
             ["Cache per token", scaled(self.cache_bytes_per_token, "B")],
             ["Cache per request", f"{scaled(self.cache_bytes, 'B')} ({layers})"],
@@ -297,10 +295,12 @@ class ServingEstimate(Records):
             ]
             for throughput in self.throughput
         ]
-        facts = table(rows, [], "ll", "plain")
-        return "\n".join([facts, "", table(batches, headers, "rrrrl"), *self.notes])
-
-    __repr__ = __str__
+        case = (
+            f"Serving {self.model}, {self.dtype}, {self.mode} on {self._devices}: {grouped(self.context)} tokens of "
+            f"context, batch {grouped(self.batch)}"
+        )
+        facts = table(rows, [], "ll", "plain").split("\n")
+        return Report(batches, headers, "rrrrl", above=[case, *facts, ""], below=self.notes)
 
 
 def _check_load(load: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from modelsummary.split.call_costs import seconds_of_calls, weight_shares
 from modelsummary.split.choose import Choice
 from modelsummary.split.schedule import StageLoad
 from modelsummary.split.stage_parts import StagePart
-from modelsummary.tables import PAGE, Report
+from modelsummary.tables import Report
 from modelsummary.units import NOTHING, auto_prefix, format_number, grouped, percent, symbol
 
 __all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of", "stage_table"]
 
+_EXACT = 100  # characters of a table with full numbers
 _SCALED = ("params", "macs", "crossing_bytes", "activation_bytes")
 
 
@@ -184,7 +185,7 @@ def _name(event: Event) -> str:
 
 
 def stage_table(facts: Sequence[StageFacts], by: str, below: Sequence[str]) -> Report:
-    """Return the facts of stages as a table; if it is too wide for a page, in suitable units, with fewer columns.
+    """Return the facts of stages as a table; in suitable units if full numbers make it wide.
 
     Args:
         facts: facts of each stage.
@@ -192,10 +193,10 @@ def stage_table(facts: Sequence[StageFacts], by: str, below: Sequence[str]) -> R
         below: lines below the table.
     """
     report = _table(facts, by, below, {})
-    if report.width <= PAGE:
+    if report.width <= _EXACT:
         return report
     prefixes = {name: auto_prefix(max(getattr(stage, name) for stage in facts)) for name in _SCALED}
-    return _table(facts, by, below, prefixes).leaving_out(PAGE, "Last", "Calls", "Share")
+    return replace(_table(facts, by, below, prefixes), optional=("Last", "Calls", "Share"))
 
 
 def _table(facts: Sequence[StageFacts], by: str, below: Sequence[str], prefixes: Mapping[str, str]) -> Report:

@@ -12,12 +12,13 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
-from modelsummary.devices.roofline import Roofline, bounds_ms, dtype_of, roofline
+from modelsummary.devices.roofline import Roofline, bounds_ms, roofline
 from modelsummary.errors import InputError, LayerNotFoundError, NotLiveError, close_to
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.latency.row_times import show, with_inner
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.subject import dtype_of
 from modelsummary.units import ReadableNumbers
 from modelsummary.views import document, export, text
 from modelsummary.views.amounts import find_amounts
@@ -471,7 +472,7 @@ class ModelStatistics(ReadableNumbers):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        self_ms = bounds_ms(self.root, _device_spec(device), dtype or dtype_of(self.root))
+        self_ms = bounds_ms(self.root, _device_spec(device), dtype or dtype_of(self.root.module))
         times_ms = with_inner(self.root, self_ms)
         show(self.root, {"estimated_latency_ms": times_ms, "self_estimated_latency_ms": self_ms})
         return times_ms[self.root.key]
@@ -486,7 +487,7 @@ class ModelStatistics(ReadableNumbers):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), check_depth(depth))
+        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root.module), check_depth(depth))
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
         """Return one tab-indented line per call: parameters, latency, share, shapes; also write ``output_file``."""
@@ -589,7 +590,7 @@ class ModelStatistics(ReadableNumbers):
         """The plots with matplotlib, such as ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
         from modelsummary.views.plot import Pictures
 
-        return Pictures(self.root, lambda: dtype_of(self.root))
+        return Pictures(self.root, lambda: dtype_of(self.root.module))
 
     def diff(self, other: ModelStatistics) -> ModelDiff:
         """Return the differences to another model: modules added, removed, renamed and changed, with their figures.

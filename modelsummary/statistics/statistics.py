@@ -249,7 +249,7 @@ class Statistics(ModelStatistics):
 
         live = self._live_for("the kernels of a step")
         plan = latency.time_plan(backward, optimizer, options, self.root, device)
-        return latency.kernels(live, device, mode, plan, options)
+        return latency.kernels(live, self.root, device, mode, plan, options)
 
     @exclusive
     def calibrate(

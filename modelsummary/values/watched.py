@@ -297,7 +297,8 @@ class Values(Printed, Records):
         scaled = sum(value.loss_scale is not None for value in self.bad)
         if scaled:
             below.append(f"{number_of(scaled, 'overflow')} at the scale of GradScaler, which skips such steps; see bad")
-        return Report(rows, headers, "llrrrrrrr", below=below)
+        optional = ("zeros", "grad abs max", "std", "Class", "mean", "not finite")
+        return Report(rows, headers, "llrrrrrrr", below=below, optional=optional)
 
 
 def _records(step: StepValues) -> Iterator[dict[str, Any]]:

@@ -86,10 +86,11 @@ def lay_out(
     executed: bool,
     batch_dim: int | None,
     rows: Iterable[Shown] | None = None,
+    short_names: bool = False,
 ) -> Report:
     """Return rows of the tree below ``root`` as a table: ``rows``, or if it is None, the ones that ``options`` select.
 
-    The names of the layers come first.
+    The names of the layers come first; short ones lack the names of attributes and the numbers behind classes.
 
     Raises:
         InputError: a column is unknown.
@@ -100,7 +101,7 @@ def lay_out(
         options = replace(options, branching=False)
         if options.columns is None and name is not None and name not in dict(columns):
             columns.append((name, COLUMNS[name]))
-    cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
+    cells = _Cells(options, batch_dim, _batch_size(root, batch_dim), short_names)
     return Report(
         [
             [cells.name(shown), *(cells.cell(name, column, shown) for name, column in columns)]
@@ -137,14 +138,15 @@ def _sorted(shown: list[Shown], root: LayerInfo, options: TableOptions) -> list[
 class _Cells:
     """Formatter for the cells of one table."""
 
-    def __init__(self, options: TableOptions, batch_dim: int | None, batch_size: int | None) -> None:
+    def __init__(self, options: TableOptions, batch_dim: int | None, batch_size: int | None, short_names: bool) -> None:
         self._options = options
+        self._short_names = short_names
         self._batch = (batch_dim, batch_size)
         self._at_least = ">= " if options.ascii_only else "≥ "
 
     def name_header(self) -> str:
-        if not self._options.branching:
-            return "Layer (type)"
+        if not self._options.branching or self._short_names:
+            return "Layer" if self._short_names else "Layer (type)"
         return "Layer (type (var_name):depth-idx)" if self._options.var_names else "Layer (type:depth-idx)"
 
     def header(self, column: Column) -> str:
@@ -159,12 +161,15 @@ class _Cells:
         info = shown.row
         text = f"{shown.times} x {info.class_name}" if shown.times > 1 else info.class_name
         if not self._options.branching:
+            if self._short_names:
+                return shown.names(info.fqn) if info.fqn else text
             return f"{shown.names(info.fqn)} ({text})" if info.fqn else text
-        if self._options.var_names and info.name:
+        if self._options.var_names and info.name and not self._short_names:
             text += f" ({shown.names(info.name)})"
         if not info.depth:
             return text
-        return f"{branch(info.depth, ascii_only=self._options.ascii_only)}{text}: {info.depth}-{info.depth_index}"
+        start = branch(info.depth, ascii_only=self._options.ascii_only, narrow=self._short_names)
+        return f"{start}{text}" if self._short_names else f"{start}{text}: {info.depth}-{info.depth_index}"
 
     def cell(self, name: str, column: Column, shown: Shown) -> str:
         info = shown.row

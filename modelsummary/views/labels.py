@@ -31,15 +31,16 @@ def call_label(name: str, call_index: int) -> str:
     return f"{name} (call {call_index + 1})" if call_index else name
 
 
-def branch(depth: int, *, ascii_only: bool = False) -> str:
+def branch(depth: int, *, ascii_only: bool = False, narrow: bool = False) -> str:
     """Return the tree's branch before the name of a row at this depth; empty for the model.
 
-    >>> branch(0), branch(1), branch(2)
-    ('', '├─', '│    └─')
+    >>> branch(0), branch(1), branch(2), branch(3, narrow=True)
+    ('', '├─', '│    └─', '│ │ └─')
     """
     if not depth:
         return ""
     stem, first, deeper = ("|    ", "+ ", "+ ") if ascii_only else ("│    ", "├─", "└─")
+    stem = stem[:2] if narrow else stem
     return first if depth == 1 else stem * (depth - 1) + deeper
 
 

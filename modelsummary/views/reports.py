@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from modelsummary.errors import check_integers, harmless
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
+from modelsummary.subject import subject_of
+from modelsummary.tables import screen_of_output
 from modelsummary.units import duration, percent, scaled
+from modelsummary.views.folding import Folding, Shown, is_folded
 from modelsummary.views.labels import check_depth, settings
 
 __all__ = ["ClassTotals", "flops_with_elementwise", "latency_lines", "profile_report", "top_classes"]
@@ -108,14 +111,17 @@ def profile_report(
     """
     check_integers(top_modules=top_modules)
     check_depth(module_depth, name="module_depth")
-    lines = [f"Profile of {root.class_name}{f' on {device}' if device else ''}", "", *_header(root), ""]
+    lines = [f"Profile of {subject_of(root)}{f', on {device}' if device else ''}", "", *_header(root), ""]
     lines += [f"Top {top_modules} classes of modules in terms of params, MACs or forward latency, by depth:"]
     for depth, classes in enumerate(top_classes(root)):
         if module_depth is None or depth <= module_depth:
             lines += [f"depth {depth}:", *_top(classes, top_modules)]
     if detailed:
-        lines += ["", _ORDER, "", *_annotated(root, root, "", module_depth)]
-    return harmless("\n".join(lines))
+        is_timed = any(row.latency_ms is not None for row in root.walk())  # times of equal modules differ
+        folding = Folding(root, fold=not is_timed and is_folded(root, None))
+        lines += ["", _ORDER, "", *_annotated(folding.top, folding, "", module_depth)]
+    screen = screen_of_output()
+    return "\n".join(screen.written(part) for line in lines for part in screen.wrapped(harmless(line)))
 
 
 _ORDER = (
@@ -156,18 +162,20 @@ def _top(classes: list[ClassTotals], count: int) -> Iterator[str]:
         yield f"    forward latency  {largest('latency_ms', duration)}"
 
 
-def _annotated(row: LayerInfo, root: LayerInfo, indent: str, depth: int | None) -> Iterator[str]:
+def _annotated(shown: Shown, folding: Folding, indent: str, depth: int | None) -> Iterator[str]:
+    row, root = shown.row, folding.top.row
     extra = settings(row)
     figures = ", ".join([*_figures(row, root), *([extra] if extra else [])])
-    name = f"({row.name}): " if row.name else ""
-    children = row.children if depth is None or row.depth < depth else []
-    if not children:
+    times = f"{shown.times} x " if shown.times > 1 else ""
+    name = f"({shown.names(row.name)}): {times}" if row.name else ""
+    below = list(folding.below(shown)) if depth is None or row.depth < depth else []
+    if not below:
         yield f"{indent}{name}{row.class_name}({figures})"
         return
     yield f"{indent}{name}{row.class_name}("
     yield f"{indent}  {figures}"
-    for child in children:
-        yield from _annotated(child, root, indent + "  ", depth)
+    for inner in below:
+        yield from _annotated(inner, folding, indent + "  ", depth)
     yield f"{indent})"
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from modelsummary.layer_info import UNKNOWN, LayerInfo, leaf_output_bytes, ledger
-from modelsummary.tables import Report
+from modelsummary.tables import Report, Screen, screen_of_output
 from modelsummary.units import auto_prefix, format_number, grouped, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, FILLED_BY
@@ -17,7 +15,8 @@ from modelsummary.views.terminal import paint, share_bars, shares
 __all__ = ["footer", "render"]
 
 _MAX_NOTES = 5
-_WIDTH = 120  # characters of a folded table that is not printed on a terminal
+_LEFT_OUT = ("Input Shape", "Bwd Latency (ms)", "Latency %", "Output Shape")  # where a screen is too narrow, in order
+_BARS = "Share of MACs"
 _FIRST_ROW = 3  # line of a ruled table, after the headers between their rules
 
 
@@ -39,19 +38,34 @@ def render(
     Raises:
         InputError: a column is unknown.
     """
-    chosen = options.fitted_to(root)
+    chosen, screen = options.fitted_to(root), screen_of_output()
     table = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim)
     shares_of_rows = shares(rows_shown(root, chosen), root, chosen.level) if colours and root.macs else []
-    if shares_of_rows:
-        table = table.with_column("Share of MACs", share_bars(shares_of_rows), "l")
-    if (chosen.fold or shares_of_rows) and options.columns is None:
-        table = _fitted(table)
     remarks = [*remarks, *_unmeasured(root, chosen), *_left_out(root, chosen, len(table.rows))]
     sections = footer(root, execution=execution, fallback_reason=fallback_reason, remarks=remarks)
-    lines = replace(table, sections=sections).text().split("\n")
+    if options.columns is not None and not screen.is_terminal:
+        screen = screen._replace(width=max(screen.width, table.width))  # these columns were asked for
+    elif table.width > screen.width:
+        short = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim, short_names=True)
+        table = _narrow(table, short, options, screen)
+    if shares_of_rows:
+        barred = table.with_column(_BARS, share_bars(shares_of_rows), "l")
+        table = barred if barred.width <= screen.width else table
+    lines = replace(table, sections=sections).text(screen).split("\n")
     for index, (_, share) in enumerate(shares_of_rows, _FIRST_ROW):
         lines[index] = paint(lines[index], share)
     return "\n".join(lines)
+
+
+def _narrow(table: Report, short: Report, options: TableOptions, screen: Screen) -> Report:
+    """Return a table for a narrow screen: without the shapes of inputs, then with short names, then without the others.
+
+    Columns that were asked for stay.
+    """
+    if options.columns is not None:
+        return short
+    plain = table.leaving_out(screen.width, _LEFT_OUT[0])
+    return plain if plain.width <= screen.width else replace(short, optional=_LEFT_OUT)
 
 
 def _unmeasured(root: LayerInfo, options: TableOptions) -> Iterator[str]:
@@ -60,14 +74,6 @@ def _unmeasured(root: LayerInfo, options: TableOptions) -> Iterator[str]:
         call = FILLED_BY.get(name)
         if call is not None and COLUMNS[name].of(root) is None:
             yield f"{name} is not known yet: call stats.{call}"
-
-
-def _fitted(table: Report) -> Report:
-    """Return a table that is not wider than the terminal; where there is none, without a column if it is too wide."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return table.leaving_out(_WIDTH, "Input Shape")
-    columns = shutil.get_terminal_size().columns
-    return table.leaving_out(columns, "Input Shape").shortened(columns)
 
 
 def _left_out(root: LayerInfo, options: TableOptions, shown: int) -> Iterator[str]:

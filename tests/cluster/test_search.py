@@ -151,19 +151,24 @@ def test_candidates_shard_over_a_part_of_the_copies(model):
 def test_long_tables_end():
     step = statistics().simulate(Plan(data=8), Cluster("A100"), 8)
     text = str(Plans([step] * 25, [step], 100, 50)).splitlines()
-    assert len(text) == 1 + 20 + 3
-    assert text[-3] == "5 slower plans: see to_records() or to_pandas()"
+    rows = [line for line in text if line.split()[:2] == ["8", "8"]]  # devices, and copies of the model
+    assert len(rows) == 20
+    assert "5 slower plans: see to_records() or to_pandas()" in text
 
 
 def test_printing_records_and_traces(tmp_path):
     plans = statistics().plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], sharded=[None], limit=3)
     refused = {step.obstacle for step in plans} - {""}
-    assert len(str(plans).splitlines()) == len(plans) + 2 + len(refused)
-    assert str(plans).splitlines()[0].split()[:2] == ["Devices", "Plan"]
+    text = str(plans)
+    assert text.startswith(
+        "Plans for a training step of Gpt, bfloat16, compiled kernels, adamw, float32 master weights, 8 "
+    )
+    assert all(f"no ({index}): " in text for index in range(1, len(refused) + 1))
+    assert "PP    VS    DP    mb" in text
     record = plans.to_records()[0]
     assert record["pipeline"] == 2
     assert record["total_bytes"] == plans[0].memory_bytes
-    assert [name for name in str(plans[0]).split() if name in ("compute", "bubble", "step")] == [
+    assert [name for name in str(plans[0]).partition("Share")[2].split() if name in ("compute", "bubble", "step")] == [
         *("compute", "bubble", "step")
     ]
     path = plans[0].write_trace(tmp_path / "step.json")
@@ -219,7 +224,8 @@ def test_the_table_says_what_can_be_applied():
                 step.parallel_plan()
             assert str(caught.value) == step.obstacle
     lines = str(plans).splitlines()
-    marks = [line.split("  ")[-1].strip() for line in lines[1 : 1 + min(len(plans), 20)]]
+    first = next(index for index, line in enumerate(lines) if line.endswith("Applies")) + 1
+    marks = [line.split("  ")[-1].strip() for line in lines[first : first + min(len(plans), 20)]]
     assert [mark == "yes" for mark in marks] == [step.applicable for step in plans[:20]]
     assert any(line.startswith("no (1): parallel_plan does not apply ") for line in lines)
     found = stats.plan(cluster, 8, applicable=True, **space)

@@ -55,7 +55,8 @@ def test_roofline():
     text = str(stats.roofline(SPEC, depth=0))
     assert "Limited by" in text
     assert "76.8%" in text
-    assert len(text.splitlines()) == 2
+    assert len(text.splitlines()) == 3
+    assert text.startswith("Roofline of Sequential, [2, 4], float32, on made up: ")
     assert "Bound (ms)" in text
 
 
@@ -63,10 +64,11 @@ def test_short_times_are_printed_in_microseconds():
     # 6 floats in and 6 out at 24 GB/s take 2 ns; the identity does nothing, so nothing limits it
     model = nn.Sequential(nn.Identity(), nn.ReLU())
     roofline = Statistics(model, (2, 3)).roofline(DeviceSpec("small", {torch.float32: 1e9}, 24e9))
-    _, whole, identity, _ = str(roofline).splitlines()
+    _, _, whole, relu, below = str(roofline).splitlines()
     assert "Bound (us)" in str(roofline)
-    assert whole.split()[:7] == ["(model)", "Sequential", "0", "48", "0.00", "0.002", "memory"]
-    assert identity.split()[:7] == ["0", "Identity", "0", "0", "--", "0.000", "--"]
+    assert whole.split()[:8] == ["(model)", "Sequential", "0", "48", "B", "0.00", "0.002", "memory"]
+    assert relu.split()[:2] == ["1", "ReLU"]
+    assert below == "Without 1 call that move nothing"
 
 
 def test_functions_of_a_forward_are_counted():

@@ -73,7 +73,8 @@ def test_equal_blocks_have_one_line():
     lines = str(findings).splitlines()
     (line,) = [line for line in lines if line.startswith("B955  ")]
     assert "blocks.0, ..., blocks.2  " in line
-    assert line.endswith("Repeated reads blocks.*.up.weight, which a unit gathers for its own forward alone")
+    words = " ".join(str(findings).split())
+    assert "Repeated reads blocks.*.up.weight, which a unit gathers for its own forward alone" in words
     assert "B956 (blocks.0.up, ..., blocks.2.up): a weight of its own works" in lines
     assert "B956 (stem, ..., blocks.2.down): along another dimension it can be split" in lines
 

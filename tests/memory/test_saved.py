@@ -200,7 +200,7 @@ def test_equal_layers_are_one_line():
     saved = Statistics(model, (4, 8)).memory().saved
     assert len(saved) == 14
     lines = str(saved).splitlines()
-    assert lines[0] == "Kept for the backward: 14 storages, 3.07 kB"
+    assert lines[0] == "Kept for the backward of Sequential, [4, 8], float32: 14 storages, 3.07 kB"
     assert [line.split()[:3] for line in lines[2:]] == [
         ["0.1", "5", "aten.addmm"],
         ["0.2", "5", "aten.gelu"],

@@ -40,7 +40,7 @@ def test_what_was_not_timed():
 def test_report(small, tmp_path):
     small.root.backward_latency_ms = 8.0
     expected = """\
-Profile of Sequential
+Profile of Sequential, [1, 1, 4, 4], float32
 
 params:                                          24
 forward MACs:                                    72 MACs

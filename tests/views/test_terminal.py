@@ -75,7 +75,7 @@ def test_where_colours_are_shown(stream, variables, expected, monkeypatch):
     assert shows_colours(stream) is expected
 
 
-@pytest.mark.parametrize("columns", range(64, 124, 2))
+@pytest.mark.parametrize("columns", range(60, 124, 4))
 def test_a_folded_table_is_not_wider_than_the_terminal(columns, monkeypatch):
     """A title takes two characters more than it has, which a sum of the cells' widths does not show."""
     monkeypatch.setattr(sys, "stdout", Terminal())

@@ -11,12 +11,12 @@ import torch
 
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
-from modelsummary.devices.roofline import dtype_of
 from modelsummary.devices.sustained import clock_of
 from modelsummary.equality import patterns
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
+from modelsummary.subject import dtype_of
 from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.columns import COLUMNS, STATISTICS
 from modelsummary.views.diff import diff_trees
@@ -299,7 +299,7 @@ def _rounded(value: float) -> float:
 
 def _devices(root: LayerInfo) -> list[dict[str, Any]]:
     """Return the accelerators whose peak with the dtype of the model is known, for the roofline."""
-    dtype = dtype_of(root) if root.executed else torch.float32
+    dtype = dtype_of(root.module) if root.executed else torch.float32
     name = str(dtype).removeprefix("torch.")
     return [
         {"name": spec.name, "dtype": name, "peak": spec.peak(dtype) * clock_of(spec), "bandwidth": spec.bandwidth}
