@@ -7,28 +7,38 @@ and after it: a row for each token and each expert that the token goes to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from math import gcd
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.capture.containers import map_tensors
 from modelsummary.cluster.plan import Recipe
-from modelsummary.cluster.tensor_functions import dispatch
 from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_plans import check_divides, no_experts
 from modelsummary.parallel.experts import StackedExperts, find_experts
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
-from modelsummary.parallel.rank_model import LocalAttribute
+from modelsummary.parallel.rank_model import LocalAttribute, local_shapes, model_of_rank
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value
 
-__all__ = ["DividedExperts", "divide", "exchange", "expert_weights", "may_have_experts", "number_of_experts"]
+__all__ = [
+    "NO_EXPERTS",
+    "DividedExperts",
+    "add_exchange",
+    "divide",
+    "expert_weights",
+    "may_have_experts",
+    "number_of_experts",
+]
+
+_OPS: Any = _torch.functional_collectives()
 
 
 class DividedExperts(NamedTuple):
@@ -45,6 +55,14 @@ class DividedExperts(NamedTuple):
     def has(self, fqn: str) -> bool:
         """Return True if a module is among the experts, or in one of them."""
         return any(f"{fqn}.".startswith(f"{layer.fqn}.") for layer in self.layers)
+
+    def of_rank(self, model: nn.Module, ranks: int) -> nn.Module:
+        """Return a copy of a model with the experts that one rank holds."""
+        shapes = local_shapes(model, self.layers, {"expert": ranks})
+        return model_of_rank(model, lambda parameter: shapes[id(parameter)], self.attributes, {}, 1)
+
+
+NO_EXPERTS = DividedExperts()
 
 
 def divide(calls: Calls, ranks: int) -> DividedExperts:
@@ -163,8 +181,11 @@ def expert_weights(calls: Calls, counts: Mapping[str, int], recipe: Recipe) -> W
     return Weights.of(weights)
 
 
-def exchange(layer: LayerPlan) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return hooks for experts: before their forward tokens are sent to them, and after it results are sent back."""
+def add_exchange(model: nn.Module, layer: LayerPlan) -> None:
+    """Let a module of the model of a rank send tokens to its experts, and their results back.
+
+    As many rows return, so the tensors stay as they are.
+    """
     index, options = layer.options["index"], layer.options
     token_keys = [key for key in options["summed"] if key != options["weight"]]
     copies = 1
@@ -176,10 +197,34 @@ def exchange(layer: LayerPlan) -> tuple[Callable[..., Any], Callable[..., Any]]:
         for key in token_keys:
             rows = arguments[key].numel() // arguments[key].shape[-1]
             copies = max(chosen // rows, 1)
-            arguments[key] = dispatch(arguments[key], copies)
+            arguments[key] = _Exchange.apply(arguments[key], copies)
         return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
 
     def after(_module: nn.Module, _args: Any, out: Any) -> Any:
-        return map_tensors(lambda tensor: dispatch(tensor, copies), out)
+        return map_tensors(lambda tensor: _Exchange.apply(tensor, copies), out)
 
-    return before, after
+    module = model.get_submodule(layer.fqn)
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after)
+
+
+class _Exchange(torch.autograd.Function):
+    """An exchange of rows, of which each token has so many, and of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, copies: int) -> Tensor:
+        """Send the rows of tokens."""
+        ctx.copies = copies
+        _send(tokens, copies)
+        return tokens.view_as(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Send the rows of a gradient."""
+        _send(gradients[0], ctx.copies)
+        return gradients[0], None
+
+
+def _send(tokens: Tensor, copies: int) -> None:
+    rows = tokens.new_empty(copies, tokens.numel() // tokens.shape[-1], tokens.shape[-1])
+    _OPS.all_to_all_single(rows, [copies], [copies], "expert")

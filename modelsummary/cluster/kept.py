@@ -9,17 +9,36 @@ be in memory anyway, so it is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from modelsummary.capture.trace import Storage
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_work import POINTWISE, work_of
 
-__all__ = ["kept_bytes", "recomputed"]
+__all__ = ["keepers", "kept_bytes", "recomputed"]
 
-_GATHERED = "_c10d_functional.all_gather_into_tensor"
 _REDUCES = frozenset({"norm", "softmax", "reduction"})  # they fuse with element-wise operators
+
+
+def keepers(
+    operators: Sequence[StepOperator], saved: Sequence[Storage], part_names: Sequence[str], before: str
+) -> list[str]:
+    """Return the part that keeps each storage: the one whose backward reads it.
+
+    Args:
+        operators, saved, part_names, before: as for ``kept_bytes``.
+    """
+    by_row: dict[Any, str] = {}
+    for operator, part_name in zip(operators, part_names, strict=True):
+        if operator.phase == "forward":
+            by_row.setdefault(operator.row, part_name)
+    return [by_row.get(storage.row, _maker(storage, part_names) or before) for storage in saved]
+
+
+def _maker(storage: Storage, part_names: Sequence[str]) -> str | None:
+    """Return the part that makes a storage; None for one that is made before the first operator."""
+    return part_names[storage.born] if 0 <= storage.born < len(part_names) else None
 
 
 def kept_bytes(
@@ -27,7 +46,7 @@ def kept_bytes(
     saved: Sequence[Storage],
     part_names: Sequence[str],
     core: Collection[int],
-    ranks: int,
+    shares: Mapping[int, int],
     *,
     compiled: bool,
     before: str,
@@ -39,31 +58,21 @@ def kept_bytes(
         saved: storages that autograd keeps.
         part_names: part that each operator belongs to.
         core: indices of the operators between the scores and the context of attention.
-        ranks: ranks of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
+        shares: index of an operator -> number of ranks each of which keeps a share of its result.
         compiled: forward and backward are compiled.
         before: part of what is made before the first operator.
     """
-    by_row: dict[Any, str] = {}
-    for operator, part_name in zip(operators, part_names, strict=True):
-        if operator.phase == "forward":
-            by_row.setdefault(operator.row, part_name)
     last_core = {part_names[index]: index for index in sorted(core)}
     again = recomputed(operators, {storage.identity for storage in saved}) if compiled else frozenset()
     kept: Counter[str] = Counter()
     made_in_core: Counter[str] = Counter()
-    for storage in saved:
+    for storage, part_name in zip(saved, keepers(operators, saved, part_names, before), strict=True):
         if storage.identity in again:
             continue
-        is_made = 0 <= storage.born < len(part_names)
-        made_in = part_names[storage.born] if is_made else before
-        part_name = by_row.get(storage.row, made_in)
-        nbytes = storage.nbytes
-        if is_made:
-            call = operators[storage.born].run.call
-            nbytes = nbytes // ranks if call.name == _GATHERED else nbytes
-            is_core = storage.born in core and storage.born != last_core.get(made_in)
-            if is_core and not call.rule.facts.copies:  # a copy of what enters is kept instead of it
-                made_in_core[part_name] += nbytes
+        made_in, nbytes = _maker(storage, part_names), storage.nbytes // shares.get(storage.born, 1)
+        is_core = storage.born in core and made_in is not None and storage.born != last_core.get(made_in)
+        if is_core and not operators[storage.born].run.call.rule.facts.copies:
+            made_in_core[part_name] += nbytes  # a copy of what enters is kept instead of it
         kept[part_name] += nbytes
     return kept, made_in_core
 

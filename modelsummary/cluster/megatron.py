@@ -1,245 +1,193 @@
-"""The model of one rank, whose forward and backward call the collectives that Megatron's do.
+"""Megatron's layers, as changes of a parallel plan: what ``Recipe(sequence="megatron")`` costs.
 
-It is a copy with the shapes of the rank (``parallel.rank_model``). Hooks put the collectives where tensor and sequence
-parallelism have them:
-
-- tensor parallelism: an all-reduce of what a row-parallel layer returns, and of the gradient of what column-parallel
-  layers take.
-- sequence parallelism (Korthikanti et al. 2022), where a recipe asks for it or experts are divided: between the regions
-  of tensor parallelism each rank holds its share of the tokens. Column-parallel layers take an all-gather of them,
-  row-parallel layers return a reduce-scatter. In the backward the two change places, and what column-parallel layers
-  took is gathered again instead of kept.
-- expert parallelism: an all-to-all of what stacked experts take, and of what they return. They are not split further
-  by tensor parallelism.
+Layers compute with local tensors, and heads return shards of the logits, which the loss takes. With sequence
+parallelism (Korthikanti et al. 2022) each rank holds its share of the tokens from the first block to the last:
+column-parallel layers gather it, row-parallel layers scatter their result. Unlike ``parallel_plan(sequence=True)``,
+which follows where tokens go, this goes by the blocks alone. In Megatron, tokens need no copies for that, and in the
+backward they are gathered again instead of kept (``parts``).
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from modelsummary import _torch
-from modelsummary.capture.containers import map_tensors, tensors_of
-from modelsummary.cluster.divided_experts import DividedExperts, exchange
-from modelsummary.cluster.tensor_functions import enter, gather, join, leave, scatter, share_out, take
 from modelsummary.errors import InputError
-from modelsummary.parallel.plan import ParallelPlan
-from modelsummary.parallel.prepared_inputs import PreparedInput
-from modelsummary.parallel.rank_model import change_arguments, local_shapes, model_of_rank
+from modelsummary.operators.collective_calls import collective_of
+from modelsummary.operators.kernels import StepOperator
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.parallel.layer_plans import prepare_options, redistribution_plan
+from modelsummary.parallel.placements import Shard
+from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.prepared_inputs import prepared_inputs
+from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.stream import Redistribution, results_of
+from modelsummary.record.events import Event, Value, values_in
 
-__all__ = ["NO_EXPERTS", "MegatronRank", "before_call", "note_entered"]
+__all__ = ["tokens_first", "with_local_layers", "with_shared_tokens"]
+
+_JOINS = "aten.cat"
+_AROUND = (
+    "input",
+    "output",
+    "gradient",
+    "copy",
+    "sizes",
+)  # roles of entries beside the one that says how a module is split
 
 
-NO_EXPERTS = DividedExperts()
+def with_local_layers(plan: ParallelPlan, calls: Calls, *, shards_logits: bool) -> ParallelPlan:
+    """Return a plan whose linear layers and embeddings compute with local tensors, as Megatron's do.
 
-
-class MegatronRank:
-    """The model of one rank, with Megatron's collectives.
+    ``DTensor`` divides the bias of a row-parallel layer by the ranks, and makes gradients of all rows of an embedding.
 
     Args:
-        model: the folded model.
-        plan: how its modules are split over the ranks of tensor parallelism, made without ``sequence=True``: the
-            hooks here share the tokens out themselves.
-        prepared: modules whose input goes to column-parallel layers alone.
-        blocks: FQNs of the blocks that run, in order.
-        last: FQN of the last block of the model.
-        sequence: between the split layers of a block each rank holds a share of the tokens.
-        gather_head: output heads return whole results.
-        experts: experts that are divided over ranks.
-        expert_ranks: number of these ranks.
-
-    Attributes:
-        module: the copy.
-        entered: FQN of a block -> bytes of the tensors with a gradient that it takes, and that a stage takes which
-            begins with it.
-
-    Raises:
-        InputError: tokens are shared out, but modules sum what is made of whole sequences.
+        plan: the plan.
+        calls: of the model.
+        shards_logits: heads return what a rank computes of the logits.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: ParallelPlan,
-        prepared: Sequence[PreparedInput],
-        blocks: Sequence[str],
-        *,
-        last: str = "",
-        sequence: bool = False,
-        gather_head: bool = False,
-        experts: DividedExperts = NO_EXPERTS,
-        expert_ranks: int = 1,
-    ) -> None:
-        self.tensor = plan.tensor
-        self.entered: dict[str, tuple[int, int]] = {}
-        self._layers, self._blocks = plan.layers, tuple(blocks)
-        self._sequence, self._gather_head = sequence, gather_head
-        self._last = last
-        if sequence:
-            self._check_tokens()
-        shapes = local_shapes(model, [*plan.layers, *experts.layers], {"tensor": plan.tensor, "expert": expert_ranks})
-        sizes = {layer.fqn: layer.options["calls"] for layer in plan.layers if layer.role == "sizes"}
-        counts = [attribute for attribute in plan.attributes if type(attribute.whole) is int]  # not flags
-        self.module = model_of_rank(
-            model, lambda parameter: shapes[id(parameter)], [*counts, *experts.attributes], sizes, plan.tensor
+    def local(layer: LayerPlan) -> LayerPlan:
+        is_whole = layer.role != "head" or not shards_logits
+        options = {name: value for name, value in layer.options.items() if name == "input_layouts" or is_whole}
+        if layer.style not in ("ColwiseParallel", "RowwiseParallel"):
+            return replace(layer, options=options) if layer.role == "head" else layer
+        shards = {name: f"Shard({dim})" for name, dim in layer.shards.items() if dim is not None}
+        if layer.role == "embedding":
+            return replace(layer, style="LocalParallel", options={"shards": shards, "sums_result": True})
+        if isinstance(calls.modules[layer.fqn], nn.Embedding):
+            return layer
+        options.pop("use_local_output", None)
+        bias = next((name for name, dim in layer.shards.items() if dim is None), "")
+        by_rows = {"by_rows": True, "bias": bias} if layer.role == "row" else {}
+        return replace(layer, style="LinearParallel", options={"shards": shards, **by_rows, **options})
+
+    return replace(plan, layers=tuple(map(local, plan.layers)))
+
+
+def with_shared_tokens(
+    plan: ParallelPlan, calls: Calls, blocks: Sequence[str], shape_of: Callable[[Value], Sequence[int]]
+) -> ParallelPlan:
+    """Return a plan in which each rank holds a share of the tokens between the split layers of the blocks.
+
+    Args:
+        plan: made without ``sequence=True``.
+        calls: of the model.
+        blocks: FQNs of its blocks, in the order of their calls.
+        shape_of: returns the shape that a recorded tensor has in the step.
+
+    Raises:
+        InputError: modules sum what is made of whole sequences, or the tokens cannot be shared out.
+    """
+    for layer in plan.layers:
+        if layer.role == "gradient" or layer.options.get("sums_result"):
+            raise InputError(
+                f"sequence=True is not costed for {layer.fqn} ({layer.style}), which takes the tokens of all ranks; "
+                "use sequence=False"
+            )
+    if not blocks:
+        return plan
+    events = {event.fqn: event for event in (*calls.events, *calls.entered) if event.is_module}
+    first, last = events[blocks[0]], events[blocks[-1]]
+    key, hidden = _hidden(first)
+    shape = tuple(shape_of(hidden)) if isinstance(hidden, Value) else None
+    dims = [dim for dim, size in enumerate((shape or ())[:-1]) if size % plan.tensor == 0]
+    if shape is None or not dims:
+        raise InputError(
+            f"sequence=True: the tokens of a block's input {shape} do not divide by {plan.tensor}; use sequence=False"
         )
-        self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
-        self._tokens = 0  # bytes of a rank's share
-        # the last input that was entered, and the result
-        self._shared: tuple[Any, Tensor | None] = (lambda: None, None)
-        for layer in experts.layers:
-            before, after = exchange(layer)
-            module = self.module.get_submodule(layer.fqn)
-            module.register_forward_pre_hook(before, with_kwargs=True)
-            module.register_forward_hook(after)
-        self._add_hooks(prepared)
+    dim, n_tokens = dims[-1], _tokens(hidden)
+    (begin, _), (_, end) = _span(calls, first), _span(calls, last)
+    chunk = f"Shard({dim})"
 
-    def _check_tokens(self) -> None:
-        """Refuse layers that take whole sequences without being column-parallel."""
-        for layer in self._layers:
-            if layer.role == "gradient" or layer.options.get("sums_result"):
-                raise InputError(
-                    f"sequence=True is not costed for {layer.fqn} ({layer.style}), which takes the tokens of "
-                    "all ranks; use sequence=False"
-                )
+    def takes_share(event: Event) -> bool:
+        """Return True for a call between the first block and the last that takes, or returns, all tokens."""
+        inside = begin <= _span(calls, event)[0] < end
+        return inside and any(_tokens(value) == n_tokens for value in values_in((event.args, event.result))[:1])
 
-    def _add_hooks(self, prepared: Sequence[PreparedInput]) -> None:
-        if self._sequence:
-            for fqn in self._blocks:
-                before_call(self.module.get_submodule(fqn), self._begin)
-        note_entered(self.module, self._blocks, self.entered)
-        if self._sequence and self._last:
-            self.module.get_submodule(self._last).register_forward_hook(self._end)
-        done = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
-        for prepared_input in prepared:
-            change_arguments(self.module.get_submodule(prepared_input.fqn), {prepared_input.position: self._enter})
-        for layer in self._layers:
-            module = self.module.get_submodule(layer.fqn)
-            whole = bool(layer.options.get("output_layouts" if layer.role in ("column", "head") else "input_layouts"))
-            if layer.role in ("column", "head") and not isinstance(module, nn.Embedding) and layer.fqn not in done:
-                change_arguments(module, {0: self._enter})
-            if (layer.role == "column" and whole) or (layer.role == "head" and self._gather_head):
-                module.register_forward_hook(self._join)
-            if layer.role == "row" and whole:
-                change_arguments(module, {0: self._take})
-            if layer.role in ("row", "embedding"):
-                module.register_forward_hook(self._after_rows)
-            if layer.role == "heads":
-                self._divide_attention(module)
-            if layer.role == "gradient":
-                module.register_forward_hook(self._enter_parts(layer.options["parts"]))
-            if layer.options.get("sums_result"):
-                change_arguments(module, dict.fromkeys(layer.options["summed"], _entered))
-                module.register_forward_hook(self._after_rows)
+    def shared(layer: LayerPlan) -> LayerPlan:
+        if layer.fqn not in events or not takes_share(events[layer.fqn]):
+            return layer
+        options = dict(layer.options)
+        is_table = isinstance(calls.modules[layer.fqn], nn.Embedding)
+        if layer.role in ("column", "head") and not is_table and layer.fqn not in prepared:
+            options["input_layouts"] = chunk
+        if layer.role in ("row", "embedding", "heads"):
+            options["output_layouts"] = chunk
+        if layer.role == "heads":
+            options["input_layouts"] = (chunk,) * 3
+        if layer.role == "output":
+            options["output_layouts"] = chunk
+        return replace(layer, options=options)
 
-    # ----------------------------------------------------------------------------------------------- hooks
-
-    def _begin(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return self._share_out(args, kwargs) if self._dim is None else (args, kwargs)
-
-    def _share_out(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Replace the first tensor that a block takes by the share of one rank."""
-        first = next(
-            (tensor for tensor in tensors_of((args, kwargs)) if tensor.requires_grad and tensor.dim() > 1), None
-        )
-        dims = [] if first is None else [dim for dim in range(first.dim() - 1) if first.shape[dim] % self.tensor == 0]
-        if first is None or not dims:
-            shape = None if first is None else tuple(first.shape)
-            raise InputError(f"sequence=True: the tokens of a block's input {shape} do not divide by {self.tensor}")
-        self._dim = dims[-1]
-        share = share_out(first, self.tensor, self._dim)
-        self._tokens = share.numel() // share.shape[-1]
-        shared: tuple[Any, Any] = map_tensors(lambda tensor: share if tensor is first else tensor, (args, kwargs))
-        return shared
-
-    def _end(self, _module: nn.Module, _args: Any, out: Any) -> Any:
-        """Gather what the last block returns."""
-        dim, self._dim = self._dim, None
-        if dim is None:
-            return None
-
-        def whole(tensor: Tensor) -> Tensor:
-            return join(tensor, self.tensor, dim) if self._is_share(tensor) else tensor
-
-        return map_tensors(whole, out)
-
-    def _is_share(self, tensor: Tensor) -> bool:
-        return tensor.dim() > 1 and tensor.numel() // tensor.shape[-1] == self._tokens
-
-    def _divide_attention(self, module: nn.Module) -> None:
-        """Let an attention compute the heads of one rank."""
-        from modelsummary.parallel.styles import AttentionParallel, replace_forward
-
-        def entered(tensor: Tensor, _layout: Any) -> Any:
-            return self._enter(tensor)
-
-        def left(tensor: Tensor, placement: Any, _layout: Any) -> Any:
-            return self._after_rows(module, (), tensor) if placement.is_partial() else tensor
-
-        style = AttentionParallel(shards={})
-        replace_forward(module, style.forward_of(0, lambda module: dict(module.named_parameters()), entered, left))
-
-    def _enter_parts(self, parts: Sequence[tuple[int, int]]) -> Any:
-        """Return a hook that enters parts of a result, along its last dimension."""
-
-        def hook(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
-            pieces, position = [], 0
-            for start, stop in parts:
-                pieces += [out[..., position:start], _entered(out[..., start:stop])]
-                position = stop
-            return torch.cat([*pieces, out[..., position:]], dim=-1)
-
-        return hook
-
-    def _enter(self, tensor: Tensor) -> Tensor:
-        """Return the input of column-parallel layers, entered once for all layers that take the same tensor."""
-        before, after = self._shared
-        entered = after if before() is tensor else None
-        if entered is None:
-            if self._dim is not None and self._is_share(tensor):
-                entered = gather(tensor, self.tensor, self._dim)
-            else:
-                entered = _entered(tensor)
-            self._shared = weakref.ref(tensor), entered
-        return entered
-
-    def _after_rows(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:
-        if self._dim is not None and out.numel() // out.shape[-1] == self._tokens * self.tensor:
-            return scatter(out, self.tensor, self._dim)
-        return leave(out)
-
-    def _join(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:
-        return join(out, self.tensor, out.dim() - 1)
-
-    def _take(self, tensor: Tensor) -> Tensor:
-        return take(tensor, self.tensor, tensor.dim() - 1)
+    split = {layer.fqn: layer for layer in plan.layers if layer.role not in _AROUND}
+    inputs = prepared_inputs(calls, split, least=1)  # type: ignore[arg-type]
+    prepared = {fqn for prepared_input in inputs for fqn in prepared_input.columns}
+    layers = [redistribution_plan(calls, Redistribution(first.fqn, True, key, Shard(dim), False))]
+    for prepared_input in inputs:
+        is_share = takes_share(events[prepared_input.fqn]) and _tokens(prepared_input.values[0]) == n_tokens
+        before = chunk if is_share else "Replicate()"
+        options = prepare_options("input", prepared_input.position, prepared_input.n_positional, before, "Replicate()")
+        layers.append(LayerPlan(prepared_input.fqn, "PrepareModuleInput", options, "input", {}, 0))
+    layers += [shared(layer) for layer in plan.layers if layer.role != "input"]
+    for position, result in enumerate(results_of(last)):
+        if isinstance(result, Value) and result.requires_grad and _tokens(result) == n_tokens:
+            layers.append(redistribution_plan(calls, Redistribution(last.fqn, False, position, Shard(dim), True)))
+    return replace(plan, layers=tuple(layers))
 
 
-def note_entered(model: nn.Module, blocks: Iterable[str], entered: dict[str, tuple[int, int]]) -> None:
-    """Note the bytes with which blocks are called, with a gradient, and for a stage that begins with the block."""
-
-    def noting(fqn: str) -> Any:
-        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            tensors = map(_torch.local_part, tensors_of((args, kwargs)))
-            taken = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
-            held = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values() if tensor.requires_grad)
-            everything = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values())
-            entered[fqn] = held, held or everything
-
-        return hook
-
-    for fqn in blocks:
-        before_call(model.get_submodule(fqn), noting(fqn))
+def _hidden(block: Event) -> tuple[int | str, Any]:
+    """Return the first argument of a block that is a tensor with a gradient, and its position or name."""
+    arguments = (*enumerate(block.args), *block.kwargs.items())
+    return next(
+        (
+            (key, value)
+            for key, value in arguments
+            if isinstance(value, Value) and value.requires_grad and len(value.shape) > 1
+        ),
+        (0, None),
+    )
 
 
-def before_call(module: nn.Module, hook: Any) -> None:
-    """Call a hook before the forward of a module; a ScriptModule refuses hooks by its own method, but runs them."""
-    nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
+def _tokens(value: Value) -> int:
+    return prod(value.shape[:-1])
 
 
-def _entered(tensor: Tensor) -> Tensor:
-    return enter(tensor) if tensor.requires_grad else tensor
+def _span(calls: Calls, event: Event) -> tuple[int, int]:
+    """Return the positions of what a call of a module calls."""
+    return calls.entered.get(event) or (calls.position[event], calls.position[event] + 1)
+
+
+def tokens_first(operators: Sequence[StepOperator]) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the operators that copy tokens for the sake of collectives alone, and those that return gathered tokens.
+
+    Collectives join and cut tensors along their first dimension. Elsewhere chunks are copied in front of a
+    reduce-scatter, or behind an all-gather; with the sequence in front, as in Megatron, they need not be.
+
+    Returns:
+        The indices of the operators.
+    """
+    made: dict[int, int] = {}  # storage -> operator that made it
+    copies: set[int] = set()
+    gathered: set[int] = set()
+    for index, operator in enumerate(operators):
+        run, call = operator.run, operator.run.call
+        collective = collective_of(call)
+        sources = {made[key] for key in run.reads if key in made}
+        if collective is not None and collective.operation == "all_gather":
+            gathered.add(index)
+        elif collective is not None and collective.operation == "reduce_scatter":
+            copies |= {source for source in sources if operators[source].run.call.name == _JOINS}
+        elif call.name == _JOINS and sources and sources <= gathered and _keeps_features(call):
+            copies.add(index)
+            gathered.add(index)
+        made |= {key: index for key in run.makes if key not in run.reads}
+    return frozenset(copies), frozenset(gathered)
+
+
+def _keeps_features(call: OperatorCall) -> bool:
+    return call.outputs[0].shape[-1] == call.tensors[0].shape[-1]

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 
 from modelsummary.capture.trace import Storage, Trace
-from modelsummary.cluster.kept import kept_bytes
+from modelsummary.cluster.kept import keepers, kept_bytes
+from modelsummary.cluster.megatron import tokens_first
 from modelsummary.cluster.weights import RankWeights, Weight
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
@@ -152,7 +153,7 @@ def parts_of(
     columns: Iterable[str],
     mode: str,
     *,
-    ranks: int = 1,
+    token_shares: int = 1,
     context: int = 1,
     sends_round: bool = True,
     eight_bits: torch.dtype | None = None,
@@ -169,7 +170,7 @@ def parts_of(
         weights: part -> its weights.
         columns: FQNs of column-parallel layers.
         mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
-        ranks: of tensor parallelism, if what is gathered for a column-parallel layer is kept in shares; else 1.
+        token_shares: ranks that keep a share of the tokens that they gather, as in Megatron; 1: they keep all of them.
         context: ranks over which the sequence is split; attention sees keys of all of them.
         sends_round: gradients of keys and values go round the ranks of ``context``, as in torch's ring; otherwise they
             are summed by one reduce-scatter.
@@ -185,21 +186,33 @@ def parts_of(
     if stops_early:
         for index in _after_the_last_kept(observed, part_names):
             marks[index] += _LAST
+    copies, gathered = tokens_first(observed.operators) if token_shares > 1 else (frozenset(), frozenset())
     labelled = [
         operator._replace(
             row=(part_name, mark), phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase
         )
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
+        if index not in copies
     ]
     works, counts = _kernels_by_part(labelled, mode, context, eight_bits, sum_dtype)
     collectives = _collectives(observed, part_names, marks, context, sends_round=sends_round)
+    kept_by = keepers(observed.operators, observed.saved, part_names, BEFORE)
+    for storage, part_name in zip(observed.saved, kept_by, strict=True):
+        if storage.born in gathered:
+            collectives[part_name].append(MicrobatchCollective("all_gather", "backward", storage.nbytes))
     for part_name, collective in _exchanges(collectives) if sorts_rows else ():
         for phase in _phases_of(collective.phase, is_repeated=collective.is_repeated):
             works[part_name, phase][_sorting(collective.nbytes)] += 1
             counts[part_name, phase] += 1
     between = frozenset(index for index, mark in enumerate(marks) if mark & _CORE)
     kept, core = kept_bytes(
-        observed.operators, observed.saved, part_names, between, ranks, compiled=mode == "compiled", before=BEFORE
+        observed.operators,
+        observed.saved,
+        part_names,
+        between,
+        dict.fromkeys(gathered, token_shares),
+        compiled=mode == "compiled",
+        before=BEFORE,
     )
     temporary = _temporary(observed.timeline, part_names)
     backward_flops: Counter[str] = Counter()
@@ -347,15 +360,9 @@ def _after_the_last_kept(observed: Observed, part_names: Sequence[str]) -> list[
     torch/utils/checkpoint.py); a compiled one leaves out what nothing reads.
     """
     operators, last = observed.operators, dict.fromkeys(part_names, -1)
-    saved_in: dict[CallKey | None, str] = {}
-    for operator, part_name in zip(operators, part_names, strict=True):
-        if operator.phase == "forward":
-            saved_in.setdefault(operator.row, part_name)
-    for storage in observed.saved:
-        if 0 <= storage.born < len(operators):
-            part_name = part_names[storage.born]
-            if saved_in.get(storage.row, part_name) == part_name:
-                last[part_name] = max(last[part_name], storage.born)
+    for storage, keeper in zip(observed.saved, keepers(operators, observed.saved, part_names, BEFORE), strict=True):
+        if 0 <= storage.born < len(operators) and part_names[storage.born] == keeper:
+            last[keeper] = max(last[keeper], storage.born)
     return [
         index
         for index, (operator, part_name) in enumerate(zip(operators, part_names, strict=True))

@@ -314,9 +314,10 @@ class Recipe:
         overlap_experts: tokens travel to experts and back while the layers of another micro-batch compute, whose
             backward runs beside this one's forward, as in DualPipe and with Megatron's
             ``--overlap-moe-expert-parallel-comm``.
-        sequence: layers of ``Plan(sequence=True)``: ``"torch"``: the ones that ``parallel_plan`` applies, which keep
-            what column-parallel layers gather; ``"megatron"``: these layers keep their share of it, and gather it again
-            in the backward. Where tokens are sent to experts, they are Megatron's; where ranks sum what their experts
+        sequence: layers of tensor parallelism: ``"torch"``: the ones that ``parallel_plan`` applies, which gather the
+            logits, and under ``Plan(sequence=True)`` keep what column-parallel layers gather; ``"megatron"``: the loss
+            takes shards of the logits where it can, and column-parallel layers keep their share, and gather it again in
+            the backward. Where tokens are sent to experts, they are Megatron's; where ranks sum what their experts
             return, they are torch's.
         overlap_tensor: gradients of the inputs of column-parallel layers are reduced while these layers compute the
             gradients of their weights.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from modelsummary import _torch
+from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized, observe
@@ -20,13 +21,15 @@ from modelsummary.capture.step_error import NeedsValuesError, as_step_error
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.cluster.divided_experts import (
+    NO_EXPERTS,
     DividedExperts,
+    add_exchange,
     divide,
     expert_weights,
     may_have_experts,
     number_of_experts,
 )
-from modelsummary.cluster.megatron import NO_EXPERTS, MegatronRank, note_entered
+from modelsummary.cluster.megatron import with_local_layers, with_shared_tokens
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.weights import Weight, Weights, weight_of
@@ -39,8 +42,8 @@ from modelsummary.parallel.context import length_of, with_tokens
 from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
-from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
+from modelsummary.record.events import Value
 from modelsummary.record.runs import record_once
 from modelsummary.subject import dtype_name, dtype_of
 
@@ -224,78 +227,95 @@ class StepModel:
         return self._observed(plan, length)[0].operators
 
     def _observed(self, plan: Plan, length: int) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
-        """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
+        """Run a step of one rank; if Megatron's raises, run it with whole logits, which the loss may need."""
         alone = Plan(micro_batch=plan.micro_batch)
-        if self._is_applied(plan):
-            try:
-                return self._run_applied(plan, length)
-            except InputError as error:
-                if plan.expert > 1 or not plan.sequence:
-                    raise
-                advice = "Recipe(sequence='megatron') costs Megatron's layers, which step.apply does not apply"
-                raise InputError(f"{error}; {advice}") from error
-        rank = self._rank(plan, gather_head=False)
+        applied = self._plan_of_rank(plan, length)
         try:
-            return self._run(rank, plan, length)
+            return self._run(applied, plan, length)
         except StepError as error:
             if plan.rank_key == alone.rank_key:
                 phase = error.phase
                 with as_step_error(lambda: phase, _REMEDIES):
                     raise error.__cause__ or error from None
-            with suppress(StepError, InputError):
-                return self._run(self._rank(plan, gather_head=True), plan, length)
             failed: ModelSummaryError = error
         except InputError as error:  # it needs values, or the rank's share of them
             if plan.rank_key == alone.rank_key:
                 raise
             failed = error
+        if self._is_megatrons(plan):
+            with suppress(StepError, InputError):
+                return self._run(self._plan_of_rank(plan, length, shards_logits=False), plan, length)
         self._observed(alone, length)  # raises if the model does not run on one device either
         raise InputError(_does_not_share(plan, failed)) from failed
 
-    def _rank(self, plan: Plan, *, gather_head: bool) -> MegatronRank:
-        sharded = self.parallel_plan(plan.tensor, plan.expert)
-        return MegatronRank(
-            self._folded,
-            sharded,
-            self._prepared(sharded),
-            list(self.counts),
-            last=self.blocks[-1] if self.blocks else "",
-            sequence=plan.sequence,
-            gather_head=gather_head,
-            experts=self.experts(plan.dispatch_ranks),
-            expert_ranks=plan.dispatch_ranks,
-        )
+    def _is_megatrons(self, plan: Plan) -> bool:
+        """Return True for a plan whose rank runs Megatron's layers, not those that ``parallel_plan`` applies."""
+        return plan.dispatch_ranks > 1 or (self.recipe.sequence == "megatron" and plan.expert == 1)
 
-    def _run(
-        self, rank: MegatronRank, plan: Plan, length: int
-    ) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
-        """Run a step of one rank on shapes."""
-        trace = self._step_of(rank.module, rank.entered, plan, length)
-        return Observed.of(trace), trace.noted, rank.module
+    def _plan_of_rank(self, plan: Plan, length: int, *, shards_logits: bool = True) -> ParallelPlan:
+        """Return the layers that a rank runs.
 
-    def _is_applied(self, plan: Plan) -> bool:
-        """Return True for a plan whose rank runs the layers of ``parallel_plan``, not Megatron's."""
-        if plan.expert > 1:
-            return plan.dispatch_ranks == 1
-        return plan.sequence and self.recipe.sequence == "torch"
-
-    def _run_applied(self, plan: Plan, length: int) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
-        """Run a step of one rank, to which the parallel plan was applied, on shapes.
+        Args:
+            plan, length: as for ``parts``.
+            shards_logits: Megatron's heads return shards of the logits.
 
         Raises:
-            InputError, StepError: it cannot be applied, or does not run.
+            InputError: the model cannot be split so.
         """
-        applied = self.parallel_plan(plan.tensor, plan.expert, sequence=plan.sequence, dispatch=plan.dispatch)
+        if self._is_megatrons(plan):
+            applied = self.parallel_plan(plan.tensor, plan.expert)
+            if plan.sequence:
+                shape_of = partial(self._shape_in_step, micro_batch=plan.micro_batch, tokens=length // plan.context)
+                applied = with_shared_tokens(applied, self._calls, self.blocks, shape_of)
+            return with_local_layers(applied, self._calls, shards_logits=shards_logits) if plan.tensor > 1 else applied
+        try:
+            return self.parallel_plan(plan.tensor, plan.expert, sequence=plan.sequence, dispatch=plan.dispatch)
+        except InputError as error:
+            if plan.expert > 1 or not plan.sequence:
+                raise
+            advice = "Recipe(sequence='megatron') costs Megatron's layers, which step.apply does not apply"
+            raise InputError(f"{error}; {advice}") from error
+
+    def _shape_in_step(self, value: Value, micro_batch: int, tokens: int) -> list[int]:
+        """Return the shape that a recorded tensor has in a step of other sizes."""
+        sizes = {self.recorded_batch: micro_batch, self.recorded_batch * self.recorded_sequence: micro_batch * tokens}
+        in_sequence = {self.recorded_sequence: tokens} | sizes
+        return [(in_sequence if dim else sizes | in_sequence).get(size, size) for dim, size in enumerate(value.shape)]
+
+    @contextmanager
+    def _rank(self, applied: ParallelPlan, experts: int) -> Iterator[tuple[nn.Module, Mapping[str, str]]]:
+        """Return a context with the model of one rank, and the name of each process group -> what its ranks share out.
+
+        Args:
+            applied: the layers that it runs.
+            experts: number of ranks that send tokens to each other's experts.
+        """
+        divided = self.experts(experts)
+        model = divided.of_rank(self._folded, experts)
+        with ExitStack() as stack:
+            groups: Mapping[str, str] = {}
+            if applied.world_size > 1:
+                stack.enter_context(rank_of(applied, 0, applied.world_size, "the step of a rank"))
+                model, (groups, _) = stack.enter_context(sharded_copy(applied, model, None))
+            for layer in divided.layers:
+                add_exchange(model, layer)
+            yield model, groups
+
+    def _run(
+        self, applied: ParallelPlan, plan: Plan, length: int
+    ) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
+        """Run a step of one rank on shapes.
+
+        Raises:
+            InputError, StepError: the layers cannot be applied, or the step does not run.
+        """
         entered: dict[str, tuple[int, int]] = {}
-        with (
-            rank_of(applied, 0, applied.world_size, "the step of a rank"),
-            sharded_copy(applied, self._folded, None) as (twin, (groups, _)),
-        ):
-            note_entered(twin, list(self.counts), entered)
-            trace = self._step_of(twin, entered, plan, length)
+        with self._rank(applied, plan.dispatch_ranks) as (module, groups):
+            _note_entered(module, self.counts, entered)
+            trace = self._step_of(module, entered, plan, length)
         gathering = {layer.fqn for layer in applied.layers if layer.role == "output"}
         cut = {layer.fqn for layer in applied.layers if layer.role == "input" and _cuts(layer)} - gathering
-        return Observed.of(trace, groups, frozenset(cut.intersection(self.counts))), trace.noted, twin
+        return Observed.of(trace, groups, frozenset(cut.intersection(self.counts))), trace.noted, module
 
     def _step_of(self, module: nn.Module, entered: Mapping[str, tuple[int, int]], plan: Plan, length: int) -> Trace:
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, plan.micro_batch)
@@ -325,7 +345,7 @@ class StepModel:
             self._weights(module, kinds, experts),
             [layer.fqn for layer in layers if layer.role in ("column", "head")],
             self.recipe.kernels,
-            ranks=1 if self._is_applied(plan) else plan.tensor,
+            token_shares=plan.tensor if plan.sequence and self._is_megatrons(plan) else 1,
             context=plan.context,
             sends_round=self.recipe.kernels != "fused" and self.recipe.sequence == "torch",
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
@@ -333,18 +353,6 @@ class StepModel:
             sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
             stops_early=self.recipe.stops_early,
         )
-
-    def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
-        """Return the modules whose input goes to column-parallel layers alone, be it one layer."""
-        around = (
-            "input",
-            "output",
-            "gradient",
-            "copy",
-            "sizes",
-        )  # entries beside the one that says how a module is split
-        layers: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in around}
-        return prepared_inputs(self._calls, layers, least=1) if layers else []
 
     @cached_property
     def _calls(self) -> Calls:
@@ -381,6 +389,23 @@ class StepModel:
                 weight = weight_of(local, model_tensor, self.recipe, _kind_of(tensor), is_expert=is_expert)
                 weights[kind][id(tensor)] = weight
         return weights
+
+
+def _note_entered(model: nn.Module, blocks: Iterable[str], entered: dict[str, tuple[int, int]]) -> None:
+    """Note the bytes with which blocks are called, with a gradient, and for a stage that begins with the block."""
+
+    def noting(fqn: str) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            tensors = map(_torch.local_part, tensors_of((args, kwargs)))
+            taken = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
+            held = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values() if tensor.requires_grad)
+            everything = sum(tensor.numel() * tensor.dtype.itemsize for tensor in taken.values())
+            entered[fqn] = held, held or everything
+
+        return hook
+
+    for fqn in blocks:  # a ScriptModule refuses hooks by its own method, but runs them
+        nn.Module.register_forward_pre_hook(model.get_submodule(fqn), noting(fqn), with_kwargs=True)
 
 
 def _cuts(layer: LayerPlan) -> bool:

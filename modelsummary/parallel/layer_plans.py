@@ -21,7 +21,7 @@ from modelsummary.parallel.prepared_inputs import (
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Redistribution, Stream, results_of
 
-__all__ = ["in_call_order", "layer_plans"]
+__all__ = ["in_call_order", "layer_plans", "prepare_options", "redistribution_plan"]
 
 _STYLES = {
     "column": "ColwiseParallel",
@@ -75,7 +75,7 @@ def layer_plans(derivation: Derivation, blocks: Sequence[str]) -> list[LayerPlan
     # A hook of a norm runs before the one that gathers its result.
     plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
     redistributions = sorted(stream.redistributions, key=lambda redistribution: not redistribution.is_input)
-    plans += [_redistribution_plan(derivation, redistribution) for redistribution in redistributions]
+    plans += [redistribution_plan(derivation.calls, redistribution) for redistribution in redistributions]
     return in_call_order(derivation.calls, plans)
 
 
@@ -104,7 +104,7 @@ def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
     begin = next(begin for event, (begin, _) in calls.entered.items() if event.fqn == prepared.fqn)
     placement = None if stream is None else stream.placement_at(prepared.values[0], begin)
     before = _WHOLE if placement is None else _CHUNK.format(placement.dim)
-    options = _prepare_options("input", prepared.position, prepared.n_positional, before, _WHOLE)
+    options = prepare_options("input", prepared.position, prepared.n_positional, before, _WHOLE)
     return LayerPlan(prepared.fqn, "PrepareModuleInput", options, "input", {}, 0)
 
 
@@ -219,19 +219,19 @@ def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
     return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, 0)
 
 
-def _redistribution_plan(derivation: Derivation, redistribution: Redistribution) -> LayerPlan:
+def redistribution_plan(calls: Calls, redistribution: Redistribution) -> LayerPlan:
     """Return the plan of a module at whose boundary a tensor is gathered or cut."""
     fqn, is_input, position, placement, gathers = redistribution
-    event = next(event for event in derivation.calls.record.root.walk() if event.is_module and event.fqn == fqn)
+    event = next(event for event in calls.record.root.walk() if event.is_module and event.fqn == fqn)
     count = 0 if isinstance(position, str) else len(event.args if is_input else results_of(event))
     chunk = _CHUNK.format(placement.dim)
     before, after = (chunk, _WHOLE) if gathers else (_WHOLE, chunk)
     kind, style = ("input", "PrepareModuleInput") if is_input else ("output", "PrepareModuleOutput")
-    options = _prepare_options(kind, position, count, before, after, is_local=True)
+    options = prepare_options(kind, position, count, before, after, is_local=True)
     return LayerPlan(fqn, style, options, kind, {}, 0)
 
 
-def _prepare_options(
+def prepare_options(
     kind: str, position: int | str, count: int, before: str, after: str, *, is_local: bool = False
 ) -> dict[str, Any]:
     """Return the options of ``PrepareModuleInput`` or ``PrepareModuleOutput`` that change the placement of one tensor.

@@ -1,7 +1,7 @@
 """The model of one rank: a copy of a model with the parameters that the rank holds, which runs on shapes.
 
-The check of a plan and the simulation of a cluster observe it; memory, serving and sequence parallelism of a cluster
-observe a copy to which the plan was applied (``modelsummary.parallel.applied_rank``). The model is left alone.
+The checks observe it while a plan is made; memory, serving and the simulation of a cluster observe a copy to which the
+plan was applied (``modelsummary.parallel.applied_rank``). The model is left alone.
 """
 
 from __future__ import annotations

@@ -164,11 +164,16 @@ def _moved(model, plan):
 
 def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
     stats = Statistics(*models.make("mixture"))
-    model = StepModel(stats.live, stats.root, Recipe(precision=torch.float32, sequence="megatron"))
     plan = stats.parallel_plan(tensor=2)
     planned = {key: (count, nbytes // 2) for key, (count, nbytes) in plan.collectives.items()}  # its float64 halved
-    del planned["forward", "all_gather"]  # of the logits: here the loss takes shards
-    assert _moved(model, Plan(tensor=2, micro_batch=model.recorded_batch)) == planned
+    applied, model = (
+        StepModel(stats.live, stats.root, Recipe(precision=torch.float32, sequence=layers))
+        for layers in ("torch", "megatron")
+    )
+    alone = Plan(tensor=2, micro_batch=model.recorded_batch)
+    assert _moved(applied, alone) == planned
+    del planned["forward", "all_gather"]  # of the logits: Megatron's loss takes shards
+    assert _moved(model, alone) == planned
     with pytest.raises(InputError, match=r"sequence=True is not costed for .*; use sequence=False"):
         model.parts(Plan(tensor=2, sequence=True, micro_batch=model.recorded_batch))
 
