@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -223,6 +225,7 @@ def fully_sharded(size: int, device: str = "cpu", **options) -> nn.Module:
 @needs_fsdp
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_model_that_fsdp_has_sharded_already(device):
+    report_error = sys.excepthook  # which a process group replaces
     with fake_world(1, 4):
         found = Statistics(fully_sharded(4, device), (16, 8)).memory(optimizer="adamw")
     assert found.execution == "shape"
@@ -232,6 +235,7 @@ def test_a_model_that_fsdp_has_sharded_already(device):
     assert found.activations == (2 * 16 * 32 + 16 * 8) * 4
     # As a real step in the fake process group holds.
     assert (found.held_after_forward, found.peak) == (8980, 18552)
+    assert sys.excepthook is report_error
 
 
 @needs_fsdp
