@@ -22,6 +22,7 @@ __all__ = [
     "group_name",
     "groups_set_aside",
     "local_part",
+    "place_in_group",
 ]
 
 
@@ -88,6 +89,15 @@ def group_name(value: Any) -> str | None:
     except (RuntimeError, TypeError):  # another object, such as the reduction of an all-reduce
         return None
     return name
+
+
+def place_in_group(name: str) -> tuple[int, int]:
+    """Return the rank of this process in a group with a name, and the number of its ranks."""
+    from torch.distributed import distributed_c10d
+
+    groups: Any = distributed_c10d
+    group = groups._resolve_process_group(name)
+    return group.rank(), group.size()
 
 
 def clear_sharding_caches() -> None:

@@ -48,7 +48,7 @@ def all_reduce(tensor: Any, operation: str, group: Any) -> Any:
     return collectives.all_reduce(tensor, operation, group)
 
 
-def flattened_group(mesh: Any, names: tuple[str, str]) -> str:
+def flattened_group(mesh: Any, names: tuple[str, ...]) -> str:
     """Return the name of the process group of several dimensions of a mesh that were made one."""
     name: str = mesh[names]._flatten("_".join(names)).get_group().group_name
     return name

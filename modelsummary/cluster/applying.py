@@ -121,7 +121,9 @@ class Applier:
         arguments = self._arguments(plan)
         left_out = ("data", "checkpoint", "sharded")
         kept = {name: value for name, value in arguments.items() if name not in left_out}
-        return tuple({**kept, "shard": min(plan.shard, 2)}.items())
+        if plan.dispatch_ranks > 1 and plan.shard == 1:
+            kept["data"] = plan.dispatch_ranks
+        return tuple({**kept, "shard": min(plan.shard, max(2, plan.dispatch_ranks))}.items())
 
     def _arguments(self, plan: Plan) -> dict[str, Any]:
         """Return the arguments of ``parallel_plan``.
@@ -183,11 +185,6 @@ class Applier:
 
     def _check(self, plan: Plan) -> None:
         """Raise ``InputError`` if the plan or the recipe has a part that ``parallel_plan`` does not apply."""
-        if plan.dispatch_ranks > 1:
-            raise InputError(
-                f"parallel_plan does not apply expert={plan.expert} with dispatch='all_to_all', which sends tokens to "
-                "experts of other ranks; search with expert=[1], or pass dispatch='all_reduce', for a plan to apply"
-            )
         if plan.virtual_stages > 1:
             raise InputError(
                 f"parallel_plan does not apply virtual_stages={plan.virtual_stages}; search with virtual_stages=[1] "

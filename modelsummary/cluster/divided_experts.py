@@ -12,7 +12,6 @@ from contextlib import suppress
 from math import gcd
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from modelsummary import _torch
@@ -21,12 +20,11 @@ from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_plans import check_divides, no_experts
-from modelsummary.parallel.experts import StackedExperts, find_experts
+from modelsummary.parallel.experts import StackedExperts, find_experts, routing_of
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes, model_of_rank
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.record.events import Event, Value
 
 __all__ = [
     "NO_EXPERTS",
@@ -94,7 +92,7 @@ def divide(calls: Calls, ranks: int) -> DividedExperts:
 
 def _layer(stacked: StackedExperts) -> LayerPlan:
     """Return how the parameters of a module are divided. Raises ``Blocked``."""
-    routes = {_routing(event) for event in stacked.events}
+    routes = {routing_of(event) for event in stacked.events}
     if len(routes) != 1:
         raise Blocked(
             f"the calls of {stacked.fqn} take expert numbers and weights as different arguments; equal arguments work"
@@ -103,26 +101,6 @@ def _layer(stacked: StackedExperts) -> LayerPlan:
     options = {"summed": stacked.summed, "index": index, "weight": weight}
     shards: dict[str, int | None] = {**dict.fromkeys(stacked.parameters, 0), **dict.fromkeys(stacked.shared)}
     return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, 0, mesh="expert")
-
-
-def _routing(event: Event) -> tuple[int | str, int | str]:
-    """Return the arguments with the numbers of experts and with their weights. Raises ``Blocked``."""
-    arguments = [(key, value) for key, value in (*enumerate(event.args), *event.kwargs.items())]
-    tensors = [(key, value) for key, value in arguments if isinstance(value, Value)]
-    numbers = [(key, value) for key, value in tensors if value.dtype in (torch.int64, torch.int32)]
-    if len(numbers) != 1:
-        raise Blocked(
-            f"{event.fqn} has {len(numbers)} arguments that are integer tensors, expected one: the numbers of the "
-            "experts that tokens go to; a router outside of the module works"
-        )
-    ((index, chosen),) = numbers
-    weights = [key for key, value in tensors if value.dtype.is_floating_point and value.shape == chosen.shape]
-    if len(weights) != 1:
-        raise Blocked(
-            f"{event.fqn} has {len(weights)} arguments with the shape {chosen.shape} of expert numbers, expected one: "
-            "the weights of these experts; a router outside of the module works"
-        )
-    return index, weights[0]
 
 
 def _attributes(module: nn.Module, stacked: StackedExperts, ranks: int) -> list[LocalAttribute]:

@@ -91,7 +91,7 @@ class Plan:
             blocks; or the number of blocks of each stage.
         dispatch: how tokens meet the experts of other ranks. ``"all_to_all"``: each token is sent to the ranks of its
             experts and back. The ranks of ``expert`` hold different tokens: they are consecutive ranks of ``tensor``,
-            ``context``, ``shard`` and ``data``. ``"all_reduce"``, which ``parallel_plan`` applies: the ranks of
+            ``context``, ``shard`` and ``data``. ``"all_reduce"``, the default of ``parallel_plan``: the ranks of
             ``expert`` have the same tokens, and sum what their experts return. They are a dimension of their own,
             between ``tensor`` and ``context``.
 

@@ -126,8 +126,9 @@ def sharded_copy(
     names = () if mesh is None else mesh.mesh_dim_names or ()
     groups = {str(mesh.get_group(name).group_name): name for name in names} if mesh is not None else {}
     unit_groups = dict(groups)
-    if plan.with_context:
-        unit_groups[_torch.flattened_group(mesh, (plan.with_context, "context"))] = plan.with_context
+    for name, *others in plan.unit_dims:
+        if others:
+            unit_groups[_torch.flattened_group(mesh, (name, *others))] = name
     tokens = [] if plan._live is None else [torch.empty(length_of(plan._live.call), device="meta")]
     with share_tokens(plan, twin, mesh, tokens):
         yield twin, (groups, unit_groups)

@@ -89,7 +89,7 @@ def clip_gradients(
     plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh, max_norm: float, norm_type: float
 ) -> torch.Tensor:
     """Clip gradients as ``ParallelPlan.clip_grad_norm_`` says: torch takes the norm of one mesh's tensors alone."""
-    lists = tuple(f"{layer.fqn}." for layer in plan.layers if layer.style == "ExpertListParallel")
+    lists = tuple(f"{layer.fqn}." for layer in plan.layers if layer.is_list)
     groups: dict[Any, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         key = (name.startswith(lists), getattr(parameter, "device_mesh", None))

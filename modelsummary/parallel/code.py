@@ -26,7 +26,8 @@ __all__ = ["casts", "parallelize", "share_tokens", "to_code"]
 # Styles of this package, and the functions that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
 replace_forward CopyOutput LocalParallel AttentionParallel SizesOfRank LocalSizes ExpertShards ExpertParallel
-LinearParallel ExpertListParallel ReduceGradient ReplicateParallel AverageParallel WholeCalls TokensOfRank
+ExpertDispatch LinearParallel ExpertListParallel ExpertListDispatch ReduceGradient ReplicateParallel AverageParallel
+WholeCalls TokensOfRank
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "import inspect": ("inspect",),
@@ -144,7 +145,7 @@ def _imports(plan: ParallelPlan, sources: Mapping[str, str], *, with_torch: bool
             yield "from contextlib import contextmanager"
         yield _torch.CONTEXT_PARALLEL
         yield from [] if plan.is_causal else [_torch.RING_OPTIONS]
-    joins = plan.context > 1 and "data" in plan.mesh_shape
+    joins = _joins_ranks(plan) and len(plan.unit_dims) > 1
     yield f"from torch.distributed.device_mesh import {'DeviceMesh, ' if joins else ''}init_device_mesh"
     if "shard" in plan.mesh_shape:
         names = ["fully_shard"]
@@ -222,7 +223,8 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
         yield f"parallelize_module(model, mesh[{name!r}], ReplicateParallel())"
     if plan.averaged:
         every = tuple(name for name in plan.mesh_shape if name != "pipeline")
-        n_dims = len({"data", "shard", "context"}.intersection(plan.mesh_shape))
+        averaged = {name for names in plan.unit_dims for name in names}
+        n_dims = len(averaged.intersection(plan.mesh_shape))
         yield f"parallelize_module(model, mesh[{every!r}], AverageParallel(n_dims={n_dims}))"
     for fqn in plan.checkpoint:
         yield f"module = model.get_submodule({fqn!r})"
@@ -244,10 +246,11 @@ def _parallelized(plan: ParallelPlan, mesh: str) -> Iterator[str]:
 
 
 def _fsdp(plan: ParallelPlan) -> Iterator[str]:
-    names = [name for name in ("data", "shard") if name in plan.mesh_shape]
+    names = tuple(name for name in ("data", "shard") if name in plan.mesh_shape)
     mesh = f"mesh[{', '.join(map(repr, names))}]"
-    if plan.context > 1:
-        meshes = [_fsdp_mesh(plan, name) for name in names]
+    inner_mesh = mesh
+    if _joins_ranks(plan):
+        meshes = [_joined_mesh(dims) for dims in plan.unit_dims]
         yield f"units_mesh = {_torch.JOINED.format(meshes=', '.join(meshes)) if len(meshes) > 1 else meshes[0]}"
         mesh = "units_mesh"
     policies = ""
@@ -260,6 +263,14 @@ def _fsdp(plan: ParallelPlan) -> Iterator[str]:
         yield "scalars = {parameter for parameter in model.parameters() if not parameter.dim()}"
     last = plan.units.index(plan.last_unit) if plan.last_unit else -1
     frees = f"number != {last}" if plan.reshard_after_forward and last >= 0 else plan.reshard_after_forward
+    if plan.sends_tokens:  # experts are of one rank of "expert", and of fewer copies
+        stacked = [layer.fqn for layer in plan.layers if not layer.is_list]
+        listed = [layer.fqn for layer in plan.layers if layer.is_list]
+        inside = policies.replace("reduce_dtype", "cast_forward_inputs=False, reduce_dtype")
+        yield f"experts = [model.get_submodule(name) for name in {stacked!r}]"
+        yield f"experts += [expert for name in {listed!r} for expert in model.get_submodule(name).children()]"
+        yield "for expert in experts:"
+        yield f"    fully_shard(expert, mesh={inner_mesh}, reshard_after_forward={plan.reshard_after_forward}{inside})"
     yield f"units = {[list(unit) for unit in plan.units]!r}"
     yield "units = [[model.get_submodule(name) for name in unit] for unit in units]"
     yield "for number, unit in enumerate(units):"
@@ -274,11 +285,14 @@ def _fsdp(plan: ParallelPlan) -> Iterator[str]:
     yield "    following.set_modules_to_backward_prefetch([unit])"
 
 
-def _fsdp_mesh(plan: ParallelPlan, name: str) -> str:
-    """Return the expression of a dimension of FSDP's mesh, one of which has the ranks of ``context``, too."""
-    if name != plan.with_context:
-        return f"mesh[{name!r}]"
-    return _torch.FLATTENED.format(names=(name, "context"), name=f"{name}_context")
+def _joins_ranks(plan: ParallelPlan) -> bool:
+    """Return True if a dimension of FSDP's mesh has the ranks of several dimensions of the plan's."""
+    return any(len(names) > 1 for names in plan.unit_dims)
+
+
+def _joined_mesh(names: tuple[str, ...]) -> str:
+    """Return the expression of a dimension of FSDP's mesh, which has the ranks of some dimensions of the plan's."""
+    return f"mesh[{names[0]!r}]" if len(names) == 1 else _torch.FLATTENED.format(names=names, name="_".join(names))
 
 
 def _sharing(plan: ParallelPlan) -> Iterator[str]:
@@ -360,5 +374,5 @@ def _replicating_mesh(plan: ParallelPlan) -> str:
     """
     if plan.tensor > 1:
         return "tensor"
-    has_list = any(layer.style == "ExpertListParallel" for layer in plan.layers)
-    return "expert" if plan.expert > 1 and not has_list else ""
+    has_list = any(layer.is_list for layer in plan.layers)
+    return "expert" if plan.expert > 1 and not (has_list or plan.sends_tokens) else ""

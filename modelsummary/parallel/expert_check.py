@@ -30,7 +30,7 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.tensors import Foreign
 
-__all__ = ["arguments_of", "runs_divided"]
+__all__ = ["are_close", "arguments_of", "runs_divided", "twin_of"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _CLOSE = 1e-3  # of the largest element: sums in another order, in single precision
@@ -172,7 +172,7 @@ class _Ran:
         return [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in tensors]
 
 
-def _twin(
+def twin_of(
     calls: Calls, stacked: StackedExperts, chunk_of: Any, n_ranks: int
 ) -> tuple[nn.Module, list[Tensor], list[Tensor]]:
     """Return a copy of a module, its parameters that are divided, and the others.
@@ -204,7 +204,7 @@ def _twin(
 
 def _whole(calls: Calls, stacked: StackedExperts, arguments: Arguments, dtype: torch.dtype | None, seed: int) -> _Ran:
     """Run a copy of the whole module."""
-    twin, shards, others = _twin(calls, stacked, _chunks(0, dtype), 1)
+    twin, shards, others = twin_of(calls, stacked, _chunks(0, dtype), 1)
     args, kwargs = _copied(arguments, dtype)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
@@ -240,7 +240,8 @@ def _plus(one: Tensor, other: Tensor) -> Tensor:
     return one + other if one.is_floating_point() else one
 
 
-def _are_close(one: Tensor, other: Tensor) -> bool:
+def are_close(one: Tensor, other: Tensor) -> bool:
+    """Return True if two results are equal apart from the order of sums in their precision."""
     if not one.is_floating_point() or not one.numel():
         return one.shape == other.shape
     close = 1e-6 if one.dtype == torch.float64 else _CLOSE if one.dtype == torch.float32 else 30 * _CLOSE
@@ -251,9 +252,9 @@ def _run(calls: Calls, stacked: StackedExperts, arguments: Arguments, n_ranks: i
     """Run a copy of the module with the experts of one rank. Raises ``Blocked``.
 
     Args:
-        chunk_of: as for ``_twin``.
+        chunk_of: as for ``twin_of``.
     """
-    twin, shards, others = _twin(calls, stacked, chunk_of, n_ranks)
+    twin, shards, others = twin_of(calls, stacked, chunk_of, n_ranks)
     args, kwargs = arguments
     protected = [*tensors_of((args, kwargs)), *twin.buffers()]
     mode = ExpertShards(rank, n_ranks, shards, protected, strict=True)
@@ -313,6 +314,6 @@ def _compared(calls: Calls, stacked: StackedExperts, arguments: Arguments, n_ran
     sums = [reduce(_plus, parts) for parts in zip(*(ran.tensors() for ran in rans), strict=True)]
     sums += [torch.cat(parts) for parts in zip(*(ran.gradients(ran.shards) for ran in rans), strict=True)]
     expected, other = ([*ran.tensors(), *ran.gradients(ran.shards)] for ran in (whole, again))
-    if all(map(_are_close, expected, other)) and not all(map(_are_close, expected, sums)):  # else it is random
+    if all(map(are_close, expected, other)) and not all(map(are_close, expected, sums)):  # else it is random
         raise Blocked(f"the sum over the ranks of what {stacked.fqn} computes differs from what it computes as a whole")
     return tuple(rans[0].results)

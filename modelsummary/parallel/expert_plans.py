@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_check import arguments_of, runs_divided
-from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
+from modelsummary.parallel.expert_rows import Routing, check_rows, uncalled_experts
+from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts, routing_of
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.record_calls import Calls
@@ -18,8 +19,12 @@ from modelsummary.parallel.record_calls import Calls
 __all__ = ["check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
 
 
-def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], dict[str, str]]:
+def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> tuple[list[LayerPlan], dict[str, str]]:
     """Return how experts are divided, and why other experts stay whole.
+
+    Args:
+        n_ranks: that share out the experts.
+        dispatch: how tokens meet the experts of other ranks.
 
     Raises:
         InputError: the ranks do not divide the number of experts, or there are none that can be divided.
@@ -27,17 +32,24 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[Laye
     experts = find_experts(calls)
     check_divides(experts, n_ranks)
     plans: list[LayerPlan] = []
+    checked: set[Hashable] = set()
     arguments = arguments_of(live, [stacked.fqn for stacked in experts.stacked if stacked.events])
     for stacked in experts.stacked:
         if any(f"{stacked.fqn}.".startswith(f"{plan.fqn}.") for plan in plans):
             continue
         try:
-            plans.append(_stacked_plan(runs_divided(calls, stacked, n_ranks, arguments.get(stacked.fqn))))
+            divided = runs_divided(calls, stacked, n_ranks, arguments.get(stacked.fqn))
+            plans.append(_stacked_plan(divided) if dispatch == "all_reduce" else _sent_plan(calls, divided, checked))
         except Blocked as blocked:
             experts.reasons[stacked.fqn] = str(blocked)
+    if experts.lists and dispatch == "all_to_all":
+        reasons = uncalled_experts(live, calls, experts.lists)
+        experts.reasons.update(reasons)
+        experts.lists = [listed for listed in experts.lists if listed.fqn not in reasons]
+    style = "ExpertListParallel" if dispatch == "all_reduce" else "ExpertListDispatch"
     for listed in experts.lists:
         options = {"width": listed.width, **({"draws": True} if listed.draws else {})}
-        plans.append(LayerPlan(listed.fqn, "ExpertListParallel", options, "expert", {}, 0, mesh="expert"))
+        plans.append(LayerPlan(listed.fqn, style, options, "expert", {}, 0, mesh="expert"))
     if not plans:
         raise no_experts(calls, experts, n_ranks)
     return plans, experts.reasons
@@ -88,3 +100,25 @@ def _stacked_plan(stacked: StackedExperts) -> LayerPlan:
     }
     shards: dict[str, int | None] = {**dict.fromkeys(stacked.parameters, 0), **dict.fromkeys(stacked.shared)}
     return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, 0, mesh="expert")
+
+
+def _sent_plan(calls: Calls, stacked: StackedExperts, checked: set[Hashable]) -> LayerPlan:
+    """Return the plan of stacked experts to which ranks send their tokens. Raises ``Blocked``."""
+    if not stacked.events:
+        raise Blocked(
+            "the forward does not call it, so it is not known how it takes tokens; an input that reaches it works"
+        )
+    routes = {routing_of(event) for event in stacked.events}
+    if len(routes) != 1:
+        raise Blocked(
+            f"the calls of {stacked.fqn} take expert numbers and weights as different arguments; equal arguments work"
+        )
+    ((numbers, weights),) = routes
+    tokens = [key for key in stacked.summed if key != weights]
+    if len(tokens) != 1:
+        raise Blocked(f"{stacked.fqn} takes {len(tokens)} tensors besides expert numbers and weights; one works")
+    routing = Routing(tokens[0], numbers, weights)
+    check_rows(calls, stacked, routing, checked)
+    layer = _stacked_plan(stacked)
+    options = {name: layer.options[name] for name in ("shards", "shared")}
+    return replace(layer, style="ExpertDispatch", options={**options, **routing._asdict()})

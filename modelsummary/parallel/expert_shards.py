@@ -34,6 +34,8 @@ class ExpertShards(TorchFunctionMode):
         shards: tensors whose first dimension is shared out.
         protected: tensors into which only whole tensors may be written.
         strict: refuse functions that hide what they call.
+        alone: no other rank takes the tokens of this rank, which therefore has the whole sum. By default all ranks take
+            the same tokens, and the first one adds what is added once.
     """
 
     class Refused(NotImplementedError):
@@ -101,10 +103,18 @@ class ExpertShards(TorchFunctionMode):
     ADDS_ROWS = frozenset("index_add scatter_add index_put index_copy".split())
 
     def __init__(
-        self, rank: int, ranks: int, shards: list[Any], protected: list[Any] | None = None, *, strict: bool = False
+        self,
+        rank: int,
+        ranks: int,
+        shards: list[Any],
+        protected: list[Any] | None = None,
+        *,
+        strict: bool = False,
+        alone: bool = False,
     ) -> None:
         super().__init__()
         self.rank, self.ranks = rank, ranks
+        self.adds = alone or rank == 0  # this rank adds to a sum what is added to it once
         self.device = shards[0].device
         self.skips = False  # an expert of another rank, or what the first rank adds, was left out
         self.sums: dict[int, Any] = {}  # id of memory into which sums were written -> the memory
@@ -180,8 +190,8 @@ class ExpertShards(TorchFunctionMode):
         """Return the tensor that this rank adds to the sum over the ranks."""
         part = self._part(tensor)
         if part is None:
-            self.skips = self.skips or self.rank > 0
-            return tensor if self.rank == 0 else torch.zeros_like(tensor)
+            self.skips = self.skips or not self.adds
+            return tensor if self.adds else torch.zeros_like(tensor)
         if part.kind == "shard":
             size, shape = tensor.shape[part.dim], list(tensor.shape)
             lengths = (self.rank * size, (self.ranks - self.rank - 1) * size)
@@ -200,7 +210,7 @@ class ExpertShards(TorchFunctionMode):
             raise self.Refused(
                 "results of experts are written into a part of another tensor; a tensor of its own works"
             )
-        if self.rank:
+        if not self.adds:
             self.skips = True
             base.zero_()
         self.sums[self._memory(target)] = target.untyped_storage()
@@ -371,7 +381,7 @@ class ExpertShards(TorchFunctionMode):
             def share(value: Any) -> Any:
                 if isinstance(value, torch.Tensor):
                     return self.sum_of(value)
-                return value if self.rank == 0 else type(value)(0)
+                return value if self.adds else type(value)(0)
 
             if name == "where" and self._is_part(args[0]):
                 raise self.Refused("where() chooses by a sum over the ranks; a whole condition works")
@@ -417,7 +427,7 @@ class ExpertShards(TorchFunctionMode):
             self._begin_sum(target)
         if isinstance(value, torch.Tensor):
             value = self.sum_of(value)
-        elif self.rank:
+        elif not self.adds:
             value = 0
         return func(*args[:-1], value)
 
@@ -914,7 +924,7 @@ class ExpertShards(TorchFunctionMode):
                 return value
             part = self._part(value)
             if part is None:
-                return joined(value.detach()) if value.requires_grad and self.rank else value
+                return joined(value.detach()) if value.requires_grad and not self.adds else value
             placement = Shard(part.dim) if part.kind == "shard" else Partial()
             local = value if part.kind == "shard" else self.sum_of(value)
             local = joined(local) if self.skips and local.is_floating_point() else local

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from modelsummary.parallel.function_names import RANDOM
@@ -19,7 +20,7 @@ from modelsummary.parallel.rules import DROPOUT_LAYERS
 from modelsummary.parallel.stacked import is_stack, summed_arguments
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
-__all__ = ["ExpertList", "Experts", "StackedExperts", "find_experts"]
+__all__ = ["ExpertList", "Experts", "StackedExperts", "find_experts", "routing_of"]
 
 _ROUTES = frozenset({"softmax", "sigmoid", "topk", "max", "argmax", "sort", "argsort"})
 
@@ -141,6 +142,27 @@ def _stacked(calls: Calls, fqn: str, n_experts: int, events: Sequence[Event]) ->
     for event in events:
         _check_gradients(calls, event)
     return StackedExperts(fqn, n_experts, tuple(summed_arguments(events[0])), parameters, shared, tuple(events))
+
+
+def routing_of(event: Event) -> tuple[int | str, int | str]:
+    """Return the arguments with the numbers of experts and with their weights. Raises ``Blocked``."""
+    arguments = [(key, value) for key, value in (*enumerate(event.args), *event.kwargs.items())]
+    tensors = [(key, value) for key, value in arguments if isinstance(value, Value)]
+    where = event.fqn or "the model"
+    numbers = [(key, value) for key, value in tensors if value.dtype in (torch.int64, torch.int32)]
+    if len(numbers) != 1:
+        raise Blocked(
+            f"{where} has {len(numbers)} arguments that are integer tensors, expected one: the numbers of the "
+            "experts that tokens go to; a router outside of the module works"
+        )
+    ((index, chosen),) = numbers
+    weights = [key for key, value in tensors if value.dtype.is_floating_point and value.shape == chosen.shape]
+    if len(weights) != 1:
+        raise Blocked(
+            f"{where} has {len(weights)} arguments with the shape {chosen.shape} of expert numbers, expected one: "
+            "the weights of these experts; a router outside of the module works"
+        )
+    return index, weights[0]
 
 
 def _check_gradients(calls: Calls, module: Event) -> None:

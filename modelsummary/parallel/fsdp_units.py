@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Record, attributes_in, values_in
 
-__all__ = ["FsdpUnits", "fsdp_units", "read_from_outside", "unit_bytes", "used_parameters"]
+__all__ = ["FsdpUnits", "fsdp_units", "outside_of", "read_from_outside", "unit_bytes", "used_parameters"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _GATHERED = "which a unit gathers for its own forward alone"
@@ -165,6 +165,20 @@ def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str
     return reasons
 
 
+def outside_of(units: FsdpUnits, fqns: Sequence[str]) -> FsdpUnits:
+    """Return the units without what is inside of modules that FSDP shards by themselves.
+
+    Args:
+        fqns: of these modules.
+    """
+    prefixes = tuple(f"{fqn}." for fqn in fqns)
+
+    def left(unit: Sequence[str]) -> list[str]:
+        return [fqn for fqn in unit if not f"{fqn}.".startswith(prefixes)]
+
+    return FsdpUnits([unit for unit in map(left, units.fqns) if unit], left(units.last), units.with_root)
+
+
 def read_from_outside(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]:
     """Return modules of which a function outside reads a parameter, or calls a layer -> what does so.
 
@@ -248,6 +262,7 @@ def unit_bytes(
     shard: int,
     dtype: torch.dtype | None,
     used: Container[int],
+    without: Iterable[int] = (),
 ) -> list[tuple[int, int]]:
     """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
 
@@ -258,8 +273,9 @@ def unit_bytes(
         shapes: id of a parameter -> its shape after tensor and expert parallelism.
         dtype: of gathered parameters; gradients are then reduced in float32. None: their own.
         used: ids of the parameters that the forward uses.
+        without: ids of parameters that belong to no unit.
     """
-    seen: set[int] = set()
+    seen = set(without)
     sizes = []
     for fqns in (*units, [""]):
         gathered = reduced = 0

@@ -22,14 +22,26 @@ from modelsummary.parallel.context import RingPlan, ring_plan
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
-from modelsummary.parallel.fsdp_units import FsdpUnits, fsdp_units, read_from_outside, unit_bytes, used_parameters
+from modelsummary.parallel.fsdp_units import (
+    FsdpUnits,
+    fsdp_units,
+    outside_of,
+    read_from_outside,
+    unit_bytes,
+    used_parameters,
+)
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans
 from modelsummary.parallel.linear_layers import local_sizes
 from modelsummary.parallel.local_check import alike, check_locally, stream_failure
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
-from modelsummary.parallel.plan_arguments import check_applied_dispatch, check_checkpoint, check_sequence, level_of
+from modelsummary.parallel.plan_arguments import (
+    check_checkpoint,
+    check_sending,
+    check_sequence,
+    level_of,
+)
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_stream
@@ -70,7 +82,7 @@ def make_plan(
             for ``pipeline > 1``.
     """
     check_integers(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
-    check_applied_dispatch(expert, dispatch)
+    check_sending(dispatch, expert, tensor=tensor, data=data, shard=shard, pipeline=pipeline, context=context)
     _check_precision(precision, live.model)
     check_sequence(sequence, tensor)
     level = level_of(sharded, shard)
@@ -92,7 +104,7 @@ def make_plan(
     calls = _calls(live) if tensor > 1 or expert > 1 or context > 1 else None
     ring = RingPlan() if calls is None or context == 1 else _ring(live, calls, context)
     if calls is not None and expert > 1:
-        layers, reasons = expert_plans(live, calls, expert)
+        layers, reasons = expert_plans(live, calls, expert, dispatch)
     if calls is not None and tensor > 1:
         derivation = _derived(calls, shards, boundaries)
         _keep_inside_experts_whole(derivation, layers)
@@ -110,16 +122,15 @@ def make_plan(
     ranks = {"tensor": tensor, "expert": expert}
     shapes = local_shapes(model, layers, ranks)
     layers = _on_first_rank(model, layers, shapes)
-    units = FsdpUnits([], [], {})
-    unit_calls: list[int] = []
-    gathered: list[tuple[int, int]] = []
+    sent = _experts(model, layers) if dispatch == "all_to_all" else set()
     # the mixed precision is FSDP's, if only over one rank
     has_units = max(shard, data, context) > 1 or precision is not None
+    units, unit_calls, gathered = FsdpUnits([], [], {}), [], []
     if has_units:
         calls = _calls(live) if calls is None else calls
-        units = fsdp_units(model, root, calls)
+        units = outside_of(fsdp_units(model, root, calls), [layer.fqn for layer in layers if sent])
         unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
-        gathered = unit_bytes(model, units.fqns, shapes, shards, precision, used_parameters(calls))
+        gathered = unit_bytes(model, units.fqns, shapes, shards, precision, used_parameters(calls), sent)
     plan = ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
@@ -133,6 +144,7 @@ def make_plan(
         tokens=ring.tokens,
         token_arguments=ring.arguments,
         whole_calls=ring.whole_calls,
+        dispatch=dispatch if expert > 1 else "all_reduce",
         context_shards=context_shards,
         layers=tuple(layers),
         attributes=tuple(attributes),
@@ -158,7 +170,7 @@ def make_plan(
         boundaries=boundaries,
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {layer.fqn for layer in layers}},
         params=sum(parameter.numel() for parameter in model.parameters()),
-        params_per_rank=_params_per_rank(model, shapes, shards, stages),
+        params_per_rank=_params_per_rank(model, shapes, shards, stages, dict.fromkeys(sent, max(1, shards // expert))),
         _live=live,
         _stages=stages,
         _split=cut,
@@ -384,16 +396,26 @@ def _first_blocks(count: int, root: LayerInfo, blocks: Sequence[str], boundaries
             yield row.fqn
 
 
-def _params_per_rank(model: nn.Module, shapes: Mapping[int, Sequence[int]], shard: int, stages: Any) -> int:
+def _experts(model: nn.Module, layers: Sequence[LayerPlan]) -> set[int]:
+    """Return the ids of the parameters of divided experts."""
+    experts = (layer.fqn for layer in layers if layer.mesh == "expert")
+    return {id(parameter) for fqn in experts for parameter in model.get_submodule(fqn).parameters()}
+
+
+def _params_per_rank(
+    model: nn.Module, shapes: Mapping[int, Sequence[int]], shard: int, stages: Any, shards: Mapping[int, int]
+) -> int:
     """Return the elements of parameters on the first rank of the largest stage: FSDP gives it the most rows.
 
     Args:
         shapes: id of a parameter -> its shape after tensor and expert parallelism.
+        shard: ranks over which FSDP shards a parameter.
+        shards: id of a parameter that other ranks shard -> their number.
     """
 
     def elements(parameter: nn.Parameter) -> int:
-        shape = shapes.get(id(parameter), parameter.shape)
-        return math.prod([-(-shape[0] // shard), *shape[1:]]) if shape else 1
+        shape, n_ranks = shapes.get(id(parameter), parameter.shape), shards.get(id(parameter), shard)
+        return math.prod([-(-shape[0] // n_ranks), *shape[1:]]) if shape else 1
 
     return max(sum(map(elements, part.parameters())) for part in ([model] if stages is None else stages))
 
@@ -437,7 +459,7 @@ def _keep_inside_experts_whole(derivation: Derivation, experts: Sequence[LayerPl
     Args:
         experts: plans of experts that are divided by number.
     """
-    for stack in (layer.fqn for layer in experts if layer.style == "ExpertParallel"):
+    for stack in (layer.fqn for layer in experts if not layer.is_list):
         for fqn in [fqn for fqn in derivation.layers if fqn.startswith(f"{stack}." if stack else "")]:
             if fqn in derivation.layers and fqn != stack:
                 derivation.drop(fqn, f"{stack} holds it, whose experts are divided; a layer beside them can be split")

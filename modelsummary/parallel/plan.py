@@ -63,6 +63,11 @@ class LayerPlan:
     reason: str = ""
     mesh: str = "tensor"
 
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list of experts, of which each rank has its own."""
+        return self.role == "expert" and not self.shards
+
 
 @dataclass(frozen=True, repr=False)
 class ParallelPlan(Printed):
@@ -70,9 +75,10 @@ class ParallelPlan(Printed):
 
     Attributes:
         model_class: of the model.
-        tensor, data, shard, pipeline, expert, context: number of ranks along each dimension of the mesh. Ranks of
-            ``expert`` have the same tokens (``dispatch="all_reduce"``). Ranks of ``context`` have the same batch, and
+        tensor, data, shard, pipeline, expert, context: number of ranks. Ranks of ``context`` have the same batch, and
             each a part of its tokens.
+        dispatch: how tokens meet the experts of other ranks. ``"all_reduce"``: ranks of ``expert`` have the same ones.
+            ``"all_to_all"``: they have different ones, and are ranks of ``shard``, or of ``data`` without shards.
         layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.
@@ -152,6 +158,7 @@ class ParallelPlan(Printed):
     tokens: int = 0
     token_arguments: tuple[tuple[str, int | None], ...] = ()
     whole_calls: tuple[WholeCall, ...] = ()
+    dispatch: str = "all_reduce"
     stored_communication: tuple[Collective, ...] | None = field(default=None, repr=False, compare=False)
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
@@ -173,22 +180,46 @@ class ParallelPlan(Printed):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return math.prod(getattr(self, name) for name in MESH_NAMES)
+        return math.prod(self._sizes.values())
+
+    @property
+    def sends_tokens(self) -> bool:
+        """Whether ranks of ``expert`` send their tokens to each other's experts."""
+        return self.expert > 1 and self.dispatch == "all_to_all"
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        sizes = {name: getattr(self, name) for name in MESH_NAMES}
+        if self.sends_tokens:
+            sizes["shard" if self.shard > 1 else "data"] //= self.expert
+        return sizes
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """Name and size of each dimension of the mesh; what else FSDP does comes with a ``shard`` of one rank."""
-        sizes = {name: getattr(self, name) for name in MESH_NAMES}
-        needs_fsdp = self.data > 1 or self.context > 1 or self.precision is not None
+        """Name and size of each dimension of the mesh; what else FSDP does comes with a ``shard`` of one rank.
+
+        Ranks of ``expert`` that send each other tokens are ranks of ``shard`` or ``data``: ``expert`` divides their
+        number.
+        """
+        needs_fsdp = self.data > 1 or self.context > 1 or self.precision is not None or self.sends_tokens
         always = {"shard"} if needs_fsdp else set()
-        always |= {"data"} if self.context > 1 and not self.context_shards else set()
-        kept = {name: size for name, size in sizes.items() if size > 1 or name in always}
+        always |= {"data"} if self._joined == "data" else set()
+        kept = {name: size for name, size in self._sizes.items() if size > 1 or name in always}
         return kept or {"shard": 1}
 
     @property
-    def with_context(self) -> str:
-        """The dimension of the mesh with which the ranks of ``context`` are one to FSDP; empty if there is none."""
+    def _joined(self) -> str:
+        """The dimension of FSDP's mesh that has the ranks of another one of the mesh, too; empty if there is none."""
+        if self.sends_tokens:
+            return "shard" if self.shard > 1 else "data"
         return ("shard" if self.context_shards else "data") if self.context > 1 else ""
+
+    @property
+    def unit_dims(self) -> tuple[tuple[str, ...], ...]:
+        """The dimensions of FSDP's mesh: the names of the dimensions of the mesh whose ranks each has."""
+        other = "expert" if self.sends_tokens else "context"
+        names = (name for name in ("data", "shard") if name in self.mesh_shape)
+        return tuple((name, other) if name == self._joined else (name,) for name in names)
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """Return the mesh of the plan, over all ranks of the default process group.

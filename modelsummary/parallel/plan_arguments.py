@@ -6,7 +6,7 @@ from typing import Any
 
 from modelsummary.errors import InputError
 
-__all__ = ["LEVELS", "check_applied_dispatch", "check_checkpoint", "check_dispatch", "check_sequence", "level_of"]
+__all__ = ["LEVELS", "check_checkpoint", "check_dispatch", "check_sending", "check_sequence", "level_of"]
 
 LEVELS = ("optimizer", "gradients", "parameters")
 """What ranks shard, each with those before it: stages 1, 2 and 3 of ZeRO."""
@@ -20,13 +20,28 @@ def check_dispatch(dispatch: Any) -> None:
         raise InputError(f"dispatch must be one of {', '.join(map(repr, _DISPATCHES))}, got {dispatch!r:.80}")
 
 
-def check_applied_dispatch(expert: int, dispatch: Any) -> None:
-    """Raise ``InputError`` for a dispatch that is unknown, or that ``parallel_plan`` does not apply."""
+def check_sending(dispatch: Any, expert: int, **sizes: int) -> None:
+    """Raise ``InputError`` for an unknown dispatch, and for ranks that send tokens to experts and have the same ones.
+
+    Args:
+        sizes: number of ranks along the other dimensions of the mesh.
+    """
     check_dispatch(dispatch)
-    if dispatch == "all_to_all" and expert > 1:
+    if expert == 1 or dispatch != "all_to_all":
+        return
+    asked = f"expert={expert} with dispatch='all_to_all'"
+    remedy = "or dispatch='all_reduce', with which ranks of expert have the same tokens"
+    for name in ("tensor", "context", "pipeline"):
+        if sizes[name] > 1:
+            raise InputError(
+                f"parallel_plan does not apply {asked} and {name}={sizes[name]}: it sends tokens between ranks of "
+                f"shard or data alone; pass {name}=1, {remedy}"
+            )
+    name = "shard" if sizes["shard"] > 1 else "data"
+    if sizes[name] % expert:
         raise InputError(
-            f"parallel_plan does not apply expert={expert} with dispatch='all_to_all': the forward of the model gives "
-            "experts the tokens of its own rank alone; pass dispatch='all_reduce'"
+            f"{asked} needs a multiple of {expert} for {name}, got {sizes[name]}: ranks of expert have tokens of their "
+            f"own, so they are ranks of shard, or of data without shards; pass {name}={expert}, {remedy}"
         )
 
 

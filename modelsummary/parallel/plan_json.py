@@ -15,6 +15,7 @@ from torch.distributed.tensor import parallel
 
 from modelsummary.errors import InputError
 from modelsummary.operators.collective_calls import OPERATIONS
+from modelsummary.parallel.plan_arguments import check_sending
 from modelsummary.parallel.whole_call import WHOLE_CALL_KINDS
 
 __all__ = ["plan_from_json"]
@@ -22,6 +23,7 @@ __all__ = ["plan_from_json"]
 _LATER = frozenset(
     """
 parameter_dtypes stored_communication context tables is_causal context_shards tokens token_arguments whole_calls
+dispatch
 """.split()
 )  # fields that plans of earlier versions lack
 _EARLIER = frozenset({"collectives"})  # fields that only these have: what layers communicate, without FSDP
@@ -130,6 +132,7 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     for name in mesh_names:
         if getattr(plan, name) < 1:
             raise InputError(f"{name} of a plan must be an integer >= 1, got {getattr(plan, name)}")
+    check_sending(plan.dispatch, **{name: getattr(plan, name) for name in mesh_names})
     if not plan.parameter_dtypes.keys() <= {"trained", "frozen"}:
         raise InputError(
             f"parameter_dtypes of a plan must be dtypes of 'trained' and 'frozen', got {plan.parameter_dtypes!r:.80}"

@@ -86,7 +86,7 @@ def local_shapes(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[s
             parameter = parameters[f"{layer.fqn}.{name}" if layer.fqn else name]
             if dim is not None:
                 cut.setdefault(id(parameter), {})[dim] = ranks[layer.mesh]
-        if layer.style == "ExpertListParallel":
+        if layer.is_list:
             experts = list(model.get_submodule(layer.fqn).children())
             absent |= {
                 id(parameter)

@@ -26,6 +26,8 @@ __all__ = [
     "AttentionParallel",
     "AverageParallel",
     "CopyOutput",
+    "ExpertDispatch",
+    "ExpertListDispatch",
     "ExpertListParallel",
     "ExpertParallel",
     "ExpertShards",
@@ -348,6 +350,8 @@ class ExpertParallel(LocalParallel):
         summed: positions of arguments whose gradients are summed over the ranks; names for keyword arguments.
     """
 
+    alone = False  # a rank has tokens that no other one has
+
     def __init__(self, *, shards: dict[str, Any], shared: tuple[str, ...], summed: tuple[Any, ...]) -> None:
         super().__init__(shards=shards, summed=summed)
         self.shared, self.stacked = shared, tuple(shards)
@@ -386,13 +390,78 @@ class ExpertParallel(LocalParallel):
         tensors = [
             tensor for tensor in (*args, *kwargs.values(), *module.buffers()) if isinstance(tensor, torch.Tensor)
         ]
-        mode = ExpertShards(device_mesh.get_local_rank(), device_mesh.size(), shards, tensors)
+        mode = ExpertShards(device_mesh.get_local_rank(), device_mesh.size(), shards, tensors, alone=self.alone)
         try:
             with mode:
                 result = forward(*args, **kwargs)
-            return mode.whole(result, device_mesh, [*shards, *shared, *tensors])
+            return self._whole(mode, result, device_mesh, [*shards, *shared, *tensors])
         finally:
             mode.unmark(shards)  # without gradients, these are the tensors in the parameters
+
+    def _whole(self, mode: Any, result: Any, device_mesh: Any, entered: list[Any]) -> Any:
+        """Return the result of all experts from the result of this rank's."""
+        return mode.whole(result, device_mesh, entered)
+
+
+class ExpertDispatch(ExpertParallel):
+    """Stacked experts that are divided over ranks with tokens of their own, which they send to each other's experts.
+
+    A row for each token and each of its experts goes to the rank of the expert. What the expert makes of it comes back,
+    and the rank of the token adds it up by the weights. The loss is the mean over the ranks, and so are the gradients.
+
+    Args:
+        shards, shared: as ``ExpertParallel`` takes them.
+        tokens, numbers, weights: positions or names of the arguments with the tokens, with the numbers of the experts
+            that each goes to, and with the weights of these experts.
+    """
+
+    alone = True
+
+    def __init__(
+        self, *, shards: dict[str, Any], shared: tuple[str, ...], tokens: Any, numbers: Any, weights: Any
+    ) -> None:
+        super().__init__(shards=shards, shared=shared, summed=())
+        self.tokens, self.numbers, self.weights = tokens, numbers, weights
+
+    def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
+        local = super()._local(whole, device_mesh)
+        for tensor in local.values():
+            if tensor.grad_fn is not None:  # it sums up the gradients of the losses of all ranks
+                tensor.register_hook(lambda gradient: gradient / device_mesh.size())
+        return local
+
+    def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        tokens, numbers, weights = (arguments[key] for key in (self.tokens, self.numbers, self.weights))
+        n_tokens = tokens.shape[:-1].numel()
+        n_choices = numbers.numel() // max(n_tokens, 1)
+        group, n_ranks, rank = device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank()
+        n_local = self._get(module, self.stacked[0]).shape[0]
+        order = numbers.flatten().argsort(stable=True)
+        counts = numbers.flatten().bincount(minlength=n_local * n_ranks)
+        arriving = all_to_all_single_autograd(counts, [n_local] * n_ranks, [n_local] * n_ranks, group)
+        leaves, arrives = (rows.view(n_ranks, n_local).sum(1).tolist() for rows in (counts, arriving))
+        rows = tokens.flatten(0, -2)[order // max(n_choices, 1)]
+        rows = all_to_all_single_autograd(rows, arrives, leaves, group)
+        experts = torch.arange(rank * n_local, (rank + 1) * n_local, device=counts.device)
+        experts = experts.repeat(n_ranks).repeat_interleave(arriving.flatten(), output_size=sum(arrives))
+        by_expert = experts.argsort(stable=True)  # rows come rank by rank
+        choices = [1] * (numbers.dim() >= tokens.dim() or n_choices > 1)
+        shape = [*[1] * (numbers.dim() - 1 - len(choices)), len(experts), *choices]
+        arguments[self.tokens] = rows[by_expert].view(*[1] * (tokens.dim() - 2), len(experts), rows.shape[-1])
+        arguments[self.numbers] = experts[by_expert].view(shape).to(numbers.dtype)
+        arguments[self.weights] = weights.new_ones(shape)
+        args = tuple(arguments[position] for position in range(len(args)))
+        result = super()._call(module, forward, args, {name: arguments[name] for name in kwargs}, device_mesh)
+        back = all_to_all_single_autograd(result.flatten(0, -2)[by_expert.argsort()], leaves, arrives, group)
+        back = back[order.argsort()].view(n_tokens, n_choices, back.shape[-1])
+        summed = (back * weights.reshape(n_tokens, n_choices, 1)).sum(1).to(back.dtype)
+        return summed.view(*tokens.shape[:-1], summed.shape[-1])
+
+    def _whole(self, mode: Any, result: Any, device_mesh: Any, entered: list[Any]) -> Any:  # noqa: ARG002
+        # An empty sum joins the graph, so that all ranks send gradients back, also one that got no tokens.
+        empty = sum(tensor.flatten()[:0].sum() for tensor in entered if tensor.requires_grad)
+        return mode.sum_of(result) + torch.as_tensor(empty).to(result)
 
 
 class ExpertListParallel(ParallelStyle):
@@ -451,6 +520,49 @@ class ExpertListParallel(ParallelStyle):
         expert._forward_pre_hooks.clear()
         for part in expert.modules():
             part._parameters.update(dict.fromkeys(part._parameters))
+
+
+class ExpertListDispatch(ExpertListParallel):
+    """A list of experts that is divided over ranks with tokens of their own, which they send to each other's experts.
+
+    All ranks call all experts in the same order, some without tokens. The rank of an expert runs it on the tokens of
+    all. The loss is the mean over the ranks, and so are the gradients.
+    """
+
+    def _apply(self, module: Any, device_mesh: Any) -> Any:
+        group, n_ranks = device_mesh.get_group(), device_mesh.size()
+        experts = list(module.children())
+        n_local = len(experts) // n_ranks
+        sizes: dict[Any, Any] = {}  # expert that runs -> leading sizes of what it takes, rows that leave and arrive
+
+        def send(expert: Any, args: Any) -> Any:
+            rows = args[0].flatten(0, -2) if args[0].dim() > 1 else args[0][None]
+            if trained[expert] and torch.is_grad_enabled() and not rows.requires_grad:
+                rows = rows.detach().requires_grad_()  # else ranks without this expert would send no gradient back
+            counts = torch.tensor([len(rows) * (rank == owners[expert]) for rank in range(n_ranks)])
+            leaves, counts = counts.tolist(), counts.to(rows.device)
+            arrives = all_to_all_single_autograd(counts, [1] * n_ranks, [1] * n_ranks, group).tolist()
+            sizes[expert] = args[0].shape[:-1], leaves, arrives
+            arrived = all_to_all_single_autograd(rows, arrives, leaves, group).movedim(0, 0)
+            if arrived.requires_grad:
+                arrived.register_hook(lambda gradient: gradient * n_ranks)
+            return arrived
+
+        def send_back(expert: Any, _args: Any, result: Any) -> Any:
+            lead, leaves, arrives = sizes.pop(expert)
+            if result.requires_grad:  # it sums up the gradients of the losses of all ranks
+                result.register_hook(lambda gradient: gradient / n_ranks)
+            back = all_to_all_single_autograd(result, leaves, arrives, group)
+            return back.view(*lead, result.shape[-1])
+
+        owners = {expert: index // n_local for index, expert in enumerate(experts)}
+        trained = {expert: any(tensor.requires_grad for tensor in expert.parameters()) for expert in experts}
+        for expert in experts:
+            if owners[expert] != device_mesh.get_local_rank():
+                self._empty(expert)
+            expert.register_forward_pre_hook(send, prepend=True)
+            expert.register_forward_hook(send_back)
+        return module
 
 
 class ReduceGradient(ParallelStyle):

@@ -1047,8 +1047,9 @@ class Statistics(ModelStatistics):
             context: ranks that have the same batch, and each a part of its tokens; attention is torch's ring over
                 them, inside of ``plan.context_parallel``.
             dispatch: how tokens meet the experts of other ranks, for ``expert > 1``. ``"all_reduce"``: all ranks of
-                ``expert`` have the same tokens, and sum what their experts return. ``"all_to_all"``, which sends tokens
-                to their experts and is the default of ``cluster.Plan``, is refused.
+                ``expert`` have the same tokens, and sum what their experts return. ``"all_to_all"``, the default of
+                ``cluster.Plan``: they have different tokens, which they send to their experts and back; they are
+                ranks of ``shard``, or of ``data`` without shards.
 
         >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
         >>> plan = Statistics(mlp, (1, 8)).parallel_plan(tensor=2)

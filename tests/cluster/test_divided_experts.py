@@ -389,18 +389,24 @@ def test_unusable_plans(make_plan, message):
         make_plan()
 
 
-def test_what_cannot_be_divided(stats, simulator):
+def test_plans_that_send_tokens_are_applied(stats, simulator):
+    asked = []
+    own = StepSimulator(simulator.model, simulator.time_model.cluster, 32, LENGTH, lambda **sizes: asked.append(sizes))
+    for plan in (Plan(data=8, expert=2, micro_batch=2), Plan(shard=8, expert=4, micro_batch=2)):
+        own.simulate(plan).obstacle  # noqa: B018
+    assert [(sizes["shard"], sizes.get("data"), sizes["expert"], sizes["dispatch"]) for sizes in asked] == [
+        (1, 2, 2, "all_to_all"),
+        (4, None, 4, "all_to_all"),
+    ]
+
+
+def test_what_cannot_be_divided(stats):
     with pytest.raises(InputError, match="expert=16 does not divide the 8 experts of"):
         stats.simulate(Plan(data=16, expert=16), Cluster("A100", nodes=2), 16)
     with pytest.raises(InputError, match="expert=2: Sequential has no experts that can be divided"):
         Statistics(nn.Sequential(nn.Linear(4, 4)), (2, 4)).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
     with pytest.raises(InputError, match=r"experts.* are modules in a list; stack their weights"):
         Statistics(*make("dense_list")).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
-    step = simulator.simulate(Plan(data=8, expert=2, micro_batch=2))
-    with pytest.raises(InputError, match=r"does not apply expert=2 with dispatch='all_to_all', .*; search with"):
-        StepSimulator(simulator.model, simulator.time_model.cluster, 32, LENGTH, lambda **_: None).simulate(
-            step.plan
-        ).parallel_plan()
 
 
 def test_a_model_that_cannot_be_recorded_has_no_experts_to_divide(stats, monkeypatch):

@@ -58,3 +58,16 @@ def test_ranks_add_up_to_one_process(function):
 def test_functions_that_are_refused(function, reason):
     with pytest.raises(ExpertShards.Refused, match=reason):
         on_two_ranks(function)
+
+
+def test_a_rank_alone_adds_what_is_added_once():
+    """No other rank takes its tokens, so the first one does not add the bias for it."""
+    shard = torch.arange(18.0).sin().view(2, 3, 3)
+    sums = []
+    for alone in (False, True):
+        mode = ExpertShards(1, 2, [shard], alone=alone)
+        with mode:
+            result = (X @ shard).sum(0) + BIAS
+        sums.append(mode.sum_of(result))
+        mode.unmark([shard])
+    torch.testing.assert_close(sums, [(X @ shard).sum(0), (X @ shard).sum(0) + BIAS])

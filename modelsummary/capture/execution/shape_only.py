@@ -54,6 +54,8 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view that its schema doe
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 # Arguments without effect on shapes; a generator of the CPU refuses tensors on meta.
 _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
+# Collectives that return what they take.
+_WAITS = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
 _MASKS = (torch.bool, torch.uint8)
 _MOST_REMEMBERED = 2**14
 
@@ -193,6 +195,8 @@ class ShapeOnly:
                     self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
                 elif self.routes_evenly and rule.facts.mean is not None:
                     self._assume(out, rule.facts.mean)
+                elif self.routes_evenly and rule.is_collective:
+                    self._assume_alike(rule, args, out)
                 if rule.name in BLOCK_MASKED:
                     cost, self.distinct = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of)), None
         if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
@@ -222,6 +226,20 @@ class ShapeOnly:
             with disable_current_modes(), _torch.DisableTorchFunction():
                 in_turn = torch.arange(chosen.numel(), device="cpu") % scores.shape[-1]
                 self._known.set(chosen, in_turn.view(chosen.shape))
+
+    def _assume_alike(self, rule: OpRule, args: tuple[Any, ...], out: Any) -> None:
+        """Let other ranks send the numbers that this one does: an all-to-all returns its own part once per rank."""
+        sent = args[0]
+        is_number = isinstance(sent, Tensor) and not sent.dtype.is_floating_point and isinstance(out, Tensor)
+        values = self._known.value(sent) if is_number and self._known.cover((sent,)) else None
+        if values is None:
+            return
+        if rule.name == "_c10d_functional.all_to_all_single":
+            rank, n_ranks = _torch.place_in_group(args[-1])
+            values = values.chunk(n_ranks)[rank].repeat(n_ranks)
+        elif rule.name not in _WAITS:
+            return
+        self._known.set(out, values)
 
     def _writable(self, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
         """Return the tensors that an operator writes. Raise ``DataDependentError`` if one of them is not a twin."""
