@@ -92,6 +92,8 @@ def check(options: argparse.Namespace) -> int:
         raise InputError("check needs an --input, such as --input 8,3,224,224")
     stats = Statistics(model, args, **kwargs)
     findings = stats.check(options.device, select=options.select, ignore=options.ignore, autocast=options.autocast)
+    if options.baseline is not None:
+        findings = findings.since(options.baseline)
     formats: dict[str, Callable[[Findings], str]] = {
         "text": str,
         "json": Findings.to_json,

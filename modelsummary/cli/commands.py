@@ -274,6 +274,7 @@ def _check(commands: _Commands) -> None:
     add = parser.group("rules").add_argument
     add("--select", type=_codes, metavar="G,D401", help="rules, by code or beginning of a code (default: all)")
     add("--ignore", type=_codes, metavar="U202", help="rules to leave out, likewise")
+    add("--baseline", metavar="FILE", help="leave out the findings in this file, which --format json wrote")
     add("--device", default="A100", help="device of the predicted times (default: A100)")
 
 

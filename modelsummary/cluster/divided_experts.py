@@ -12,6 +12,7 @@ from contextlib import suppress
 from math import gcd
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from modelsummary import _torch

@@ -80,15 +80,18 @@ def check_model(
         priced = [code for code, members in findings.items() if members and RULES[code].is_priced]
         for code in priced:
             findings[code] = _worth(findings[code], _LEAST_SHARE * evidence.step_seconds)
-        _mark(root, [finding for members in findings.values() for finding in members])
+        all_findings = [finding for members in findings.values() for finding in members]
+        _mark(root, all_findings)
+        around = {finding.fqn: evidence.first_line_around(finding.fqn) for finding in all_findings}
         return Findings.of(
-            [finding for members in findings.values() for finding in members],
+            all_findings,
             device=prediction_target.name,
             step_seconds=evidence.step_seconds,
             mode="train" if trace.train else "inference",
             rules={rule.code: (rule.name, rule.meaning) for rule in rules},
             notes=(*trace.notes, *evidence.notes),
             subject=subject_of(root, plan.dtype, plan.autocast),
+            lines_around={fqn: line for fqn, line in around.items() if line is not None},
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.model_lines import is_of_model
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Storage, Trace
@@ -155,6 +156,19 @@ class Evidence:
             if code.co_firstlineno <= line.number <= max(number or 0 for *_, number in code.co_lines()):
                 return fqn, 0
         return "", 0
+
+    def first_line_around(self, fqn: str | None) -> Line | None:
+        """Return the first line of the forward of a module, or of the nearest one around it that is not torch's.
+
+        It is the model's if all are torch's, or the FQN is None; None if that has no code in Python.
+        """
+        fqns = [] if fqn is None else [fqn]
+        while fqns and fqns[-1]:
+            fqns.append(fqns[-1].rpartition(".")[0])
+        codes = [getattr(type(self.modules[name]).forward, "__code__", None) for name in fqns if name in self.modules]
+        outermost = getattr(type(self.live.model).forward, "__code__", None)
+        code = next((code for code in codes if code is not None and is_of_model(code.co_filename)), outermost)
+        return None if code is None else Line(code.co_filename, code.co_firstlineno)
 
     def is_of_model(self, index: int) -> bool:
         """Return True for an operator that the model's own code asks for, and not a module of torch inside itself."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from modelsummary.errors import InputError
 from modelsummary.extras import Records
 from modelsummary.findings.sarif import sarif_log
+from modelsummary.operators.operator_calls import Line
 from modelsummary.tables import Printed, Report, starred
-from modelsummary.units import NOTHING, scaled
+from modelsummary.units import NOTHING, number_of, scaled
 
 __all__ = ["Finding", "Findings", "Kind"]
 
@@ -73,6 +76,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         rules: code -> name and meaning of each rule that was asked.
         notes: assumptions, and what could not be checked.
         subject: the model, the sizes of its inputs and its dtype.
+        lines_around: FQN -> file and first line of the forward around a module, for findings whose own line is unknown.
 
     >>> import torch
     >>> from modelsummary import Statistics
@@ -88,6 +92,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
     rules: Mapping[str, tuple[str, str]]
     notes: tuple[str, ...]
     subject: str
+    lines_around: Mapping[str | None, Line]
 
     @classmethod
     def of(
@@ -100,6 +105,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         rules: Mapping[str, tuple[str, str]],
         notes: tuple[str, ...] = (),
         subject: str = "a model",
+        lines_around: Mapping[str | None, Line] | None = None,
     ) -> Findings:
         """Return findings in order: errors, then by the cost of all places where the same is wrong."""
         seconds: defaultdict[Kind, float] = defaultdict(float)
@@ -115,7 +121,41 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         ordered = cls(sorted(findings, key=rank))
         ordered.device, ordered.step_seconds, ordered.mode = device, step_seconds, mode
         ordered.rules, ordered.notes, ordered.subject = dict(rules), notes, subject
+        ordered.lines_around = dict(lines_around or {})
         return ordered
+
+    def since(self, earlier: Findings | str | PathLike[str]) -> Findings:
+        """Return the findings that an earlier check did not have: the ones that a project has not accepted.
+
+        A finding is the same if rule, module and what is wrong are, whatever its line and its cost. Of equal ones in
+        a module, as many as there were before are left out.
+
+        Args:
+            earlier: the findings of that check, or a file of them in JSON, as ``modelsummary check`` writes it.
+
+        Raises:
+            InputError: the file holds no findings.
+
+        >>> import torch
+        >>> from modelsummary import Statistics
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> findings = Statistics(model, (4, 3, 8, 8)).check()
+        >>> len(findings), len(findings.since(findings))
+        (1, 0)
+        """
+        records = earlier.to_records() if isinstance(earlier, Findings) else _records_in(earlier)
+        accepted = Counter((record["code"], record["fqn"], record["what"]) for record in records)
+        new: list[Finding] = []
+        for finding in self:
+            key = finding.code, finding.fqn, finding.what
+            if accepted[key]:
+                accepted[key] -= 1
+            else:
+                new.append(finding)
+        left_out = number_of(len(self) - len(new), "finding")
+        notes = (*self.notes, f"{left_out} of an earlier check left out")
+        facts: dict[str, Any] = {**vars(self), "notes": notes}
+        return Findings.of(new, **facts)
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict of plain data per finding."""
@@ -129,7 +169,7 @@ class Findings(Printed, Records, tuple[Finding, ...]):
 
     def to_sarif(self) -> str:
         """Return the findings as a log in SARIF 2.1.0, which code hosts show beside the lines."""
-        return json.dumps(sarif_log(self.to_records(), self.rules), indent=2)
+        return json.dumps(sarif_log(self.to_records(), self.rules, self.lines_around), indent=2)
 
     def _report(self) -> Report:
         groups: dict[Kind, list[Finding]] = {}
@@ -155,6 +195,21 @@ class Findings(Printed, Records, tuple[Finding, ...]):
         title = "Findings" if rows else "No findings"
         above = [f"{title} in {self.subject}: {checked}"]
         return Report(rows, headers, "llrrrp", above=above, below=[*advice, *self.notes], optional=("Bytes", "Places"))
+
+
+def _records_in(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Return the findings in a file that ``Findings.to_json`` wrote, as plain data."""
+    try:
+        records: list[dict[str, Any]] = json.loads(Path(path).read_text(encoding="utf-8"))["findings"]
+        is_sound = all({"code", "fqn", "what"} <= record.keys() for record in records)
+    except (OSError, TypeError, ValueError, KeyError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        raise InputError(
+            f"expected a file of findings in JSON, got {str(path)!r:.200}; write one by modelsummary check ... "
+            "--format json --output FILE"
+        )
+    return records
 
 
 def _common(texts: list[str]) -> str:

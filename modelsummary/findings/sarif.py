@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 __all__ = ["sarif_log"]
@@ -14,12 +15,18 @@ __all__ = ["sarif_log"]
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def sarif_log(records: Iterable[Mapping[str, Any]], rules: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def sarif_log(
+    records: Iterable[Mapping[str, Any]],
+    rules: Mapping[str, tuple[str, str]],
+    lines_around: Mapping[str | None, tuple[str, int]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return a log of one run.
 
     Args:
         records: the findings as plain data.
         rules: code -> name and meaning of each rule that was asked.
+        lines_around: FQN -> file and line to report for findings without a line: GitHub refuses a log in which a result
+            has none.
 
     >>> sarif_log([], {"G101": ("parameter-never-used", "A trained parameter.")})["runs"][0]["results"]
     []
@@ -34,7 +41,7 @@ def sarif_log(records: Iterable[Mapping[str, Any]], rules: Mapping[str, tuple[st
             "ruleIndex": positions[record["code"]],
             "level": record["level"],
             "message": {"text": f"{record['what']}; {record['remedy']}"},
-            "locations": [_location(record)],
+            "locations": [_location(record, lines_around.get(record["fqn"], (None, None)))],
             "properties": {name: record[name] for name in ("call_index", "nbytes", "seconds")},
         }
         for record in records
@@ -43,13 +50,14 @@ def sarif_log(records: Iterable[Mapping[str, Any]], rules: Mapping[str, tuple[st
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
 
 
-def _location(record: Mapping[str, Any]) -> dict[str, Any]:
+def _location(record: Mapping[str, Any], around: tuple[str | None, int | None]) -> dict[str, Any]:
     location: dict[str, Any] = {}
+    file, line = around if record["file"] is None else (record["file"], record["line"])
     if record["fqn"] is not None:
         location["logicalLocations"] = [{"fullyQualifiedName": record["fqn"] or "model", "kind": "module"}]
-    if record["file"] is not None:
-        artifact = {"uri": _uri(Path(record["file"]))}
-        location["physicalLocation"] = {"artifactLocation": artifact, "region": {"startLine": record["line"]}}
+    if file is not None:
+        artifact = {"uri": _uri(Path(file))}
+        location["physicalLocation"] = {"artifactLocation": artifact, "region": {"startLine": line}}
     return location
 
 

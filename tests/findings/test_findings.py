@@ -93,9 +93,32 @@ def test_sarif(findings):
         assert result["message"]["text"]
         (location,) = result["locations"]
         assert location["logicalLocations"][0]["fullyQualifiedName"]
-    lines = [result["locations"][0]["physicalLocation"] for result in checked["results"] if result["ruleId"] == "R301"]
-    assert lines[0]["artifactLocation"]["uri"].endswith("tests/findings/test_findings.py")
-    assert lines[0]["region"]["startLine"] > 0
+        place = location["physicalLocation"]  # without it, GitHub refuses the log
+        assert place["artifactLocation"]["uri"].endswith("tests/findings/test_findings.py")
+        assert place["region"]["startLine"] > 0
+    forward = Messy.forward.__code__.co_firstlineno
+    places = {result["ruleId"]: result["locations"][0]["physicalLocation"] for result in checked["results"]}
+    lines = {(code, place["region"]["startLine"]) for code, place in places.items()}
+    assert {line for code, line in lines if code != "R301"} == {forward}
+    assert forward not in {line for code, line in lines if code == "R301"}
+
+
+def test_what_a_project_has_accepted_is_left_out(findings, tmp_path: Path):
+    path = tmp_path / "accepted.json"
+    path.write_text(findings.to_json())
+    assert list(findings.since(path)) == list(findings.since(findings)) == []
+    assert "5 findings of an earlier check left out" in str(findings.since(path))
+    model = Messy()
+    model.blocks.append(Block(lambda _, x: torch.sigmoid(x) + torch.sigmoid(x)))
+    model.other = nn.Parameter(torch.ones(2))
+    new = Statistics(model, TEXT).check().since(path)
+    assert [(finding.code, finding.fqn) for finding in new] == [("G101", ""), ("R301", "blocks.3")]
+    for text in ("", "[]", '{"findings": 3}', '{"findings": [{"code": "G101"}]}'):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"expected a file of findings in JSON, got .*accepted"):
+            findings.since(path)
+    with pytest.raises(InputError, match="expected a file of findings"):
+        findings.since(tmp_path / "none.json")
 
 
 def test_other_steps_and_devices():
@@ -151,6 +174,9 @@ def test_the_command(capsys, tmp_path: Path):
     path = tmp_path / "log.sarif"
     assert run([*model, "--ignore", "R,G", "--format", "sarif", "--output", str(path)]) == 1
     assert [result["ruleId"] for result in json.loads(path.read_text())["runs"][0]["results"]] == ["U201"]
+    accepted = str(tmp_path / "accepted.json")
+    assert run([*model, "--format", "json", "--output", accepted]) == 1
+    assert run([*model, "--baseline", accepted]) == 0
     capsys.readouterr()
     assert run([*model, "--select", "nope"]) == 2
     assert "select takes codes of rules" in capsys.readouterr().err
