@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,7 +94,7 @@ class Evidence:
             self.touched.update(run.reads)
             if run.is_view:
                 continue
-            for storage in set(run.reads):
+            for storage in set(self.reads(index)):
                 self.readers[storage].append(index)
             for storage in run.writes:
                 self.writers[storage].append(index)
@@ -113,6 +113,14 @@ class Evidence:
     def call(self, index: int) -> OperatorCall:
         """Return the call of an operator."""
         return self.operators[index].run.call
+
+    def reads(self, index: int) -> Sequence[int]:
+        """Return the storages of which an operator reads elements: not of an empty part of a result."""
+        run = self.run(index)
+        specs = run.call.tensors
+        if len(specs) != len(run.reads) or all(spec.numel for spec in specs):
+            return run.reads
+        return [storage for spec, storage in zip(specs, run.reads, strict=True) if spec.numel]
 
     def forward(self) -> Iterator[tuple[int, OperatorCall]]:
         """Yield the operators of forward and loss with their calls, without views."""
@@ -232,7 +240,7 @@ class Evidence:
             if results and not is_asked and not any(storage in needed or self.lives_on(storage) for storage in results):
                 dead.add(index)
             else:
-                needed.update(run.reads)
+                needed.update(self.reads(index))
         return frozenset(dead)
 
     def is_held(self, storage: int) -> bool:

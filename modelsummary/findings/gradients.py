@@ -129,7 +129,7 @@ def _fates(evidence: Evidence) -> dict[int, _Fate]:
         else:
             onward = [fates[storage] for storage in run.makes if storage in fates]
             fate = _worst(onward) if onward else (_UNREAD, line)
-        for storage in run.reads:
+        for storage in evidence.reads(index):
             fates[storage] = _worst([fate, fates[storage]]) if storage in fates else fate
     return fates
 

@@ -33,7 +33,8 @@ def _repeated(evidence: Evidence) -> list[int]:
 
     Two storages have the same value if equal operators made them from arguments of the same values, at the same
     offsets. An operator that writes in place makes a new value. Constants, which follow from sizes alone, have the same
-    value only if the same line made them: sizes may be equal by chance, as the height and the width of an image.
+    value only if the same line made them in several calls: within one call, sizes may be equal by chance, as the height
+    and the width of an image.
     """
     values: dict[int, Any] = {}
     constants: set[int] = set()
@@ -55,7 +56,8 @@ def _repeated(evidence: Evidence) -> list[int]:
         first = makers.setdefault(key, index)
         for position, storage in enumerate((*run.makes, *run.writes)):
             values[storage] = key, position
-        if first != index and run.makes and not run.writes:
+        is_by_chance = constants.issuperset(run.makes) and evidence.row(first) == evidence.row(index)
+        if first != index and run.makes and not run.writes and not is_by_chance:
             results = (*run.makes, *evidence.run(first).makes)
             if not any(evidence.writers[storage] for storage in results):
                 repeated.append(index)

@@ -262,7 +262,7 @@ def test_what_nobody_reads_in_a_real_run():
 
 
 class _Square(nn.Module):
-    """The same positions for rows and columns, as they are as many here, and a repetition of one."""
+    """The same positions for rows and columns, as their numbers are equal here, and a repetition of one."""
 
     def __init__(self):
         super().__init__()
@@ -271,7 +271,8 @@ class _Square(nn.Module):
     def forward(self, x):
         rows = (torch.arange(4 * x.shape[1]) > 5).long()
         columns = (torch.arange(x.shape[2]) > 5).long()
-        return self.fc(x).tanh().repeat_interleave(len(x) // 4, dim=0) * (rows + columns)
+        scales = [(torch.arange(size) * 2 + 1).float() for size in (4 * x.shape[1], x.shape[2])]
+        return self.fc(x).tanh().repeat_interleave(len(x) // 4, dim=0) * (rows + columns) * scales[0] * scales[1]
 
 
 class _Masked(nn.Module):
@@ -414,6 +415,19 @@ def test_a_loss_decides_which_results_count():
     assert list(stats.check()) == []
     findings = stats.check(loss=lambda output: output[0].sum())
     assert [(finding.code, finding.fqn) for finding in findings] == [("G104", "b")]
+
+
+def test_an_empty_part_of_a_result_is_not_read():
+    class Short(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 8), nn.Linear(64, 8)
+
+        def forward(self, x):
+            return torch.cat([self.a(x), self.b(x)[:0]])
+
+    findings = Statistics(Short(), (4, 64)).check(select=["G", "U"])
+    assert [(finding.code, finding.fqn) for finding in findings] == [("U203", "b")]  # its gradient is zero, not missing
 
 
 def test_a_model_without_any_gradient():

@@ -199,7 +199,7 @@ def _in_the_backward(model, optimizers, x):
     [(_with_closure, 1), (_two_at_once, 2), (_in_the_backward, 4)],
 )
 def test_a_step_has_the_gradients_that_its_optimizers_got(step, n_optimizers):
-    """By a closure these are made within the step of the optimizer, when the gradients of the step before are still there."""
+    """A closure makes them within the step of the optimizer, when the gradients of the step before are still there."""
     model, norms = mlp(), []
     parameters = list(model.parameters())
     groups = [parameters] if n_optimizers == 1 else [parameters[i::n_optimizers] for i in range(n_optimizers)]
