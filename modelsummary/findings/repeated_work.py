@@ -20,12 +20,24 @@ def computed_twice(evidence: Evidence) -> Iterator[Defect]:
     """
     fused = {evidence.place(index) for index, call in evidence.forward() if is_fused_attention(call)}
     places = places_in_parts(evidence) | fused  # the mask that attention makes, or copies for its kernel, is torch's
-    repeated = [index for index in _repeated(evidence) if evidence.place(index) not in places]
+    repeated = [
+        index
+        for index in _repeated(evidence)
+        if evidence.place(index) not in places and not _is_copy_for_product(evidence, index)
+    ]
     if evidence.plan.autocast is not None:  # which casts what it gets each time
         repeated = [index for index in repeated if not evidence.call(index).rule.facts.casts]
     for origin in by_origin(evidence, repeated):
         if origin.is_call or evidence.is_of_model(origin.indices[0]):
             yield from origin.defects(evidence, "repeats", "of values as before", "compute it once and pass it on")
+
+
+def _is_copy_for_product(evidence: Evidence, index: int) -> bool:
+    """Return True for a copy that only products of the same line read, as ``einsum`` makes of its operands."""
+    uses = evidence.readers[evidence.run(index).makes[0]]
+    return evidence.call(index).rule.facts.copies and all(
+        evidence.call(use).rule.facts.multiplies and evidence.place(use) == evidence.place(index) for use in uses
+    )
 
 
 def _repeated(evidence: Evidence) -> list[int]:

@@ -275,6 +275,19 @@ class _Square(nn.Module):
         return self.fc(x).tanh().repeat_interleave(len(x) // 4, dim=0) * (rows + columns) * scales[0] * scales[1]
 
 
+class _Summed(nn.Module):
+    """A tensor of which ``einsum`` makes the same copy for two products."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.fc(x).unflatten(-1, (4, 16))
+        a, b = y.tanh(), y.sigmoid()
+        return torch.einsum("blhn,bkhn->bhlk", y, a) + torch.einsum("blhn,bkhn->bhlk", y, b)
+
+
 class _Masked(nn.Module):
     """Torch's attention with a mask."""
 
@@ -319,7 +332,9 @@ class _Capped(nn.Module):
         return scores.softmax(-1) @ y
 
 
-@pytest.mark.parametrize("kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Asking, _Square, _Weights, _Capped])
+@pytest.mark.parametrize(
+    "kind", [_Halves, _Changing, _Dropping, _Kept, _Caching, _Asking, _Square, _Summed, _Weights, _Capped]
+)
 def test_silence_where_the_work_is_needed(kind):
     assert [(finding.code, finding.what) for finding in Statistics(kind(), TEXT).check()] == []
 
