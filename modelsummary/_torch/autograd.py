@@ -14,6 +14,7 @@ __all__ = [
     "CHECKPOINT_HOOK",
     "CHECKPOINT_INPUTS",
     "RUNNING_BACKWARD",
+    "TOP_HOOKS",
     "current_node",
     "next_node_number",
     "queue_callback",
@@ -33,6 +34,7 @@ RUNNING_BACKWARD = "from torch._C import _current_graph_task_id as running_backw
 current_node: Any = torch._C._current_autograd_node
 # Innermost default hooks of saved tensors; None on torch 2.6, which has no such function.
 top_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+TOP_HOOKS = "from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks"
 
 # Non-reentrant checkpointing, by the names in ``torch.utils.checkpoint``: the generators that yield once, around the
 # function (torch 2.13 has the first, others the second); the hook that saves nothing; and before torch 2.13, the

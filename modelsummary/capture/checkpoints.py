@@ -1,4 +1,4 @@
-"""Activation checkpointing of chosen modules and segments of a model."""
+"""Activation checkpointing of chosen modules and segments of a model, and saved tensors that move to the host."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from modelsummary.capture.offloading import Offloading, offloaded
 from modelsummary.capture.templates import make_object
 from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError, close_to
@@ -27,6 +28,7 @@ __all__ = [
     "AppliedCheckpoint",
     "apply_checkpoint",
     "check_kept",
+    "checked_numbers",
     "checkpointed",
     "copied",
     "is_checkpointed",
@@ -75,7 +77,12 @@ class AppliedCheckpoint:
         self.undo()
 
 
-def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterable[str]]) -> AppliedCheckpoint:
+def apply_checkpoint(
+    model: nn.Module,
+    fqns: Iterable[str] | Mapping[str, Iterable[str]],
+    *,
+    offload: Mapping[str, Iterable[int]] | None = None,
+) -> AppliedCheckpoint:
     """Run modules of ``model`` under non-reentrant activation checkpointing from now on.
 
     Gradients, names, parameters and state dicts do not change. A module that changes its arguments, such as a cache of
@@ -86,6 +93,9 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
         fqns: names of modules. ``"features[4:8]"`` is one segment, children 4 to 7 of the ``nn.Sequential`` called
             ``features``; only the input of the segment is kept. A mapping gives names of the results that each module
             keeps beside its input: ``"aten.addmm.default#1"`` is what its second call of this operator returns.
+        offload: name of a module -> numbers of the tensors that move to the host until the backward, of all tensors
+            that autograd saves in a call of the module, parameters included; of a module in ``fqns``, of all tensors
+            that its checkpoint keeps: first its inputs. Default: none.
 
     Returns:
         What undoes it.
@@ -111,6 +121,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
     kept = {fqn: tuple(fqns[fqn]) if isinstance(fqns, Mapping) else () for fqn in chosen}
     _check_names(kept)
     modules = dict(model.named_modules())
+    moved = checked_numbers(offload)
     segments: defaultdict[str, list[range]] = defaultdict(list)
     for fqn in chosen:
         container, segment = segment_of(fqn)
@@ -119,14 +130,24 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
         if segment is not None:
             _check_segment(fqn, modules[container], segment, segments[container])
             segments[container].append(segment)
-    for fqn in {segment_of(fqn)[0]: fqn for fqn in chosen}.values():
-        container, _ = segment_of(fqn)
+    for container, fqn in {segment_of(fqn)[0]: fqn for fqn in (*moved, *chosen)}.items():
+        if container not in modules:
+            raise InputError(f"offload names {fqn!r}, but the model has no such module{close_to(fqn, modules)}")
         if container in segments and container in chosen:
             raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; pass only one of them")
         if is_checkpointed(modules[container]):
             raise InputError(f"{fqn!r} is checkpointed already; call undo() of what apply_checkpoint returned for it")
+    return _applied(modules, kept, segments, moved)
+
+
+def _applied(
+    modules: Mapping[str, nn.Module],
+    kept: Mapping[str, tuple[str, ...]],
+    segments: Mapping[str, Sequence[range]],
+    moved: Mapping[str, frozenset[int]],
+) -> AppliedCheckpoint:
     forwards = []
-    for fqn in chosen:
+    for fqn in kept:
         if fqn in modules:
             forwards.append((modules[fqn], vars(modules[fqn]).get("forward")))
             modules[fqn].forward = partial(checkpointed, modules[fqn].forward, _options(kept[fqn]))
@@ -134,7 +155,29 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str] | Mapping[str, Iterab
         forwards.append((modules[container], vars(modules[container]).get("forward")))
         kept_by_segment = [(part, kept[f"{container}[{part.start}:{part.stop}]"]) for part in parts]
         modules[container].forward = partial(_in_segments, modules[container], kept_by_segment)
+    offloading = Offloading()
+    for fqn, numbers in moved.items():
+        forwards.append((modules[fqn], vars(modules[fqn]).get("forward")))
+        modules[fqn].forward = partial(offloaded, modules[fqn].forward, offloading, numbers)
     return AppliedCheckpoint(forwards)
+
+
+def checked_numbers(offload: Any) -> dict[str, frozenset[int]]:
+    """Return the numbers of the saved tensors of each module that move to the host.
+
+    Raises:
+        InputError: ``offload`` is something else.
+    """
+    if offload is not None and not isinstance(offload, Mapping):
+        raise InputError(f"offload must map names of modules to numbers of saved tensors, got {offload!r:.80}")
+    moved = {}
+    for fqn, numbers in (offload or {}).items():
+        if not isinstance(numbers, Iterable) or not all(type(number) is int and number >= 0 for number in numbers):
+            raise InputError(
+                f"offload must give numbers of saved tensors of {fqn!r}, such as [0, 2], got {numbers!r:.80}"
+            )
+        moved[fqn] = frozenset(numbers)
+    return moved
 
 
 def _options(kept: tuple[str, ...]) -> dict[str, Any]:
@@ -234,7 +277,7 @@ def copied(value: Any, copies: dict[int, Any] | None = None, objects_left: int =
 def is_checkpointed(module: nn.Module | None) -> bool:
     """Return True if a module, or a segment of it, runs under activation checkpointing."""
     forward = vars(module).get("forward") if module is not None else None
-    return isinstance(forward, partial) and forward.func in (checkpointed, _in_segments)
+    return isinstance(forward, partial) and forward.func in (checkpointed, _in_segments, offloaded)
 
 
 _SEGMENT = re.compile(r"(?P<container>.*)\[(?P<first>\d+):(?P<end>\d+)\]")

@@ -176,7 +176,7 @@ def observe(
         # storages that are not followed would all stay alive
         run = StepRun(model, args, kwargs, plan, model_device, block, level="storages")
         with as_step_error(lambda: run.doing, remedies), _operators(run, execution, on_shapes=False):
-            apply_checkpoint(model, dict(plan.checkpoint))
+            apply_checkpoint(model, dict(plan.checkpoint), offload=dict(plan.offload))
             run.step()
         notes = [f"The step ran for real: {reason}", *([_UNFUSED] if plan.compiled else [])]
         trace = run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
@@ -191,7 +191,7 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
     operator raised it, or an operator refused its operands in a dtype that is not the model's own.
     """
     with _operators(run, shapes, on_shapes=True):
-        apply_checkpoint(run.model, dict(run.plan.checkpoint))
+        apply_checkpoint(run.model, dict(run.plan.checkpoint), offload=dict(run.plan.offload))
         try:
             run.step()
         except Exception as error:

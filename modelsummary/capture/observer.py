@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor, disable_current_modes, tree_map
+from modelsummary.capture import offloading
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.capture.model_lines import model_line
 from modelsummary.capture.operator_mode import Execution
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from modelsummary.capture.calls import Call, Watch
 
-__all__ = ["Allocation", "Level", "Observer", "OverwrittenError", "SavedTensor"]
+__all__ = ["Allocation", "Level", "Observer", "OverwrittenError", "Save", "SavedTensor"]
 
 Level = Literal["costs", "arguments", "storages"]
 """What is noted of operators: their costs; their arguments as well; also the storages that they make."""
@@ -76,6 +77,20 @@ class Allocation:
         """Note that it is kept for the backward since a module call; the first one counts."""
         if not self.is_saved:
             self.is_saved, self.saved_in = True, call
+
+
+class Save(NamedTuple):
+    """A tensor that autograd saves.
+
+    Attributes:
+        call: the module call in which it is saved; None outside of the model.
+        storage: the identity of its storage; -1 if it is not followed.
+        at: number of the operator that runs next.
+    """
+
+    call: Call | None
+    storage: int
+    at: int
 
 
 class SavedTensor(NamedTuple):
@@ -162,6 +177,8 @@ class Observer:
         every: all storages.
         clones: number of an operator -> bytes of the matrices that it copies.
         read: identities of the storages whose elements Python got without an operator, if storages are followed.
+        saves: the tensors that autograd saves and that stay on the device, in order.
+        offloaded: bytes that were moved to the host.
     """
 
     def __init__(self, block_bytes: int = 1, level: Level = "storages") -> None:
@@ -174,6 +191,8 @@ class Observer:
         self.every: list[Allocation] = []
         self.clones: dict[int, int] = {}
         self.read: set[int] = set()
+        self.saves: list[Save] = []
+        self.offloaded = 0
         self._live: dict[int, tuple[Any, Allocation]] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
         self._params: set[int] = set()  # identities of the storages of parameters
@@ -343,6 +362,7 @@ class Observer:
         """Note that a tensor is kept for the backward, for ``saved_tensors_hooks``."""
         self._meet(tensor, max(len(self.inside) - 1, 0))
         allocation = self.of(tensor)
+        self.saves.append(Save(self._innermost(), self._identity(tensor), len(self.inside)))
         if allocation is not None:
             allocation.save(self._innermost())
         return SavedTensor.of(tensor)
@@ -404,7 +424,8 @@ class Observer:
     def following(self) -> Iterator[None]:
         """Return a context that tells of resized storages, layers that add biases in place, and elements that are read.
 
-        FSDP2 frees gathered parameters by resizing. Linear and recurrent functions add biases in place.
+        FSDP2 frees gathered parameters by resizing. Linear and recurrent functions add biases in place. Copies of saved
+        tensors in the memory of the host count no bytes.
         """
         original: Any = torch.UntypedStorage.resize_
 
@@ -436,7 +457,18 @@ class Observer:
         reading = [
             (kind, name) for kind in (Tensor, ShapeTensor) for name in _READING if kind is Tensor or name in vars(kind)
         ]
+        to_host = offloading.to_host
+
+        def to_host_uncounted(elements: Tensor, stream: Any) -> tuple[Tensor, Any]:
+            copy, event = to_host(elements, stream)
+            allocation = self.of(copy)
+            if allocation is not None:
+                self.offloaded += allocation.nbytes
+                allocation.nbytes = 0
+            return copy, event
+
         with ExitStack() as stack:
+            stack.enter_context(_torch.swapped(offloading, "to_host", to_host_uncounted))
             stack.enter_context(_torch.swapped(torch.UntypedStorage, "resize_", resize_))
             for owner, name in _LAYERS:
                 stack.enter_context(_torch.swapped(owner, name, followed(getattr(owner, name))))

@@ -22,7 +22,7 @@ from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
 from modelsummary.capture.observer import Level, Observer
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.capture.trace import Trace, TracedCall, storages_of
+from modelsummary.capture.trace import Trace, TracedCall, TracedSave, storages_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import StepOperator
@@ -280,6 +280,11 @@ class StepRun:
             results=frozenset(self._results),
             read=frozenset(self.observer.read),
             without_gradient=self._names_without_gradient(),
+            saves=[
+                TracedSave(None if save.call is None else keys[save.call], save.storage, save.at - first)
+                for save in self.observer.saves
+            ],
+            offloaded=self.observer.offloaded,
             **({} if self.graphs is None else self.graphs.since(first)),
             **facts,
         )

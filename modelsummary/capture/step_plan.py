@@ -52,6 +52,7 @@ class StepPlan:
         device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.step_options.StepOptions``.
         checkpoint: modules that run under activation checkpointing, each with the results that it keeps, as
             ``apply_checkpoint`` takes them.
+        offload: modules, each with the numbers of the saved tensors that move to the host, likewise.
         stage: what a stage of a pipeline runs; None: the model is not a stage.
         compiled: the model runs as ``torch.compile`` compiles it; loss and optimizer step do not.
     """
@@ -62,6 +63,7 @@ class StepPlan:
     dtype: torch.dtype | None = None
     loss: Callable[[Any], Tensor] | None = None
     checkpoint: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    offload: tuple[tuple[str, tuple[int, ...]], ...] = ()
     autocast: torch.dtype | None = None
     accumulates: bool = False
     block_bytes: int | None = None

@@ -13,7 +13,7 @@ from modelsummary.capture.observer import Allocation, Level
 from modelsummary.layer_info import CallKey, Sizes
 from modelsummary.operators.kernels import StepOperator
 
-__all__ = ["Storage", "Trace", "TracedCall", "bytes_alive", "storages_of"]
+__all__ = ["Storage", "Trace", "TracedCall", "TracedSave", "bytes_alive", "storages_of"]
 
 
 class TracedCall(NamedTuple):
@@ -65,6 +65,20 @@ class TracedCall(NamedTuple):
             for call in calls
             if id(call.module) in names
         ]
+
+
+class TracedSave(NamedTuple):
+    """A tensor that autograd saves.
+
+    Attributes:
+        row: key of the module call in which it is saved; None outside of the model.
+        storage: the identity of its storage; -1 if it is not followed.
+        at: number of the operator that runs next.
+    """
+
+    row: CallKey | None
+    storage: int
+    at: int
 
 
 class Storage(NamedTuple):
@@ -143,6 +157,8 @@ class Trace:
         graphs: numbers of the first operator of each compiled graph of the forward, and of the first one after it; None
             if the model is not compiled.
         recomputed: numbers of the operators of compiled backwards that their forwards have, too.
+        saves: the tensors that autograd saves and that stay on the device, in order.
+        offloaded: bytes of saved tensors that were moved to the host.
         noted: result of the function ``note`` of ``observe``.
     """
 
@@ -166,6 +182,8 @@ class Trace:
     without_gradient: Sequence[str] = ()
     graphs: Sequence[tuple[int, int]] | None = None
     recomputed: frozenset[int] = frozenset()
+    saves: Sequence[TracedSave] = ()
+    offloaded: int = 0
     noted: Any = None
 
     @cached_property

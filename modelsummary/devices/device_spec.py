@@ -35,6 +35,16 @@ _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 _MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
 _SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself
 
+# Copies to pinned memory reach about 80 % of sixteen lanes of PCIe, whose data sheets have 15.75, 31.5 and 63 GB/s for
+# the third, fourth and fifth generation; NVLink-C2C of Grace has 450 GB/s.
+_PCIE_3, _PCIE_4, _PCIE_5 = 12.5e9, 25e9, 50e9
+_HOST_BANDWIDTHS = {
+    **dict.fromkeys(("pascal", "volta", "turing"), _PCIE_3),
+    **dict.fromkeys(("ampere", "ada"), _PCIE_4),
+    **dict.fromkeys(("hopper", "blackwell", "cdna3", "cdna4"), _PCIE_5),
+}
+_ON_GRACE = dict.fromkeys(("GH200", "GB200"), 360e9)
+
 
 class Bound(NamedTuple):
     """The least time of some work on a device, in seconds, and its limit: ``"compute"`` or ``"memory"``."""
@@ -110,6 +120,17 @@ class DeviceSpec:
             raise InputError(f"{self.name!r}: watts must be a number > 0 or None, got {self.watts!r:.120}")
         if not isinstance(self.factors, Factors):
             raise InputError(f"{self.name!r}: factors must be Factors(products=1.1, ...), got {self.factors!r:.120}")
+
+    @property
+    def host_bandwidth(self) -> float | None:
+        """Bytes per second that copies to pinned memory of the host reach in one direction; None if it is not known.
+
+        >>> DeviceSpec("A100").host_bandwidth
+        25000000000.0
+        """
+        if self.name in _ON_GRACE:
+            return _ON_GRACE[self.name]
+        return _HOST_BANDWIDTHS.get(self.generation)
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:

@@ -30,9 +30,10 @@ from modelsummary.operators.operator_work import Work
 __all__ = ["HOST_CALLS", "Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
 
 # What the host does: it dispatches operators, views too, calls modules, records and runs nodes of autograd, updates
-# parameters, launches kernels from C++, and in a compiled step from Python.
+# parameters, asks the policy of a selective checkpoint at each operator, launches kernels from C++, and in a compiled
+# step from Python.
 HOST_CALLS = (
-    *("operator", "backward operator", "view", "module", "node", "parameter"),
+    *("operator", "backward operator", "view", "module", "node", "parameter", "policy"),
     *("launch", "compiled kernel"),
 )
 _VERSION = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from modelsummary.operators.kernels import StepOperator, Timing, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun
 from modelsummary.operators.operator_work import Work
 
-__all__ = ["Target", "names_own_device", "seconds_of_calls", "target_of", "timing_on"]
+__all__ = ["Target", "host_calls", "names_own_device", "seconds_of_calls", "target_of", "timing_on"]
 
 _HERE = re.compile(r"(cpu|cuda)(:\d+)?")
 
@@ -127,6 +127,19 @@ def seconds_of_calls(target: Target) -> Callable[[OperatorCall], float]:
         return seconds_by_id[id(call)][1]
 
     return seconds
+
+
+def host_calls(operator: StepOperator) -> Iterator[tuple[str, str]]:
+    """Yield what the host does for an operator beside its dispatch, as phase and kind of call, one of ``HOST_CALLS``.
+
+    A node of autograd is recorded in the forward and runs in the backward.
+    """
+    run, phase, _ = operator
+    if phase != "step" and run.call.rule.is_view:
+        yield phase, "view"
+    for _ in range(run.nodes):
+        yield phase, "node"
+        yield "backward", "node"
 
 
 def names_own_device(device: DeviceSpec | torch.device | str | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -12,10 +12,11 @@ from modelsummary.capture.modules import named_modules
 from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.devices.target import Target, timing_on
+from modelsummary.devices.target import Target, host_calls, timing_on
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
+from modelsummary.memory.checkpointing import is_under_policy
 from modelsummary.operators.kernels import Kernel, StepOperator, Stored, check_mode, kernels_of
 from modelsummary.operators.recurrent_layers import join_recurrent
 from modelsummary.subject import subject_of
@@ -72,7 +73,9 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
             for name, parameter in live.model.named_parameters()
             if parameter.requires_grad and name not in trace.without_gradient
         }
-        calls_of_host = _dispatches(kernels, target, mode) + _calls_beside_kernels(operators, root, trained, mode)
+        checkpoint = dict(plan.checkpoint)
+        calls_of_host = _dispatches(kernels, target, mode)
+        calls_of_host += _calls_beside_kernels(operators, checkpoint, root, trained, mode)
         row_seconds, phase_seconds, limited_by = _own_seconds(kernels, calls_of_host, target)
     columns = _columns(root, row_seconds)
     forward_ms, backward_ms = columns["estimated_latency_ms"], columns["estimated_backward_latency_ms"]
@@ -175,15 +178,22 @@ def _dispatches(kernels: Sequence[Kernel], target: Target, mode: str) -> _Calls:
     return counts
 
 
-def _calls_beside_kernels(operators: Sequence[StepOperator], root: LayerInfo, trained: set[int], mode: str) -> _Calls:
+def _calls_beside_kernels(
+    operators: Sequence[StepOperator],
+    checkpoint: Mapping[str, Sequence[str]],
+    root: LayerInfo,
+    trained: set[int],
+    mode: str,
+) -> _Calls:
     """Return how often the host is asked beside kernels, by phase, row and kind of call.
 
-    A node of autograd is recorded in the forward and runs in the backward. A parameter has a node that adds up its
-    gradient, and the optimizer handles it in Python. If its module was not called, a module around it read it. Compiled
-    code calls no modules, takes no views and records no nodes; parameters have theirs.
+    A parameter has a node that adds up its gradient, and the optimizer handles it in Python. If its module was not
+    called, a module around it read it. Compiled code calls no modules, takes no views and records no nodes; parameters
+    have theirs.
 
     Args:
         operators: operators of the step.
+        checkpoint: modules that run under activation checkpointing -> names of the results that they keep.
         root: row of the model.
         trained: ids of the parameters that get a gradient.
         mode: ``"eager"`` or ``"compiled"``.
@@ -191,10 +201,9 @@ def _calls_beside_kernels(operators: Sequence[StepOperator], root: LayerInfo, tr
     counts: _Calls = Counter()
     for operator in operators if mode == "eager" else ():
         row = operator.row or _OUTSIDE
-        if operator.phase != "step":
-            counts[(operator.phase, row), "view"] += operator.run.call.rule.is_view
-        counts[(operator.phase, row), "node"] += operator.run.nodes
-        counts[("backward", row), "node"] += operator.run.nodes
+        counts.update(((phase, row), kind) for phase, kind in host_calls(operator))
+        if is_under_policy(operator, checkpoint):
+            counts[(operator.phase, row), "policy"] += 1
     phases = {operator.phase for operator in operators}
     accumulated: set[int] = set()
     for row_info in root.walk():

@@ -13,11 +13,14 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from modelsummary import _torch
 from modelsummary.capture.checkpoints import AppliedCheckpoint, apply_checkpoint, checkpointed, copied, keeping
+from modelsummary.capture.offloading import HostStorage, Offloading, SavedView, offloaded, to_device, to_host
 from modelsummary.capture.templates import make_object
 from modelsummary.extras import Records, axes_for
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.operators.kernels import StepOperator
 from modelsummary.tables import Printed, Report, folded_names
 from modelsummary.units import NOTHING, duration, grouped, number_of, percent, scaled
 
@@ -29,6 +32,7 @@ __all__ = [
     "block_of",
     "blocks_of",
     "bytes_by_block",
+    "is_under_policy",
     "square_root",
 ]
 
@@ -44,9 +48,12 @@ class CheckpointPlan(Printed):
         recomputed_macs: multiply-adds that each step does again.
         kept: module -> names of the results that it keeps beside its input, as ``apply_checkpoint`` takes them; modules
             that keep no results are left out.
-        seconds: predicted time of the operators that each step runs again; None without a device.
+        seconds: predicted time that each step takes longer; None without a device.
         device: device of this time.
         case: the step that was planned: its device, model, sizes, dtype and optimizer.
+        offload: module -> numbers of the saved tensors that move to the host until the backward, as
+            ``apply_checkpoint`` takes them.
+        offloaded: bytes that these take on the host.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -66,6 +73,8 @@ class CheckpointPlan(Printed):
     seconds: float | None = None
     device: str | None = None
     case: str = ""
+    offload: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    offloaded: int = 0
 
     @property
     def checkpoint(self) -> dict[str, tuple[str, ...]]:
@@ -74,11 +83,11 @@ class CheckpointPlan(Printed):
 
     @property
     def cost(self) -> float:
-        """What each step does again: predicted seconds on the device, or multiply-adds without a device."""
+        """What each step takes longer: predicted seconds on the device, or multiply-adds without a device."""
         return self.recomputed_macs if self.seconds is None else self.seconds
 
     def apply(self, model: nn.Module) -> AppliedCheckpoint:
-        """Run the modules of ``model`` under activation checkpointing until ``undo()`` of the result is called.
+        """Run the modules of ``model`` as planned until ``undo()`` of the result is called.
 
         Outputs and gradients stay the same, bit for bit.
 
@@ -93,7 +102,7 @@ class CheckpointPlan(Printed):
         >>> model(torch.ones(256, 8)).sum().backward()
         >>> applied.undo()
         """
-        return apply_checkpoint(model, self.checkpoint)
+        return apply_checkpoint(model, self.checkpoint, offload=self.offload)
 
     def to_code(self) -> str:
         """Return code that does what ``apply`` does, and needs torch alone; ``model`` is the model.
@@ -102,11 +111,19 @@ class CheckpointPlan(Printed):
             module.forward = partial(checkpointed, module.forward, options)
         """
         functions = "\n\n".join(getsource(function) for function in (make_object, copied, keeping, checkpointed))
-        return _CODE.format(functions=functions, kept=pformat(self.checkpoint, width=_CODE_WIDTH, sort_dicts=False))
+        code = _CODE.format(functions=functions, kept=pformat(self.checkpoint, width=_CODE_WIDTH, sort_dicts=False))
+        if not self.offload:
+            return code
+        moving = (to_host, to_device, HostStorage, SavedView, Offloading, offloaded)
+        functions = "\n\n".join(getsource(function) for function in moving)
+        moved = pformat(dict(self.offload), width=_CODE_WIDTH, sort_dicts=False)
+        return f"{code}\n\n{_OFFLOAD_CODE.format(hooks=_torch.TOP_HOOKS, functions=functions, moved=moved)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as a dict that can be written as JSON."""
-        return {**vars(self), "fqns": list(self.fqns), "kept": {fqn: list(names) for fqn, names in self.kept.items()}}
+        kept = {fqn: list(names) for fqn, names in self.kept.items()}
+        moved = {fqn: list(numbers) for fqn, numbers in self.offload.items()}
+        return {**vars(self), "fqns": list(self.fqns), "kept": kept, "offload": moved}
 
     def _report(self) -> Report:
         figures = [("Peak", self.peak), ("Peak without checkpointing", self.peak_without)]
@@ -116,11 +133,20 @@ class CheckpointPlan(Printed):
         title = title if self.fqns else "No checkpoint is needed"
         lines = []
         if self.seconds is not None:
-            lines.append(f"Predicted time of what runs again on {self.device}: {duration(1e3 * self.seconds)}")
+            lines.append(f"Predicted time that a step takes longer on {self.device}: {duration(1e3 * self.seconds)}")
         modules: dict[tuple[str, ...], list[str]] = {}
         for fqn, names in self.kept.items():
             modules.setdefault(names, []).append(fqn)
         lines += [f"Kept in {folded_names(fqns)}: {', '.join(names)}" for names, fqns in modules.items()]
+        if self.offload:
+            rows.append(("Waits on the host", grouped(self.offloaded), scaled(self.offloaded, "B")))
+            by_numbers: dict[tuple[int, ...], list[str]] = {}
+            for fqn, numbers in self.offload.items():
+                by_numbers.setdefault(numbers, []).append(fqn)
+            lines += [
+                f"Moved to the host in {folded_names(fqns)}: saved tensors {', '.join(map(str, numbers))}"
+                for numbers, fqns in by_numbers.items()
+            ]
         return Report(rows, ["Figure", "Value", ""], "lrr", above=[f"Memory plan of a {self.case}", title], below=lines)
 
 
@@ -201,6 +227,26 @@ for fqn, kept in {kept}.items():
 """
 
 
+_OFFLOAD_CODE = """from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+{hooks}
+
+
+{functions}
+
+offloading = Offloading()
+for fqn, numbers in {moved}.items():
+    module = model.get_submodule(fqn)
+    module.forward = partial(offloaded, module.forward, offloading, numbers)
+"""
+
+
 def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> tuple[list[int], list[int]]:
     """Return the most bytes alive while each block runs, forward or backward, and before each and after the last one.
 
@@ -232,6 +278,19 @@ def block_of(fqn: str | None, numbers: Mapping[str, int]) -> int | None:
             return numbers[fqn]
         fqn = fqn.rpartition(".")[0]
     return None
+
+
+def is_under_policy(operator: StepOperator, checkpoint: Mapping[str, Sequence[str]]) -> bool:
+    """Return True for an operator at which torch asks whether the checkpoint around it keeps the result.
+
+    Args:
+        operator: an operator of a step with these checkpoints.
+        checkpoint: modules that run under activation checkpointing -> names of the results that they keep.
+    """
+    if operator.row is None or not (operator.phase == "forward" or operator.run.with_grad):
+        return False
+    kept = {fqn: number for number, fqn in enumerate(checkpoint) if checkpoint[fqn]}
+    return bool(kept) and block_of(operator.row[0], kept) is not None
 
 
 def blocks_of(root: LayerInfo) -> list[LayerInfo]:

@@ -58,6 +58,7 @@ class MemoryEstimate(Printed):
         recomputed_macs: multiply-adds that activation checkpointing, or a compiled backward, does again.
         execution: ``"shape"``: the step ran without data; ``"real"``: it ran on data, for the reason in ``notes``.
         notes: assumptions of the estimate.
+        offloaded: bytes of saved tensors that wait for the backward in the memory of the host.
         graphs: bytes among ``activations`` that each compiled graph makes; empty unless the model is compiled.
         saved: the storages behind ``activations``, each with what making it again takes; empty for a rank of a plan.
         reserve: what torch's allocator takes from the device, with ``reserve=True``; else None.
@@ -83,6 +84,7 @@ class MemoryEstimate(Printed):
     peak: int
     timeline: list[TimelinePoint] = field(repr=False)
     recomputed_macs: int = 0
+    offloaded: int = 0
     execution: str = "shape"
     notes: list[str] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
@@ -161,6 +163,8 @@ class MemoryEstimate(Printed):
         if len(self.graphs) > 1:
             graphs = ", ".join(scaled(nbytes, "B") for nbytes in self.graphs)
             lines.append(f"{len(self.graphs)} compiled graphs keep {graphs}")
+        if self.offloaded:
+            lines.append(f"Moved to the host until the backward: {scaled(self.offloaded, 'B')}")
         if self.recomputed_macs:
             lines.append(f"Recomputed in the backward: {grouped(self.recomputed_macs)} MACs")
         return Report(

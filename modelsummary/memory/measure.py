@@ -58,7 +58,7 @@ def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[in
     compiler = _torch.isolated_compiling() if plan.compiled else nullcontext()
     run = running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True)
     with compiler, run as (execution, args, kwargs):
-        apply_checkpoint(model, dict(plan.checkpoint))
+        apply_checkpoint(model, dict(plan.checkpoint), offload=dict(plan.offload))
         step = _RealStep(model, args, kwargs, plan, device)
         remedies = remedies_for(train=plan.train, checkpointed=bool(plan.checkpoint))
         with as_step_error(lambda: step.doing, remedies), Operators(execution):

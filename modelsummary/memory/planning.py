@@ -1,34 +1,37 @@
-"""The memory plan: which blocks run again in the backward, and which of their results they keep, for a budget.
+"""The memory plan: which blocks run again in the backward, which of their results they keep or move, for a budget.
 
 A block that runs under a checkpoint keeps what goes into it, and runs its operators again in the backward, except those
-whose results it keeps. What each costs, saves and needs while it runs is read off observed steps: one without
-checkpoints, and one for each distinct block, with a checkpoint around it. A choice is exact for these figures, from
-which the peak of any plan follows; a plan is simulated before it is returned.
+whose results it keeps. What a block keeps, with a checkpoint or without one, may wait on the host. What each costs,
+saves and needs while it runs is read off observed steps: one without checkpoints, and one for each distinct block, with
+a checkpoint around it. A choice is exact for these figures, from which the peak of any plan follows; a plan is
+simulated before it is returned.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.observe import check_initialized, observed
+from modelsummary.capture.observe import CUDA_BLOCK, check_initialized, observed
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.target import Target, names_own_device, seconds_of_calls, target_of
 from modelsummary.equality import kinds_of
-from modelsummary.errors import InputError, StepError
+from modelsummary.errors import InputError, StepError, is_number
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, block_of, blocks_of, bytes_by_block
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.kept_inputs import BlockInput, inputs_of, kept_only_by_checkpoint
 from modelsummary.memory.kept_results import DETACH, KeptGroup, RecomputedBlock
 from modelsummary.memory.least_cost import Option, least_cost, least_peak, peak_of, undominated_options
+from modelsummary.memory.moving import LEAST_MOVED, BlockTimes, Movable, host_cost_on, movable_in, saves_in, times_of
 from modelsummary.memory.predict import memory_of
 from modelsummary.memory.step_options import StepOptions, step_plan
 from modelsummary.memory.timeline import libraries_of, recomputed_calls, recomputed_operators, workspaces_on
@@ -43,6 +46,7 @@ GRANULARITIES = ("operator", "block")
 _INTERVALS, _HALVINGS = 64, 4  # of the range of peaks; of an interval
 _MOST_OPTIONS = 64  # of a block; they are spread evenly over their costs
 _NANOSECONDS = 1e9
+_SHARES = (1, 2, 4, 10**18)  # parts of what a block could move that it may move
 _LEAVE = Option(0, 0)
 _WRITTEN_LATER = "would compute something else, as what it reads is written in place later"
 
@@ -102,9 +106,11 @@ def _planner(
         raise InputError(f"granularity must be 'operator' or 'block', got {granularity!r:.80}")
     device = options.get("device")
     target = _target(device, by)
+    link = _link(options.get("offload"), device, target)
+    options = {**options, "offload": None}
     if not names_own_device(device):
         options = {**options, "device": "cuda"}
-    return Planner(live, root, step_plan("train", options, root), target, granularity, done)
+    return Planner(live, root, step_plan("train", options, root), target, granularity, done, link)
 
 
 def _target(device: DeviceSpec | torch.device | str | None, by: str | None) -> Target | None:
@@ -114,6 +120,31 @@ def _target(device: DeviceSpec | torch.device | str | None, by: str | None) -> T
     if by == "macs" or (by is None and names_own_device(device)):
         return None
     return target_of(device)
+
+
+def _link(offload: Any, device: Any, target: Target | None) -> float | None:
+    """Return the bytes per second of the link to the host, in one direction; None if nothing moves there."""
+    if offload is None or offload is False:
+        return None
+    if offload is not True and not (is_number(offload) and offload > 0):
+        raise InputError(
+            "a memory plan chooses what moves to the host; pass offload=True, or the bytes per second of the link in "
+            f"one direction, got {offload!r:.80}"
+        )
+    if target is None or target.is_cpu:
+        raise InputError(
+            f"offload= moves tensors from an accelerator to its host, by seconds, but device={device!r:.80}; pass the "
+            "name of an accelerator, such as device='A100'"
+        )
+    if offload is not True:
+        return float(offload)
+    bandwidth = None if target.model is None else target.model.spec.host_bandwidth
+    if bandwidth is None:
+        raise InputError(
+            f"the link of {target.name} to its host is not known; pass its bytes per second in one direction, such as "
+            "offload=25e9"
+        )
+    return bandwidth
 
 
 Kept = dict[str, tuple[str, ...]]  # block -> names of the results that it keeps
@@ -129,15 +160,30 @@ class _Way(NamedTuple):
         macs: multiply-adds that run again.
         kept: names of the results that are kept; None: it runs without a checkpoint.
         libraries: of matrix products, which get a workspace in the backward as it runs them again.
+        again: cost of what the device runs again.
+        moved: the storages that wait on the host.
     """
 
     option: Option
     macs: int
     kept: tuple[str, ...] | None
     libraries: frozenset[str] = frozenset()
+    again: int = 0
+    moved: tuple[Movable, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that wait on the host."""
+        return sum(storage.nbytes for storage in self.moved)
+
+    def moving(self, moved: Sequence[Movable], cost: int) -> _Way:
+        """Return this way with storages that wait on the host, at this cost."""
+        saving = self.option.saving + sum(storage.nbytes for storage in moved)
+        return self._replace(option=self.option._replace(cost=cost, saving=saving), moved=tuple(moved))
 
 
 _PLAIN = _Way(_LEAVE, 0, None)
+_Priced = TypeVar("_Priced", _Candidate, _Way)  # its first item is an ``Option``
 
 
 @dataclass(frozen=True)
@@ -159,6 +205,34 @@ class _Choices:
     can_run_whole: bool = False
 
 
+class _Chosen(NamedTuple):
+    """The ways in which the blocks of a plan run.
+
+    Attributes:
+        kept: blocks that run again -> names of the results that they keep.
+        moved: blocks -> numbers of the saved tensors that move to the host.
+        cost, again: predicted cost, and the part of it that the device has with what runs again.
+    """
+
+    kept: Kept
+    moved: dict[str, tuple[int, ...]]
+    cost: int = 0
+    again: int = 0
+
+    @classmethod
+    def of(cls, ways: Mapping[str, _Way]) -> _Chosen:
+        """Return the ways of the blocks of a plan."""
+        return cls(
+            {fqn: way.kept for fqn, way in ways.items() if way.kept is not None},
+            {fqn: tuple(storage.number for storage in way.moved) for fqn, way in ways.items() if way.moved},
+            sum(way.option.cost for way in ways.values()),
+            sum(way.again for way in ways.values()),
+        )
+
+
+_NOTHING = _Chosen({}, {})
+
+
 class Planner:
     """The plans of one step.
 
@@ -168,6 +242,7 @@ class Planner:
         target: the device whose seconds count; None: multiply-adds count.
         granularity: ``"operator"``: blocks may keep results; ``"block"``: they run again as a whole.
         done: called after each simulated step.
+        link: bytes per second of the link to the host, in one direction; None: nothing moves there.
     """
 
     def __init__(
@@ -178,85 +253,117 @@ class Planner:
         target: Target | None,
         granularity: str,
         done: Callable[[], object],
+        link: float | None = None,
     ) -> None:
-        self._live, self._step, self._target, self._done = live, step, target, done
+        self._live, self._step, self._target, self._done, self._link = live, step, target, done, link
         self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
-        self._simulated: dict[tuple[tuple[str, tuple[str, ...]], ...], CheckpointPlan] = {}
-        self._trace, plain = self._simulate(step, {})
+        self._host_cost_of, self._policy = host_cost_on(target, _NANOSECONDS)
+        self._simulated: dict[Hashable, CheckpointPlan] = {}
+        self._trace, plain = self._simulate(step, _NOTHING)
         self._plain = replace(plain, subject=subject_of(root, step.dtype, step.autocast))
+        self._plain_again = self._cost(recomputed_calls(self._trace))
         self._products = workspaces_on(torch.device(self._trace.device)).products if step.workspaces else {}
         self._libraries = _libraries_of(run.call for run, phase, _ in self._trace.operators if phase == "backward")
         self._has_checkpoints = bool(recomputed_operators(self._trace))  # the model has some itself
         called = {call.key for call in self._trace.calls}  # the step may call other modules than the tree's forward
         blocks = [row for row in blocks_of(root) if row.key in called]
-        kinds, runs = kinds_of(root), _operators_of(self._trace, [row.fqn for row in blocks])
-        inside, self._between = bytes_by_block(self._plain, [row.fqn for row in blocks])
+        fqns = [row.fqn for row in blocks]
+        kinds, runs = kinds_of(root), _operators_of(self._trace, fqns)
+        inside, self._between = bytes_by_block(self._plain, fqns)
+        times = times_of(self._trace, fqns, self._cost_of, self._host_cost_of)
+        can_move = link is not None and not self._has_checkpoints
+        movable = movable_in(self._trace, fqns) if can_move else [[] for _ in fqns]
         distinct: dict[Hashable, _Choices] = {}
         self._blocks: dict[str, _Choices] = {}
         self._options: list[list[Option]] = []
         self._inputs: list[dict[int, int]] = []  # what the checkpoint of each block alone keeps: storage -> bytes
-        for row, operators, peak in zip(blocks, runs, inside, strict=True):
-            kind = kinds[id(row)], operators
+        for row, operators, peak, spent, storages in zip(blocks, runs, inside, times, movable, strict=True):
+            kind = kinds[id(row)], operators, tuple((storage.number, storage.nbytes) for storage in storages)
             if kind not in distinct:
-                distinct[kind] = self._choices_of(row.fqn, peak, whole=granularity == "block")
+                choices = self._choices_of(row.fqn, peak, spent, whole=granularity == "block", moves=can_move)
+                moving = self._moving_ways(row.fqn, peak, spent, storages)
+                ways = sorted([*choices.ways, *moving], key=lambda way: way.nbytes)
+                distinct[kind] = replace(choices, ways=ways)
             self._blocks[row.fqn] = distinct[kind]
             self._inputs.append(kept_only_by_checkpoint(self._trace, row.fqn, distinct[kind].inputs))
             nbytes = sum(self._inputs[-1].values())
-            options = (way.option for way in distinct[kind].ways[1:])
-            with_inputs = (Option(cost, saving - nbytes, peak + more + nbytes) for cost, saving, more in options)
-            self._options.append([Option(0, 0, peak), *with_inputs])
+            options = [Option(0, 0, peak)]
+            for way in distinct[kind].ways[1:]:
+                (cost, saving, more), inputs = way.option, 0 if way.kept is None else nbytes
+                options.append(Option(cost, saving - inputs, peak + more + inputs))
+            self._options.append(options)
         # A choice is made as if all libraries had their workspaces.
-        self._reserved = self._workspace(way for block in self._blocks.values() for way in block.ways)
+        ways = [way for block in self._blocks.values() for way in block.ways]
+        self._reserved = self._workspace(ways)
+        # What is on its way to the host or back takes as many bytes as one block moves at most: so much room, and the
+        # options of each block that do with it. Ways that move more come later.
+        most = max((way.nbytes for way in ways), default=0)
+        rooms = sorted({most // share for share in _SHARES} if most else {0})
+        self._rooms = [
+            (
+                room,
+                [
+                    options[: _n_within(block.ways, room)]
+                    for options, block in zip(self._options, self._blocks.values(), strict=True)
+                ],
+            )
+            for room in rooms
+        ]
 
     # ------------------------------------------------------------------------------------------- simulated steps
 
-    def _simulate(self, step: StepPlan, kept: Kept) -> tuple[Trace, MemoryEstimate]:
-        step = replace(step, checkpoint=tuple(kept.items()))
+    def _simulate(self, step: StepPlan, chosen: _Chosen) -> tuple[Trace, MemoryEstimate]:
+        step = replace(step, checkpoint=tuple(chosen.kept.items()), offload=tuple(chosen.moved.items()))
         trace = observed(self._live, step, storages=True)
         self._done()
         return trace, memory_of(trace, step)[0]
 
-    def _plan_of(self, kept: Kept) -> CheckpointPlan:
+    def _plan_of(self, chosen: _Chosen) -> CheckpointPlan:
         """Return the plan of these blocks, with the peak and the recomputation of its simulated step."""
-        key = tuple(kept.items())
+        key = tuple(chosen.kept.items()), tuple(chosen.moved.items())
         if key not in self._simulated:
-            trace, estimate = self._simulate(self._step, kept)
-            cost = self._cost(recomputed_calls(trace))
-            self._simulated[key] = self._plan(kept, estimate.peak, estimate.recomputed_macs, cost)
+            trace, estimate = self._simulate(self._step, chosen)
+            again = sum(map(self._cost_of, recomputed_calls(trace))) - self._plain_again
+            cost = chosen.cost + again - chosen.again
+            self._simulated[key] = self._plan(chosen, estimate.peak, estimate.recomputed_macs, cost, estimate.offloaded)
         return self._simulated[key]
 
-    def _plan(self, kept: Kept, peak: int, macs: int, cost: int) -> CheckpointPlan:
+    def _plan(self, chosen: _Chosen, peak: int, macs: int, cost: int, offloaded: int) -> CheckpointPlan:
         return CheckpointPlan(
-            tuple(kept),
+            tuple(chosen.kept),
             peak,
             self._plain.peak,
             macs,
-            {fqn: names for fqn, names in kept.items() if names},
+            {fqn: names for fqn, names in chosen.kept.items() if names},
             None if self._target is None else cost / _NANOSECONDS,
             None if self._target is None else self._target.name,
             self._plain.case,
+            chosen.moved,
+            offloaded,
         )
 
     def _workspace(self, ways: Iterable[_Way]) -> int:
         """Return the bytes of workspaces that the backward has for what runs again alone."""
         return sum(self._products.get(library, 0) for library in {name for way in ways for name in way.libraries})
 
-    def _cost(self, calls: list[OperatorCall]) -> int:
+    def _cost(self, calls: Iterable[OperatorCall]) -> int:
         return sum(map(self._cost_of, calls))
 
     # ---------------------------------------------------------------------------------------------- ways of a block
 
-    def _choices_of(self, fqn: str, peak: int, *, whole: bool) -> _Choices:
+    def _choices_of(self, fqn: str, peak: int, times: BlockTimes, *, whole: bool, moves: bool) -> _Choices:
         """Return the ways in which a block may run: without a checkpoint, and with one that keeps some of its results.
 
         Args:
             fqn: name of the block.
             peak: the most bytes alive while it runs in the step without checkpoints.
+            times: what it takes there.
             whole: it keeps no results.
+            moves: what its checkpoint keeps may move to the host.
         """
         step = replace(self._step, make_optimizer=None)  # the state of the optimizer is there while the block runs
         try:
-            trace, estimate = self._simulate(step, {fqn: ()})
+            trace, estimate = self._simulate(step, _NOTHING._replace(kept={fqn: ()}))
         except StepError as error:  # such as one whose input is written in place
             return _Choices([_PLAIN], obstacle=f"does not run under a checkpoint: {error}")
         again = [index for index in recomputed_operators(trace) if trace.operators[index].run.call.func is not DETACH]
@@ -266,24 +373,42 @@ class Planner:
         if not (whole or region.can_keep):
             obstacle = "changes the model, such as statistics of batch norm, or communicates, and would do so twice"
             return _Choices([_PLAIN], obstacle=obstacle, can_run_whole=True)
-        calls = [trace.operators[index].run.call for index in again]
+        calls = {index: trace.operators[index].run.call for index in again}
         inputs = inputs_of(self._trace, trace, fqn)
         nbytes = sum(kept_only_by_checkpoint(self._trace, fqn, inputs).values())
         state = self._plain.optimizer_state - estimate.optimizer_state
-        cost, saving = self._cost(calls), self._plain.held_after_forward - estimate.held_after_forward - state + nbytes
-        candidates = [(Option(cost, saving), [])] if whole else _best(self._candidates(region, cost, saving))
-        workspace = self._workspace([_Way(_LEAVE, 0, (), _libraries_of(calls) - self._libraries)])
-        ways = []
+        cost = self._cost(calls.values())
+        saving = self._plain.held_after_forward - estimate.held_after_forward - state + nbytes
+        candidates: list[_Candidate] = [] if whole else _best(self._candidates(region, cost, saving))
+        if whole or not region.kept_at_least()[0]:  # to keep nothing needs no policy, which the host is asked for
+            candidates.append((Option(cost, saving), []))
+        workspace = self._workspace([_Way(_LEAVE, 0, (), _libraries_of(calls.values()) - self._libraries)])
+        call = trace.first_call(fqn)
+        asked = self._policy * sum(run.call.func is not DETACH for run, *_ in trace.operators[call.begin : call.end])
+        asked_again = self._policy * len(again)
+        inputs_kept = movable_in(trace, [fqn])[0] if moves else []
+        n_inputs = len(saves_in(trace, [fqn])[0])
+        ways: list[_Way] = []
         for option, groups in candidates:
-            again_calls = _without(calls, [call for group in groups for call in group.calls])
-            ways.append(
-                _Way(
-                    option._replace(peak=region.peak_keeping(groups) + state - nbytes - peak - workspace),
-                    sum(map(_macs_of, again_calls)),
-                    tuple(name for group in groups for name in group.names),
-                    _libraries_of(again_calls) - self._libraries,
-                )
+            left_out = {index for group in groups for index in group.again}
+            left = [index for index in again if index not in left_out]
+            on_host = sum(self._host_cost_of(trace.operators[index]).get("backward", 0) for index in left)
+            names = tuple(name for group in groups for name in group.names)
+            again_calls = [calls[index] for index in left]
+            way = _Way(
+                option._replace(peak=region.peak_keeping(groups) + state - nbytes - peak - workspace),
+                sum(map(_macs_of, again_calls)),
+                names,
+                _libraries_of(again_calls) - self._libraries,
+                option.cost,
             )
+            movable = [*inputs_kept, *(_moved_results(groups, calls, n_inputs) if moves else ())]
+            for moved in _beginnings(movable):
+                on_host_with = on_host + (asked_again if names else 0)
+                longer = times.longer(option.cost, asked if names else 0, on_host_with, self._transfer(moved))
+                ways.append(way.moving(moved, longer))
+        staying = [way for way in ways if not way.moved]
+        ways = [*(staying if whole else _best(staying)), *_best([way for way in ways if way.moved])]
         if ways:
             futility = ""
         elif region.has_backward:
@@ -291,6 +416,33 @@ class Planner:
         else:
             futility = "has no backward, as neither its parameters nor its input need a gradient"
         return _Choices([_PLAIN, *ways], inputs, futility=futility, can_run_whole=True)
+
+    def _transfer(self, moved: Iterable[Movable]) -> int:
+        """Return the time in which storages pass the link to the host in one direction."""
+        nbytes = sum(storage.nbytes for storage in moved)
+        return round(_NANOSECONDS * nbytes / self._link) if nbytes and self._link else 0
+
+    def _moving_ways(self, fqn: str, peak: int, times: BlockTimes, storages: Sequence[Movable]) -> list[_Way]:
+        """Return the ways in which a block runs without a checkpoint and moves some of what it keeps to the host.
+
+        Args:
+            fqn, peak, times: as for ``_choices_of``.
+            storages: what may move.
+        """
+        held = {
+            index: point.total
+            for index, point in enumerate(self._plain.timeline)
+            if f"{point.fqn}.".startswith(f"{fqn}.")
+        }
+        ways = []
+        for moved in _beginnings(storages)[1:]:
+            away = (
+                total - sum(storage.nbytes for storage in moved if storage.is_away(index))
+                for index, total in held.items()
+            )
+            option = Option(0, 0, max(away) - peak)
+            ways.append(_PLAIN._replace(option=option).moving(moved, times.longer(transfer=self._transfer(moved))))
+        return _best(ways)
 
     def _candidates(self, region: RecomputedBlock, cost: int, saving: int) -> list[_Candidate]:
         """Return sets of results that a block may keep, each with what it then costs and saves.
@@ -327,21 +479,21 @@ class Planner:
         """
         most, least = self._plain.peak, self._least_peak()
         if most <= budget_bytes:
-            return self._plan_of({})
+            return self._plan_of(_NOTHING)
         width = max((most - least) // _INTERVALS, 1)
         if least <= budget_bytes:
             choice = self._chosen_for(budget_bytes)
-            best = self._plan_of(self._kept(choice))
+            best = self._plan_of(self._chosen(choice))
             if self._predicted(choice).peak - width // 2**_HALVINGS <= best.peak <= budget_bytes:
                 return best
         targets = [*range(most, least, -width), least]
         for index in range(min((most - budget_bytes) // width, len(targets) - 1), len(targets)):
-            if self._plan_of(self._kept(self._chosen_for(targets[index]))).peak <= budget_bytes:
+            if self._plan_of(self._chosen(self._chosen_for(targets[index]))).peak <= budget_bytes:
                 self._try_between(targets[index], targets[max(index - 1, 0)], budget_bytes)
                 break
         else:
             ways = {fqn: max(block.ways, key=lambda way: way.option.saving) for fqn, block in self._blocks.items()}
-            best = self._plan_of({fqn: way.kept for fqn, way in ways.items() if way.kept is not None})
+            best = self._plan_of(_Chosen.of(ways))
             if best.peak > budget_bytes:
                 raise InputError(self._refusal(budget_bytes, best))
         fitting = [plan for plan in self._simulated.values() if plan.peak <= budget_bytes]
@@ -364,7 +516,7 @@ class Planner:
             link = ", as" if obstacles or not best.fqns else ";"  # what would free nothing does not take the bytes
             text += next((f"{link} {fqn!r} {reason}" for fqn, reason in obstacles or others), "")
         whole: Kept = {fqn: () for fqn, block in self._blocks.items() if block.can_run_whole}
-        peak = self._simulate(self._step, whole)[1].peak  # not one of the plans, as effects run twice
+        peak = self._simulate(self._step, _NOTHING._replace(kept=whole))[1].peak  # no plan: effects run twice
         if peak < best.peak:
             twice = "what changes the model, as batch norm does, runs twice"
             text += f"; granularity='block' takes {peak:,} bytes, but {twice}"
@@ -374,7 +526,7 @@ class Planner:
         """Simulate plans of targets between one whose plan fits and one whose plan does not."""
         for _ in range(_HALVINGS):
             middle = (low + high) // 2
-            fits = self._plan_of(self._kept(self._chosen_for(middle))).peak <= budget_bytes
+            fits = self._plan_of(self._chosen(self._chosen_for(middle))).peak <= budget_bytes
             low, high = (middle, high) if fits else (low, middle)
 
     def curve(self, points: int) -> list[CheckpointPlan]:
@@ -386,55 +538,89 @@ class Planner:
         low, high = self._least_peak(), self._plain.peak
         targets = [high - (high - low) * number // (points - 1) for number in range(points)]
         choices = [[0] * len(self._blocks) if target == high else self._chosen_for(target) for target in targets]
-        best = _undominated(map(self._predicted, choices))
+        predicted = [(self._predicted(choice), choice) for choice in choices]
+        best = _undominated(plan for plan, _ in predicted)
         checked = best[len(best) // 2], best[-1]
-        if any(self._plan_of(plan.checkpoint) != plan for plan in checked):
-            best = _undominated(self._plan_of(self._kept(choice)) for choice in choices)
+        if any(self._plan_of(self._chosen(choice)) != plan for plan, choice in predicted if plan in checked):
+            best = _undominated(self._plan_of(self._chosen(choice)) for choice in choices)
         return best
 
     def _least_peak(self) -> int:
-        return least_peak(self._options, self._between) + self._reserved
+        """Return the least peak for which ``_chosen_for`` has a choice."""
+        least = (least_peak(options, self._between) + room for room, options in self._rooms)
+        return min(least) + self._reserved
 
     def _chosen_for(self, budget: int) -> list[int]:
         """Return the number of the way in which each block runs, for the least cost at a predicted peak."""
-        choice = least_cost(self._options, self._between, budget - self._reserved)
-        assert choice is not None
+        choices = []
+        for room, options in self._rooms:
+            choice = least_cost(options, self._between, budget - self._reserved - room)
+            if choice is not None:
+                cost = sum(block[number].cost for block, number in zip(options, choice, strict=True))
+                choices.append((cost, choice))
+        assert choices
+        _, choice = min(choices, key=itemgetter(0))
         return choice
 
     def _chosen_ways(self, choice: list[int]) -> dict[str, _Way]:
         return {fqn: block.ways[number] for (fqn, block), number in zip(self._blocks.items(), choice, strict=True)}
 
-    def _kept(self, choice: list[int]) -> Kept:
-        """Return the blocks of a choice that run again, and what they keep."""
-        return {fqn: way.kept for fqn, way in self._chosen_ways(choice).items() if way.kept is not None}
+    def _chosen(self, choice: list[int]) -> _Chosen:
+        return _Chosen.of(self._chosen_ways(choice))
 
     def _predicted(self, choice: list[int]) -> CheckpointPlan:
         """Return the plan of a choice, with figures that follow from the figures of its blocks."""
-        ways = self._chosen_ways(choice).values()
+        by_block = self._chosen_ways(choice)
+        ways, chosen = by_block.values(), _Chosen.of(by_block)
         options: list[Option] = []
         kept_before: set[int] = set()
-        for block, number, inputs in zip(self._options, choice, self._inputs, strict=True):
+        for block, number, inputs, way in zip(self._options, choice, self._inputs, ways, strict=True):
             option = block[number]
-            if number:  # blocks may keep the same input, such as a mask
+            if way.kept is not None:  # blocks may keep the same input, such as a mask
                 twice = sum(nbytes for storage, nbytes in inputs.items() if storage in kept_before)
                 option = Option(option.cost, option.saving + twice, option.peak - twice)
                 kept_before.update(inputs)
             options.append(option)
         macs = self._plain.recomputed_macs + sum(way.macs for way in ways)
-        peak = peak_of(options, self._between) + self._workspace(ways)
-        return self._plan(self._kept(choice), peak, macs, sum(option.cost for option in options))
+        room = max((way.nbytes for way in ways), default=0)
+        peak = peak_of(options, self._between) + self._workspace(ways) + room
+        return self._plan(chosen, peak, macs, chosen.cost, sum(way.nbytes for way in ways))
 
 
-def _without(calls: Iterable[OperatorCall], others: Iterable[OperatorCall]) -> list[OperatorCall]:
-    """Return calls without others, each left out as often as it is among them: equal runs share a call."""
-    counts = Counter(map(id, others))
-    rest = []
-    for call in calls:
-        if counts[id(call)]:
-            counts[id(call)] -= 1
-        else:
-            rest.append(call)
-    return rest
+def _n_within(ways: Sequence[_Way], room: int) -> int:
+    """Return how many ways move at most so many bytes; they are in the order of what they move."""
+    return bisect_right(ways, room, key=lambda way: way.nbytes)
+
+
+_T = TypeVar("_T")
+
+
+def _beginnings(items: Sequence[_T]) -> list[Sequence[_T]]:
+    """Return the first items, from none of them to all."""
+    return [items[:count] for count in range(len(items) + 1)]
+
+
+def _moved_results(groups: Iterable[KeptGroup], calls: Mapping[int, OperatorCall], n_inputs: int) -> list[Movable]:
+    """Return the results that a checkpoint keeps and that may move to the host, in the order in which they are made.
+
+    A result that is written in place later is kept beside autograd, whose hooks would refuse it.
+
+    Args:
+        groups: what it keeps.
+        calls: number of an operator that runs again -> its call.
+        n_inputs: number of the tensors that it keeps before them.
+    """
+    group_of = {index: group for group in groups for index in group.again}
+    if any(len(group.names) > 1 for group in group_of.values()):
+        return []
+    results: list[Movable] = []
+    number = n_inputs
+    for index in sorted(group_of):
+        for spec in calls[index].outputs:
+            if spec.nbytes >= LEAST_MOVED and group_of[index].nbytes:
+                results.append(Movable(number, -(-spec.nbytes // CUDA_BLOCK) * CUDA_BLOCK, index, index))
+            number += 1
+    return results
 
 
 def _libraries_of(calls: Iterable[OperatorCall]) -> frozenset[str]:
@@ -461,12 +647,12 @@ def _operators_of(trace: Trace, fqns: Sequence[str]) -> list[Hashable]:
     return list(map(tuple, operators))
 
 
-def _best(candidates: list[_Candidate]) -> list[_Candidate]:
+def _best(candidates: list[_Priced]) -> list[_Priced]:
     """Return the candidates that save something and that no other one beats, at most so many; the first keeps most."""
-    better: list[_Candidate] = []
-    for option, groups in sorted(candidates, key=lambda candidate: (candidate[0].cost, -candidate[0].saving)):
-        if option.saving > (better[-1][0].saving if better else 0):
-            better.append((option, groups))
+    better: list[_Priced] = []
+    for candidate in sorted(candidates, key=lambda candidate: (candidate[0].cost, -candidate[0].saving)):
+        if candidate[0].saving > (better[-1][0].saving if better else 0):
+            better.append(candidate)
     if len(better) > _MOST_OPTIONS:
         step = (len(better) - 1) / (_MOST_OPTIONS - 1)
         better = [better[round(step * number)] for number in range(_MOST_OPTIONS)]

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from modelsummary.capture.checkpoints import checked_numbers
 from modelsummary.capture.devices import available_device, named_device
 from modelsummary.capture.step_plan import MakeOptimizer, StepPlan, check_loss
 from modelsummary.errors import InputError, check_integers, close_to
@@ -44,6 +45,9 @@ class StepOptions(TypedDict, total=False):
             ``apply_checkpoint`` takes them, also with the results that each keeps; ``"every"``: all repeated blocks;
             ``"sqrt"``: about sqrt(n) segments of n repeated blocks in an ``nn.Sequential``. Default: None, no
             checkpointing.
+        offload: name of a module -> numbers of the saved tensors that move to the host until the backward, as
+            ``apply_checkpoint`` takes them. For ``memory_plan`` and ``memory_curve``, which choose them: True, or the
+            bytes per second of the link to the host, in one direction. Default: None, all stay on the device.
         autocast: ``torch.float16`` or ``torch.bfloat16`` for ``torch.autocast`` around forward and loss. Default: None,
             no autocast.
         accumulates: gradients of earlier micro-batches already exist. Default: False.
@@ -64,6 +68,7 @@ class StepOptions(TypedDict, total=False):
     device: torch.device | str | None
     loss: Callable[[Any], Tensor] | None
     checkpoint: Mapping[str, Sequence[str]] | Sequence[str] | str | None
+    offload: Mapping[str, Sequence[int]] | float | None
     autocast: torch.dtype | None
     accumulates: bool
     block_bytes: int | None
@@ -94,6 +99,9 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         raise InputError(f"checkpoint must be a list of names, 'every' or 'sqrt', got one name; pass [{checkpoint!r}]")
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple, Mapping)):
         raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
+    offload = options.get("offload") or {}
+    if offload and mode == "compiled":
+        raise InputError("a compiled step moves no saved tensors to the host; leave out offload=, or pass mode='train'")
     dtype, device = options.get("dtype"), options.get("device")
     if mode != "inference" and dtype is not None and dtype.itemsize == 1:
         raise InputError(
@@ -107,6 +115,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         dtype=dtype,
         loss=options.get("loss"),
         checkpoint=_kept_by_name(checkpoint or ()),
+        offload=tuple((fqn, tuple(sorted(numbers))) for fqn, numbers in checked_numbers(offload).items()),
         autocast=options.get("autocast"),
         accumulates=options.get("accumulates", False),
         block_bytes=options.get("block_bytes"),

@@ -169,6 +169,7 @@ def estimate_of(trace: Trace, workspaces: Workspaces | None) -> MemoryEstimate:
         peak=max((point.total for point in timeline), default=trace.held_after_forward),
         timeline=timeline,
         recomputed_macs=sum(call.cost.macs for call in recomputed_calls(trace)),
+        offloaded=trace.offloaded,
         execution=trace.execution,
         notes=list(trace.notes),
         graphs=[

@@ -388,6 +388,7 @@ class Statistics(ModelStatistics):
         loss: Callable[[Any], Tensor] | None = None,
         checkpoint: Mapping[str, Sequence[str]] | Sequence[str] | str | None = None,
         *,
+        offload: Mapping[str, Sequence[int]] | None = None,
         autocast: torch.dtype | None = None,
         accumulates: bool = False,
         block_bytes: int | None = None,
@@ -405,7 +406,7 @@ class Statistics(ModelStatistics):
         Args:
             mode: ``"train"``; ``"compiled"``: a training step of ``torch.compile(model)``; or ``"inference"``: a
                 forward without gradients.
-            optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes, workspaces: see
+            optimizer, dtype, device, loss, checkpoint, offload, autocast, accumulates, block_bytes, workspaces: see
                 ``modelsummary.memory.step_options.StepOptions``.
             reserve: True: also predict what torch's allocator takes from a CUDA device during the first three steps
                 (``estimate.reserve``). Bytes, or text such as ``"24GB"``: the device has no more for it.
@@ -423,7 +424,7 @@ class Statistics(ModelStatistics):
         (96, 96, 8)
         """
         options = StepOptions(optimizer=optimizer, dtype=dtype, device=device, loss=loss, checkpoint=checkpoint)
-        options |= {"autocast": autocast, "accumulates": accumulates, "block_bytes": block_bytes}
+        options |= {"offload": offload, "autocast": autocast, "accumulates": accumulates, "block_bytes": block_bytes}
         options |= {"workspaces": workspaces}
         allocator = allocator_settings(reserve, expandable_segments=expandable_segments)
         plan = step_plan(mode, options, self.root)
@@ -456,8 +457,8 @@ class Statistics(ModelStatistics):
         """Choose what a training step runs again instead of keeping it, so that it fits a budget at the least cost.
 
         Candidates are the repeated blocks of the model, and in each the operators whose results it keeps nevertheless.
-        The peak of the plan is simulated. Predicted seconds are of kernels alone: in eager steps that wait for their
-        host, plans of whole blocks are faster, as torch's selective checkpoints run Python code at each operator.
+        The peak of the plan is simulated. Predicted seconds are what an eager step takes longer: torch's selective
+        checkpoints run Python code at each operator, so whole blocks are better where a step waits for its host.
 
         Args:
             budget_bytes: largest allowed peak: an integer, or text such as ``"24GB"``.
@@ -465,7 +466,8 @@ class Statistics(ModelStatistics):
             by: what recomputation costs: ``"latency"``, predicted seconds on ``device``, else on the one of the last
                 ``estimate_latency``; or ``"macs"``. Default: ``"latency"`` if ``device`` names an accelerator.
             **options: as for ``memory``, without ``checkpoint``; ``device`` may also name an accelerator, such as
-                ``"A100"``, whose seconds count.
+                ``"A100"``, whose seconds count. ``offload=True``: what a block keeps may move to the host, which takes
+                the time of the link.
 
         Returns:
             The plan, with ``apply(model)`` and ``to_code()``; ``memory(checkpoint=plan.checkpoint)`` predicts its step.
@@ -475,9 +477,9 @@ class Statistics(ModelStatistics):
 
         >>> from torch import nn
         >>> from modelsummary import Statistics
-        >>> layers = (nn.TransformerEncoderLayer(64, 2, 256, batch_first=True) for _ in range(4))
-        >>> stats = Statistics(nn.Sequential(*layers), (32, 64, 64))
-        >>> plans = [stats.memory_plan("40MB", device="A100", granularity=name) for name in ("operator", "block")]
+        >>> layers = (nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True) for _ in range(4))
+        >>> stats = Statistics(nn.Sequential(*layers).to("meta"), torch.empty(32, 1024, 512, device="meta"))
+        >>> plans = [stats.memory_plan("4GB", device="A100", granularity=name) for name in ("operator", "block")]
         >>> plans[0].seconds < plans[1].seconds
         True
         """
