@@ -11,9 +11,9 @@ fitted to them, and they were predicted once before anything was changed; ``docs
   there.
 - Megatron-Bridge: ``docs/performance-summary.md`` of NVIDIA-NeMo/Megatron-Bridge, container 25.11, bfloat16: H100,
   B200, GB200 and GB300. Recomputation of single functions is left out. GPT-OSS also of container 26.02, from
-  ``docs/performance-summary-archive.md``; these five runs were predicted once, after all changes. The table of 25.11 has
-  4 samples in a micro-batch on H100, and 8 ranks of experts on B200, which do not fit; the recipes of this batch have 1
-  and 64 (``scripts/performance/configs/gpt_oss/workload_base_configs.py``), which are predicted.
+  ``docs/performance-summary-archive.md``; these five runs were predicted once, after all changes. The table of 25.11
+  has 4 samples in a micro-batch on H100, and 8 ranks of experts on B200, which do not fit; the recipes of this batch
+  have 1 and 64 (``scripts/performance/configs/gpt_oss/workload_base_configs.py``), which are predicted.
 """
 
 from __future__ import annotations

@@ -216,7 +216,8 @@ class Report:
         def written(cells: Sequence[Any]) -> list[str]:
             return [screen.written(str(cell)) for cell in cells]
 
-        lines = {name: written(getattr(self, name)) for name in ("headers", "above", "below", "totals", "optional")}
+        names = ("headers", "above", "below", "totals", "optional")
+        lines: dict[str, Any] = {name: written(getattr(self, name)) for name in names}
         sections = None if self.sections is None else [written(section) for section in self.sections]
         return replace(self, rows=[written(row) for row in self.rows], sections=sections, **lines)
 
