@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError, StepError
 
-__all__ = ["CUDA_BLOCK", "check_initialized", "observe", "observed"]
+__all__ = ["CUDA_BLOCK", "check_initialized", "eager_optimizers", "observe", "observed"]
 
 CUDA_BLOCK = 512
 _UNFUSED = "Operators of compiled graphs run one by one: what a fused kernel does not write counts until its last use"
@@ -168,11 +168,8 @@ def observe(
                 asked: dict[str, Any] = {"storages": storages, "forward_only": forward_only, "note": note}
                 return observe(model, call, plan, **asked, routes_evenly=True)
         raise NeedsValuesError(reason, model_device, run.doing)
-    # Optimizers compile their steps; a dispatch mode cannot be compiled.
-    compiles = "torch._dynamo" in sys.modules and not plan.compiled
-    eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
     real = running(parts.modules, call, on_shapes=False, grad=plan.train, as_is=True)
-    with eager, real as (execution, args, kwargs):
+    with nullcontext() if plan.compiled else eager_optimizers(), real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
         run = StepRun(model, args, kwargs, plan, model_device, block, level="storages")
         with as_step_error(lambda: run.doing, remedies), _operators(run, execution, on_shapes=False):
@@ -182,6 +179,11 @@ def observe(
         trace = run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
         check_kept(plan.checkpoint, trace)
         return trace
+
+
+def eager_optimizers() -> AbstractContextManager[Any]:
+    """Return a context in which optimizers that compile their steps do not, as a dispatch mode cannot be compiled."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:

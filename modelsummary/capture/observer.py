@@ -38,7 +38,9 @@ _COMPILED = "CompiledFunctionBackward"
 _INDEX_PUT = torch.ops.aten.index_put.default
 _ALIAS = torch.ops.aten.alias.default
 _LAYERS = ((nn.functional, "linear"), *((_torch.VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))
-_PLAIN = frozenset({Tensor, nn.Parameter, ShapeTensor})
+_REAL = frozenset({Tensor, nn.Parameter})
+_PLAIN = _REAL | {ShapeTensor}
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # of values that Python has
 # By these, code gets the elements of a tensor without an operator; ``torch.tensor([tensor])`` asks for a number.
 _READING = ("tolist", "numpy", "__index__", "__int__", "__float__", "__repr__", "__dlpack__", "data_ptr")
 # Their results have the memory of their argument, which their schemas do not declare.
@@ -237,7 +239,7 @@ class Observer:
             self._note_reuse(func, rule, args, operator_number)
         elif rule.facts.multiplies == "matrices":
             self._note_clones(factors(rule.signature.bind(args, kwargs)), operator_number)
-        self._meet((args, kwargs), operator_number)  # torch makes a tensor of a Python number before it gets here
+        self._meet_arguments((args, kwargs), func, operator_number)
         if rule.name in _SAME_MEMORY:
             out, cost = self._execution.run(_ALIAS, op_rule(_ALIAS), args, kwargs)
         else:
@@ -409,6 +411,19 @@ class Observer:
         if self.of(factor) is None:
             self._follow(factor, Allocation(self._rounded(factor), len(self.inside) - 1, "activations"))
         return factor
+
+    def _meet_arguments(self, value: Any, func: Any, operator_number: int) -> None:
+        """Follow arguments; of a tensor of other code, such as a teacher of the loss, the one that stands for it.
+
+        Torch makes a tensor of a Python number before it gets here, and one of a list of them.
+        """
+        for tensor in tensors_in(value):
+            is_of_others = type(tensor) in _REAL and tensor.dim() and func is not _LIFT_FRESH
+            stand_in = self._execution.stand_in(tensor) if is_of_others else tensor
+            if stand_in is tensor:
+                self._meet(tensor, operator_number)
+            elif self._has_bytes(stand_in) and self.of(stand_in) is None:
+                self._follow(stand_in, Allocation(self._rounded(stand_in), 0, "inputs"))
 
     def _meet(self, value: Any, operator_number: int) -> None:
         for tensor in tensors_in(value):

@@ -50,7 +50,8 @@ class MemoryEstimate(Printed):
         params, buffers: storages of the model, each counted once; a tensor in a plain attribute is a buffer.
         grads: gradients of the parameters at the end of the backward.
         optimizer_state: tensors that the optimizer keeps between steps, for parameters that get a gradient.
-        inputs: tensors in the inputs.
+        inputs: tensors in the inputs, and others from before the step that operators read, such as labels that the
+            loss holds.
         activations: storages that the forward keeps for the backward, without parameters, buffers and inputs.
         held_after_forward: all bytes alive at the end of the forward, its result included.
         peak: largest number of bytes alive at one time.

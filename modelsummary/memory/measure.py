@@ -19,7 +19,7 @@ from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
-from modelsummary.capture.observe import check_initialized
+from modelsummary.capture.observe import check_initialized, eager_optimizers
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.step import casting, loss_of
@@ -61,7 +61,7 @@ def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[in
         apply_checkpoint(model, dict(plan.checkpoint), offload=dict(plan.offload))
         step = _RealStep(model, args, kwargs, plan, device)
         remedies = remedies_for(train=plan.train, checkpointed=bool(plan.checkpoint))
-        with as_step_error(lambda: step.doing, remedies), Operators(execution):
+        with as_step_error(lambda: step.doing, remedies), eager_optimizers(), Operators(execution):
             assert isinstance(execution, RealExecution)
             execution.keep(step.written())
             step.run()  # saves what else a step writes, to restore it later; gives the optimizer its state

@@ -862,3 +862,15 @@ def test_inference_mode_around():
     expected = Statistics(model, x).memory(optimizer="sgd")
     with torch.inference_mode(), untouched(model):
         assert Statistics(model, x).memory(optimizer="sgd") == expected
+
+
+def test_tensors_that_the_loss_holds():
+    """A teacher takes its bytes once, and keeps none of its results for the backward."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    teacher = nn.Sequential(nn.Linear(64, 1000), nn.ReLU(), nn.Linear(1000, 8)).requires_grad_(False)
+    x, labels = torch.randn(4, 64), torch.randn(4, 8)
+    stats = Statistics(model, x)
+    plain = stats.measure_memory(loss=lambda output: (output - teacher(x)).square().mean() + (output - labels).mean())
+    weights = sum(parameter.nbytes for parameter in teacher.parameters())
+    assert plain.predicted.inputs == x.nbytes + labels.nbytes + weights
+    assert plain.predicted.peak == plain.peak + labels.nbytes + weights  # a measurement does not know that these exist

@@ -53,6 +53,10 @@ class RealExecution:
             (tensor, tensor.detach().clone()) for tensor in tensors if not is_lazy(tensor) and _is_sparse(tensor)
         ]
 
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """Return the tensor itself, which operators get."""
+        return tensor
+
     def input(self, tensor: Tensor) -> Tensor:
         """Return a copy of an input tensor, which a forward may write to; the same copy each time."""
         copy = self._inputs.get(id(tensor))

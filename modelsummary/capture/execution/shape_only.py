@@ -128,6 +128,10 @@ class ShapeOnly:
         self._known, self.distinct = KnownValues(), None
         self._twins.end()
 
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that operators get instead of one that neither the model nor its inputs hold."""
+        return self._twins.of(tensor)
+
     def input(self, tensor: Tensor) -> Tensor:
         """Return the twin of an input tensor."""
         return self._twins.of_input(tensor)
