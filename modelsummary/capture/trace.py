@@ -13,7 +13,7 @@ from modelsummary.capture.observer import Allocation, Level
 from modelsummary.layer_info import CallKey, Sizes
 from modelsummary.operators.kernels import StepOperator
 
-__all__ = ["Storage", "Trace", "TracedCall", "TracedSave", "bytes_alive", "storages_of"]
+__all__ = ["BEFORE_THE_STEP", "Storage", "Trace", "TracedCall", "TracedSave", "bytes_alive", "storages_of"]
 
 
 class TracedCall(NamedTuple):
@@ -118,6 +118,9 @@ def storages_of(allocations: Iterable[Allocation], keys: Mapping[Call, CallKey],
         )
         for allocation in allocations
     ]
+
+
+BEFORE_THE_STEP = ("params", "buffers", "inputs")  # kinds of what exists before the first operator
 
 
 def bytes_alive(storages: Iterable[Storage | Allocation], n_operators: int) -> list[int]:

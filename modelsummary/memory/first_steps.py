@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from modelsummary.capture.trace import Storage, Trace
+from modelsummary.capture.trace import BEFORE_THE_STEP, Storage, Trace
 from modelsummary.memory.replay import MemoryBlock
 from modelsummary.memory.timeline import Workspaces, library_workspaces, workspace_of_each
 
 __all__ = ["first_steps"]
 
 _STEPS = 3
-_BEFORE = ("params", "buffers", "inputs")  # kinds of what exists before the first step
 
 
 def first_steps(trace: Trace, workspaces: Workspaces | None) -> Iterator[MemoryBlock]:
@@ -44,7 +43,7 @@ def first_steps(trace: Trace, workspaces: Workspaces | None) -> Iterator[MemoryB
 
 def _is_older(storage: Storage) -> bool:
     """Return True if a storage was made before the first operator of the step."""
-    return storage.born < 0 or storage.kind in _BEFORE
+    return storage.born < 0 or storage.kind in BEFORE_THE_STEP
 
 
 def _in_order_of_names(trace: Trace, storages: Sequence[Storage]) -> list[Storage]:
@@ -71,7 +70,9 @@ def _moved(names: Sequence[str]) -> list[str]:
 
 def _block(trace: Trace, storage: Storage, begin: int, end: int | None) -> MemoryBlock:
     name = _name_of(trace, storage.born) if storage.born >= 0 else storage.kind
-    return MemoryBlock(0, storage.kind, storage.kind if storage.kind in _BEFORE else name, storage.nbytes, begin, end)
+    return MemoryBlock(
+        0, storage.kind, storage.kind if storage.kind in BEFORE_THE_STEP else name, storage.nbytes, begin, end
+    )
 
 
 def _name_of(trace: Trace, index: int) -> str:

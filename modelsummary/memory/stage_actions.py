@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from modelsummary.capture.stage_step import StageTrace
 from modelsummary.capture.step_plan import StageShare
-from modelsummary.capture.trace import Trace
+from modelsummary.capture.trace import BEFORE_THE_STEP, Trace
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.timeline import Workspaces, estimate_of, timeline_of
 
@@ -17,7 +17,6 @@ __all__ = ["ActionMemory", "Held", "StageActions", "actions_of", "add"]
 
 Held = tuple[int, ...]  # bytes by category, in the order of ``CATEGORIES``
 _INPUTS = CATEGORIES.index("inputs")
-_BEFORE = frozenset({"params", "buffers", "inputs"})  # what lives before the first operator
 
 
 def add(one: Held, other: Held) -> Held:
@@ -94,7 +93,7 @@ def _state_at(trace: Trace, operator_index: int) -> Held:
     """Return the bytes that live between an operator and the one before it."""
     held = [0] * len(CATEGORIES)
     for storage in trace.storages:
-        was_born = storage.born < operator_index or (not operator_index and storage.kind in _BEFORE)
+        was_born = storage.born < operator_index or (not operator_index and storage.kind in BEFORE_THE_STEP)
         if was_born and (storage.died is None or storage.died > operator_index):
             held[CATEGORIES.index(storage.kind)] += storage.nbytes
     return tuple(held)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from modelsummary.capture.trace import Storage, Trace, bytes_alive
+from modelsummary.capture.trace import BEFORE_THE_STEP, Storage, Trace, bytes_alive
 from modelsummary.devices.kernel_table import table_of
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
@@ -210,7 +210,21 @@ def by_call(trace: Trace, workspaces: Workspaces | None) -> dict[CallKey, RowMem
         saved[storage.row] += storage.nbytes
     alive = bytes_alive(trace.storages, len(trace.operators))
     held = [sum(parts) for parts in zip(alive, _all_workspaces(trace, workspaces), strict=True)]
-    return {call.key: RowMemory(saved[call.key], max(held[call.begin : call.end], default=0)) for call in trace.calls}
+    before = _bytes_before(trace)
+    return {
+        call.key: RowMemory(saved[call.key], max(held[call.begin : call.end], default=before[call.begin]))
+        for call in trace.calls
+    }
+
+
+def _bytes_before(trace: Trace) -> list[int]:
+    """Return the bytes that storages take between each operator and the one before it."""
+    made = [0] * (len(trace.operators) + 1)
+    for storage in trace.storages:
+        if storage.born >= 0 and storage.kind not in BEFORE_THE_STEP:
+            made[storage.born] += storage.nbytes
+    alive = bytes_alive(trace.storages, len(made))
+    return [nbytes - new for nbytes, new in zip(alive, made, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------ workspaces

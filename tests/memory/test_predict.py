@@ -874,3 +874,17 @@ def test_tensors_that_the_loss_holds():
     weights = sum(parameter.nbytes for parameter in teacher.parameters())
     assert plain.predicted.inputs == x.nbytes + labels.nbytes + weights
     assert plain.predicted.peak == plain.peak + labels.nbytes + weights  # a measurement does not know that these exist
+
+
+def test_rows_without_operators():
+    """By hand: a product of 16 x 64 floats and its bias; what lives when a call begins lives while it does nothing."""
+    stats = Statistics(nn.Sequential(nn.Linear(64, 64), nn.Identity(), nn.ReLU(), nn.Identity()), (16, 64))
+    stats.memory()
+    weights, vectors = 4 * (64 * 64 + 64), 4 * 16 * 64
+    assert [row.peak_bytes - weights - vectors for row in stats.root.walk()] == [
+        2 * vectors,
+        vectors,
+        vectors,
+        2 * vectors,
+        vectors,  # the result of the product is not kept
+    ]
