@@ -26,7 +26,11 @@ def saved(content: str | bytes, path: str | PathLike[str]) -> Path:
         target = Path(path)
         target.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
     except (OSError, TypeError, ValueError) as error:
-        raise InputError(f"path={path!r} cannot be written: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        name = str(path) if isinstance(path, PathLike) else path
+        raise InputError(
+            f"path={name!r:.200} cannot be written: {reason}; pass a file in a folder that exists"
+        ) from error
     return target
 
 

@@ -45,6 +45,7 @@ PREFIXES: dict[str, int] = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+_LEAST = 1000  # bytes; a smaller number is one of gigabytes without their unit
 _AUTO = ("P", "T", "G", "M", "K")
 _BINARY = ("Ti", "Gi", "Mi", "Ki")
 
@@ -53,14 +54,16 @@ def parse_bytes(value: int | str, name: str) -> int:
     """Return a number of bytes >= 1, given as an integer or as text with a prefix.
 
     Raises:
-        InputError: ``value`` is neither; the message calls it ``name``.
+        InputError: ``value`` is neither, or so small that its unit is missing; the message calls it ``name``.
 
-    >>> parse_bytes("24GB", "memory_bytes"), parse_bytes("1.5 GiB", "memory_bytes"), parse_bytes(7, "memory_bytes")
-    (24000000000, 1610612736, 7)
+    >>> parse_bytes("24GB", "memory_bytes"), parse_bytes("1.5 GiB", "memory_bytes"), parse_bytes(4096, "memory_bytes")
+    (24000000000, 1610612736, 4096)
     """
     amount = parse_amount(value) if isinstance(value, str) else value
     if type(amount) is not int or amount < 1:
         raise InputError(f"{name} must be an integer >= 1 or text such as '24GB' or '16GiB', got {value!r}")
+    if amount < _LEAST:
+        raise InputError(f"{name} is in bytes, and {value!r} is {amount} of them; pass text such as '{amount}GB'")
     return amount
 
 
@@ -87,8 +90,8 @@ def check_prefix(prefix: str) -> str:
     """
     if not isinstance(prefix, str) or prefix not in PREFIXES:
         choices = ", ".join(repr(choice) for choice in PREFIXES)
-        shorter = str(prefix)[:-1]  # MB
-        hint = f"; did you mean {shorter!r}?" if shorter and shorter in PREFIXES else ""
+        meant = [name for name in PREFIXES if name and str(prefix).lower() in (name.lower(), f"{name.lower()}b")]  # MB
+        hint = f"; did you mean {meant[0]!r}?" if meant else ""
         raise InputError(f"unknown unit prefix {prefix!r}{hint}; expected one of {choices}")
     return prefix
 

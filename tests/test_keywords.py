@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import InputError, Statistics
+from modelsummary import ForwardError, InputError, ModelSummaryError, Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe
 
 
@@ -146,3 +146,52 @@ def test_a_number_of_blocks_is_checkpointed_in_each_stage():
         stats.parallel_plan(checkpoint="selective")
     with pytest.raises(InputError, match=r"checkpoint=\['0'\] names modules, which parallel_plan applies"):
         Plan(checkpoint=["0"])
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda stats: stats.table(colums=["macs"]), "unknown option 'colums' of table; .* did you mean 'columns'"),
+        (lambda stats: stats.memory(optim="adam"), "unknown option 'optim' of memory; .* did you mean 'optimizer'"),
+        (lambda stats: stats.memory(dtype="bf17"), "dtype must be a floating point .* got 'bf17'"),
+        (lambda stats: stats.memory(accumulates="yes"), "accumulates must be True or False, got 'yes'"),
+        (
+            lambda stats: stats.max_batch_size(24),
+            "memory_bytes is in bytes, .*; pass text such as '24GB'",
+        ),
+        (lambda stats: stats.max_batch_size(), "missing a required argument: 'memory_bytes'; expected memory_bytes, "),
+        (lambda stats: stats.top(-3), "n must be an integer >= 1, got -3"),
+        (lambda stats: stats.simulate(Plan(), Cluster("A100"), batch=8), "'batch' of simulate; .* 'global_batch'"),
+        (lambda stats: Cluster("A100", gpus=8), "unknown option 'gpus' of Cluster; .* did you mean 'devices_per_node'"),
+        (lambda stats: Plan(schedule="1f2b"), "schedule must be one of 'gpipe', .*, got '1f2b'; did you mean '1f1b'"),
+        (lambda stats: stats["9"], "no layer named '9' in Sequential; there are 0, 1, 2, 3"),
+        (
+            lambda stats: stats.table(columns=["mac"]),
+            "unknown column 'mac'; .* more; did you mean 'macs'",
+        ),
+    ],
+)
+def test_a_mistake_is_told_what_was_meant(mistake, said):
+    with pytest.raises(ModelSummaryError, match=said) as caught:
+        mistake(_statistics())
+    assert len(str(caught.value)) < 400
+
+
+def test_case_and_marks_in_names_do_not_count():
+    stats = _statistics()
+    assert Plan(schedule="1F1B") == Plan()
+    assert Recipe(precision="bf16", optimizer="AdamW", kernels="Compiled") == Recipe()
+    assert Cluster.preset("dgx-h100").name == "DGX H100"
+    assert stats.memory(optimizer="SGD_momentum", dtype="half") == stats.memory(
+        optimizer="sgd-momentum", dtype=torch.float16
+    )
+    assert stats.estimate_latency("A100", "Compiled", dtype="fp16") == stats.estimate_latency(
+        "A100", "compiled", dtype=torch.float16
+    )
+
+
+@pytest.mark.parametrize("tokens", [100, -1])
+def test_indices_that_an_embedding_does_not_have_are_refused(tokens):
+    with pytest.raises(ForwardError, match="the table has 100 rows, so pass indices from 0 to 99"):
+        Statistics(nn.Embedding(100, 4), torch.tensor([[tokens]]))
+    assert Statistics(nn.Embedding(100, 4), torch.tensor([[99]])).total_params == 400

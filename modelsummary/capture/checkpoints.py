@@ -18,7 +18,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from modelsummary.capture.offloading import Offloading, offloaded
 from modelsummary.capture.templates import make_object
 from modelsummary.capture.trace import Trace
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError
+from modelsummary.keywords import nearest
 from modelsummary.units import number_of
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def apply_checkpoint(
     for fqn in chosen:
         container, segment = segment_of(fqn)
         if container not in modules:
-            raise InputError(f"checkpoint names {fqn!r}, but the model has no such module{close_to(fqn, modules)}")
+            raise InputError(f"checkpoint names {fqn!r}, but the model has no such module{nearest(fqn, modules)}")
         if segment is not None:
             _check_segment(fqn, modules[container], segment, segments[container])
             segments[container].append(segment)

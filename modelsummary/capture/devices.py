@@ -65,8 +65,10 @@ def named_device(device: torch.device | str) -> torch.device:
     """
     try:
         return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, TypeError):
+        raise InputError(
+            f"device must name a torch device, got {device!r:.80}; pass one such as 'cpu', 'cuda' or 'cuda:1'"
+        ) from None
 
 
 def available_device(device: torch.device | str) -> torch.device:

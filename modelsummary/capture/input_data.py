@@ -10,6 +10,7 @@ from typing import Any, get_origin
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from modelsummary._torch import tree_leaves
 from modelsummary.capture.containers import is_array, tensors_of
@@ -17,6 +18,7 @@ from modelsummary.capture.devices import device_of_inputs
 from modelsummary.capture.inputs import CallArguments, InputArray, InputSize
 from modelsummary.capture.modules import ModelParts
 from modelsummary.errors import InputError, close_to
+from modelsummary.keywords import dtype_named
 
 __all__ = ["OPTIONS", "Dtypes", "call_arguments", "call_like", "is_size"]
 
@@ -24,9 +26,6 @@ OPTIONS = tuple("input_data batch_dim branching depth device dtypes execution la
 _OF_TORCHINFO = frozenset({"cache_forward_pass", "col_names", "col_width", "mode", "row_settings", "verbose"})
 _Dtype = torch.dtype | str
 Dtypes = _Dtype | Sequence[_Dtype] | Mapping[str, _Dtype] | None
-_NAMES = (
-    "float float16 float32 float64 half bfloat16 double int int8 int16 int32 int64 long uint8 bool complex64 complex128"
-).split()
 _CONSTANT = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -132,6 +131,11 @@ def _split(
     """Return the positional and the keyword arguments in ``input_data``."""
     if input_data is None:
         return (), {}
+    if isinstance(input_data, (DataLoader, Dataset)):
+        what = "next(iter(loader))" if isinstance(input_data, DataLoader) else "torch.stack([dataset[0][0]])"
+        raise InputError(
+            f"input_data must be one batch, got {type(input_data).__name__}; pass one, such as {what}, or its size"
+        )
     if isinstance(input_data, Iterator):
         raise InputError(
             f"input_data is a {type(input_data).__name__}, which can be read only once; pass a list or tuple"
@@ -330,18 +334,15 @@ def _dtypes(
 
 def _dtype(entry: Any) -> torch.dtype:
     """Return the dtype that is given as itself, by its name, or as torchinfo also accepts it: ``torch.LongTensor``."""
-    name = entry.removeprefix("torch.") if isinstance(entry, str) else None
-    dtype = getattr(entry, "dtype", entry) if name is None else getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        hint = "" if name is None else close_to(name, _NAMES)
-        raise InputError(f"dtypes holds {entry!r}; expected a torch.dtype such as torch.long, or its name{hint}")
-    return dtype
+    return dtype_named(getattr(entry, "dtype", entry), "dtypes", "")
 
 
 def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
     for length in size:
         if isinstance(length, (bool, float)) or operator.index(length) < 0:
-            raise InputError(f"input size {tuple(size)} holds {length!r}; sizes are integers >= 0")
+            raise InputError(
+                f"input size {tuple(size)} holds {length!r}; sizes are integers >= 0, such as (1, 3, 224, 224)"
+            )
     return tuple(operator.index(length) for length in size)
 
 

@@ -255,6 +255,8 @@ def _run_once(
     with casts, seen as ran, on as (execution, args, kwargs):
         if isinstance(execution, RealExecution) and ran is not None:
             execution.ran = ran
+        if isinstance(execution, ShapeOnly):
+            execution.checks_indices = True
         if isinstance(execution, ShapeOnly) and routes_evenly:
             execution.assume_values((args, kwargs))
         # The trace of the table is not kept, as ``LiveModel`` keeps others: to note arguments, and what tells later

@@ -20,6 +20,7 @@ from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
 from modelsummary.cli.sources import build_model
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.errors import InputError
+from modelsummary.file_contents import saved
 from modelsummary.files.comparing import compare as compare_forms
 from modelsummary.files.loading import is_file, is_torchscript, load
 from modelsummary.files.statistics import FileStatistics
@@ -167,7 +168,7 @@ def _write(text: str, path: Path | None) -> None:
     if path is None:
         print(text)
     else:
-        path.write_text(f"{text}\n", encoding="utf-8")
+        saved(f"{text}\n", path)
 
 
 def summarize(options: argparse.Namespace) -> int:

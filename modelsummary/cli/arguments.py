@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from modelsummary.errors import InputError, close_to
+from modelsummary.keywords import choice_of, dtype_named
 from modelsummary.units import parse_amount
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = [
     "caches",
     "modes",
     "parse_budget",
+    "parse_count",
     "parse_dtype",
     "parse_input",
     "parse_name",
@@ -61,7 +64,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ``InputError``."""
-        raise InputError(message)
+        is_missing = message.endswith("required: MODEL")
+        raise InputError(f"{message}; such as modelsummary resnet18 --input 1,3,224,224" if is_missing else message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the options; raise ``InputError`` for an argument that the command does not have."""
@@ -86,24 +90,31 @@ def parse_input(text: str) -> Input:
     value = _VALUE.fullmatch(text)
     if value is not None:
         return value["name"], torch.tensor(json.loads(value["value"])), None
-    match = _INPUT.fullmatch(text)
+    match = _INPUT.fullmatch(re.sub(r"\s+", "", text))
     if match is None or not text:
         raise argparse.ArgumentTypeError(f"expected a size such as 1,3,224,224 or ids=1,128:long, got {text!r}")
-    dtype = getattr(torch, match["dtype"], None) if match["dtype"] else None
-    if match["dtype"] and not isinstance(dtype, torch.dtype):
-        raise argparse.ArgumentTypeError(f"expected a dtype of torch, got {match['dtype']!r} in {text!r}")
+    dtype = None
+    if match["dtype"]:
+        with _as_argument_error():
+            dtype = dtype_named(match["dtype"], f"the end of {text!r}", "")
     size = [int(dim) for dim in match["size"].split(",")] if match["size"] else []
     return match["name"], size, dtype
 
 
 def parse_dtype(text: str) -> torch.dtype:
     """Return a floating point dtype by its name."""
-    import torch
+    with _as_argument_error():
+        return dtype_named(text, "it")
+    raise AssertionError  # the context returns only after an error
 
-    dtype = getattr(torch, text, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise argparse.ArgumentTypeError(f"expected a floating point dtype of torch such as bfloat16, got {text!r}")
-    return dtype
+
+@contextmanager
+def _as_argument_error() -> Iterator[None]:
+    """Run the body, and raise ``argparse.ArgumentTypeError`` for its ``InputError``."""
+    try:
+        yield
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_name(names: Callable[[], Iterable[str]]) -> Callable[[str], str]:
@@ -114,11 +125,9 @@ def parse_name(names: Callable[[], Iterable[str]]) -> Callable[[str], str]:
     """
 
     def parse(text: str) -> str:
-        accepted = list(names())
-        if text.lower() not in accepted:
-            hint = close_to(text.lower(), accepted)
-            raise argparse.ArgumentTypeError(f"expected one of {', '.join(accepted)}, got {text!r}{hint}")
-        return text.lower()
+        with _as_argument_error():
+            return choice_of(text, list(names()), "it")
+        raise AssertionError  # the context returns only after an error
 
     return parse
 
@@ -159,5 +168,20 @@ def parse_budget(text: str) -> int:
     """Return an amount with a prefix, such as ``4.1G``, as an integer."""
     amount = parse_amount(text)
     if amount is None:
-        raise argparse.ArgumentTypeError(f"expected a number such as 25M, 4.1G or 16GiB, got {text!r}")
+        flops = "; a multiply-add is two FLOPs, so 4 GFLOPs are 2G" if "flop" in text.lower() else ""
+        raise argparse.ArgumentTypeError(f"expected a number such as 25M, 4.1G or 16GiB, got {text!r}{flops}")
     return amount
+
+
+def parse_count(text: str) -> int:
+    """Return an integer, such as a number of tokens.
+
+    >>> parse_count("8192")
+    8192
+    """
+    try:
+        return int(text)
+    except ValueError:
+        amount = parse_amount(text)
+        hint = "" if amount is None else f"; did you mean {amount}?"
+        raise argparse.ArgumentTypeError(f"expected an integer such as 2 or 8192, got {text!r}{hint}") from None

@@ -18,6 +18,7 @@ from modelsummary.cli.arguments import (
     caches,
     modes,
     parse_budget,
+    parse_count,
     parse_dtype,
     parse_input,
     parse_name,
@@ -174,7 +175,7 @@ def _trained() -> Parser:
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
     add = parent.group(_QUESTIONS).add_argument
     add("--memory", type=parse_name(steps), metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
-    add("--split", type=int, metavar="N", help="cut the model into N stages")
+    add("--split", type=parse_count, metavar="N", help="cut the model into N stages")
     return parent
 
 
@@ -234,8 +235,8 @@ def _summarize(commands: _Commands) -> None:
     add("--latency", action="store_true", help="run the model and time its layers")
     add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
     add = parser.group("table").add_argument
-    add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns of the table, see below")
-    add("--depth", type=int, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
+    add("--columns", type=_names, metavar="A,B", help="columns of the table, see below")
+    add("--depth", type=parse_count, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
     add("--sort", metavar="AMOUNT", help="sort the rows of the table by macs, params, flops ..., largest first")
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
@@ -272,14 +273,14 @@ def _check(commands: _Commands) -> None:
     add("--autocast", type=parse_dtype, help="dtype of torch.autocast around the forward (default: none)")
     add("--values", action="store_true", help="make the model with values, and check how they are initialised")
     add = parser.group("rules").add_argument
-    add("--select", type=_codes, metavar="G,D401", help="rules, by code or beginning of a code (default: all)")
-    add("--ignore", type=_codes, metavar="U202", help="rules to leave out, likewise")
+    add("--select", type=_names, metavar="G,D401", help="rules, by code or beginning of a code (default: all)")
+    add("--ignore", type=_names, metavar="U202", help="rules to leave out, likewise")
     add("--baseline", metavar="FILE", help="leave out the findings in this file, which --format json wrote")
     add("--device", default="A100", help="device of the predicted times (default: A100)")
 
 
-def _codes(text: str) -> list[str]:
-    return text.split(",")
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _explore(commands: _Commands) -> None:
@@ -333,11 +334,23 @@ def _serve_plan(commands: _Commands) -> None:
         parents=[_made(help="name of the model, see below; such as hf:config.json"), _written()],
     )
     add = parser.group("requests").add_argument
-    add("--context", type=int, required=True, metavar="TOKENS", help="tokens of each request that the cache holds")
-    add("--batch", type=int, default=1, metavar="N", help="number of requests decoded together (default: 1)")
+    add(
+        "--context",
+        type=parse_count,
+        required=True,
+        metavar="TOKENS",
+        help="tokens of each request that the cache holds",
+    )
+    add("--batch", type=parse_count, default=1, metavar="N", help="number of requests decoded together (default: 1)")
     add = parser.group("devices").add_argument
     add("--device", required=True, help="name of an accelerator such as H100; cpu or cuda of this calibrated machine")
-    add("--tensor", type=int, default=1, metavar="N", help="devices over which the layers are split (default: 1)")
+    add(
+        "--tensor",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="devices over which the layers are split (default: 1)",
+    )
     add("--memory", metavar="BYTES", help="memory of the device, such as 24GB (default: the device's)")
     add("--mode", type=parse_name(modes), help=_HELP_OF_SERVING_MODE)
     add = parser.group("weights and cache").add_argument

@@ -76,6 +76,8 @@ def _simulator(
                 f"sequence_length={sequence_length} needs a first input of tokens (batch x length [x features]); pass "
                 "None"
             )
+        if sequence_length > model.recorded_sequence:
+            model.check_length(sequence_length)
     return StepSimulator(model, cluster, global_batch, sequence_length or model.recorded_sequence, make_plan)
 
 

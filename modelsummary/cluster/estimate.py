@@ -333,6 +333,9 @@ class StepEstimate(Printed):
             f"Fullest rank: {total}, {has}: {parts}",
             *self._sureness(),
         ]
+        if 1 < self.plan.pipeline > self.microbatches:
+            few = number_of(self.microbatches, "micro-batch").replace("batchs", "batches")
+            below.append(f"The pipeline is never full: {few} for {self.plan.pipeline} ranks; raise global_batch")
         if self.uncounted_ops:
             below.append(f"Not counted: {', '.join(sorted(self.uncounted_ops))}")
         rows.append(["step", duration(1e3 * step), "100.0%"])

@@ -12,9 +12,9 @@ from torch import Tensor
 from modelsummary.capture.step_plan import check_loss
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, check_integers, is_number
-from modelsummary.keywords import takes_keywords, warn_renamed
+from modelsummary.keywords import choice_of, dtype_named, takes_keywords, warn_renamed
 from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_dispatch, check_sequence, level_of
-from modelsummary.split.schedule import check_schedule
+from modelsummary.split.schedule import SCHEDULES
 
 __all__ = ["Plan", "Recipe", "modern_checkpoint"]
 
@@ -123,7 +123,7 @@ class Plan:
         check_sequence(self.sequence, self.tensor)
         check_dispatch(self.dispatch)
         object.__setattr__(self, "sharded", level_of(self.sharded, self.shard))
-        check_schedule(self.schedule)
+        object.__setattr__(self, "schedule", choice_of(self.schedule, SCHEDULES, "schedule"))
         check_checkpoint(self.checkpoint)
         if isinstance(self.checkpoint, (list, tuple)):
             raise InputError(
@@ -352,14 +352,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("precision", "gradient_dtype", "state_dtype"):
             value, may_be_none = getattr(self, name), name != "state_dtype"
-            is_floating = isinstance(value, torch.dtype) and value.is_floating_point
-            if not is_floating and not (value is None and may_be_none):
-                options = "a floating point torch.dtype" + (" or None" if may_be_none else "")
-                raise InputError(f"{name} must be {options}, got {value!r}")
-        if not isinstance(self.optimizer, str) or self.optimizer not in _STATES:
-            raise InputError(f"optimizer must be one of {', '.join(map(repr, _STATES))}, got {self.optimizer!r}")
-        if self.kernels not in ("eager", "fused", "compiled"):
-            raise InputError(f"kernels must be 'eager', 'fused' or 'compiled', got {self.kernels!r}")
+            if value is not None or not may_be_none:
+                dtype = dtype_named(value, name, end=" or None" if may_be_none else "")
+                object.__setattr__(self, name, dtype)
+        for name, choices in (("optimizer", _STATES), ("kernels", ("eager", "fused", "compiled"))):
+            object.__setattr__(self, name, choice_of(getattr(self, name), choices, name))
         if self.sequence not in ("torch", "megatron"):
             raise InputError(f"sequence of a Recipe must be 'torch' or 'megatron', got {self.sequence!r:.80}")
         if self.attention not in (None, *KERNELS):

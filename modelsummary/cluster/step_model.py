@@ -16,7 +16,10 @@ from modelsummary import _torch
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import modules_of
 from modelsummary.capture.observe import check_initialized, observe
+from modelsummary.capture.operator_mode import Operators
+from modelsummary.capture.run import running
 from modelsummary.capture.step_error import NeedsValuesError, as_step_error
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
@@ -326,6 +329,22 @@ class StepModel:
         with cuda_kernels(), _without_values():
             # what entered blocks is forgotten when the run is over
             return observe(module, call, step, storages=True, note=lambda: dict(entered))
+
+    def check_length(self, tokens: int) -> None:
+        """Raise ``InputError`` for sequences that are longer than a table of positions, which the forward indexes."""
+        call = with_tokens(self._call, tokens)
+        on_shapes = running(modules_of(self._folded), call, on_shapes=True, grad=False)
+        try:
+            with on_shapes as (execution, args, kwargs):
+                execution.checks_indices = True  # type: ignore[union-attr]
+                with Operators(execution):
+                    self._folded(*args, **kwargs)
+        except IndexError as error:
+            raise InputError(
+                f"sequence_length={tokens} is longer than {self._root.class_name} accepts: {error}"
+            ) from None
+        except Exception:  # what else the forward raises, the step raises, too
+            return
 
     def _parts_of(
         self, plan: Plan, observed: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from modelsummary.cluster.calibration import factors_of_steps
 from modelsummary.devices.device_spec import DeviceSpec, device_of, device_values
 from modelsummary.devices.factors import Factors, factors_of
-from modelsummary.errors import InputError, check_integers, close_to, is_number
+from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
+from modelsummary.keywords import check_names, choice_of, takes_keywords
 
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate
@@ -23,6 +24,7 @@ PCIE_BANDWIDTH = 64e9  # bytes per second and direction of sixteen lanes of the 
 _NVLINK_4 = 900e9  # bytes per second of all NVLinks of a Hopper SXM module, both directions
 
 
+@takes_keywords()
 @dataclass(frozen=True)
 class Cluster:
     """The devices to train on, and the links between them.
@@ -136,9 +138,7 @@ class Cluster:
         >>> Cluster.preset("DGX H100", nodes=4, interfaces_per_node=4).devices
         32
         """
-        if not isinstance(name, str) or name not in PRESETS:
-            presets = ", ".join(map(repr, PRESETS))
-            raise InputError(f"no preset {name!r}; expected one of {presets}, or Cluster(...){close_to(name, PRESETS)}")
+        name = choice_of(name, PRESETS, "name", ", or use Cluster(...)")
         return _from_attributes({**PRESETS[name], "nodes": nodes, "name": name, **changes})
 
     @classmethod
@@ -214,11 +214,7 @@ def calibrated_device(cluster: Cluster) -> DeviceSpec:
 
 def _from_attributes(values: Mapping[str, Any]) -> Cluster:
     names = [attribute.name for attribute in fields(Cluster)]
-    for name in values:
-        if name not in names:
-            raise InputError(
-                f"unknown attribute {name!r} of a cluster; expected {', '.join(names)}{close_to(name, names)}"
-            )
+    check_names("a cluster", values, names)
     if "device" not in values:
         raise InputError("a cluster needs a device: the name of an accelerator, such as 'A100 80GB'")
     return Cluster(**values)

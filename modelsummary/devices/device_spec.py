@@ -21,6 +21,7 @@ from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.factors import OF_DEVICES, Factors, calibrated_factors, factors_of
 from modelsummary.errors import InputError, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
+from modelsummary.keywords import dtype_named, listed, takes_keywords
 
 __all__ = ["Bound", "DeviceSpec", "Predicted", "device_of", "device_values", "least_seconds"]
 
@@ -33,6 +34,7 @@ _SUSTAINED = (torch.float32, torch.float16, torch.bfloat16)
 _OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID"})
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 _MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
+_SMALL, _LARGE = 1e6, 1e9  # a peak or a bandwidth below, where the other is above, lacks its unit
 _SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself
 
 # Copies to pinned memory reach about 80 % of sixteen lanes of PCIe, whose data sheets have 15.75, 31.5 and 63 GB/s for
@@ -53,6 +55,7 @@ class Bound(NamedTuple):
     limited_by: str
 
 
+@takes_keywords()
 @dataclass(frozen=True)
 class DeviceSpec:
     """Peaks and other figures that the speed of a device depends on.
@@ -106,10 +109,13 @@ class DeviceSpec:
             for name, value in _from_table(_known_name(self.name), self.name).items():
                 if name != "watts" or self.watts is None:
                     object.__setattr__(self, name, value)
+        if isinstance(self.peak_flops, Mapping):
+            object.__setattr__(self, "peak_flops", {_precision(key): peak for key, peak in self.peak_flops.items()})
         peaks = self.peak_flops.values() if isinstance(self.peak_flops, Mapping) else ()
         figures = [*peaks, self.bandwidth]
         if not peaks or not all(isinstance(figure, (int, float)) and figure > 0 for figure in figures):
             raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
+        self._check_units(max(peaks))
         speeds = self.sustained_flops
         if not isinstance(speeds, Mapping) or not all(
             dtype in _SUSTAINED and is_number(speed) and speed > 0 for dtype, speed in speeds.items()
@@ -131,6 +137,16 @@ class DeviceSpec:
         if self.name in _ON_GRACE:
             return _ON_GRACE[self.name]
         return _HOST_BANDWIDTHS.get(self.generation)
+
+    def _check_units(self, peak: float) -> None:
+        """Raise ``InputError`` for a peak in TFLOP/s, or a bandwidth in GB/s or TB/s, beside the other in units."""
+        peak_flops, bandwidth = max(peak, 1.0), max(self.bandwidth, 1.0)
+        for name, unit, value, other in (
+            ("peak_flops", "FLOP/s, such as 312e12", peak_flops, bandwidth),
+            ("bandwidth", "bytes per second, such as 2e12", bandwidth, peak_flops),
+        ):
+            if 1 < value < _SMALL <= _LARGE <= other:
+                raise InputError(f"{self.name!r}: {name} must be in {unit}, got {value!r}")
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
@@ -269,7 +285,7 @@ class DeviceSpec:
         >>> DeviceSpec("T4").has(torch.bfloat16)
         False
         """
-        return isinstance(dtype, (str, torch.dtype)) and dtype in self.peak_flops
+        return isinstance(dtype, (str, torch.dtype)) and _precision(dtype) in self.peak_flops
 
     def peak(self, dtype: Precision, argument: str = "dtype") -> float:
         """Return the peak of a dtype in operations per second.
@@ -289,7 +305,7 @@ class DeviceSpec:
             precisions = [precision for precision in self.peak_flops if not is_floating or _runs_forwards(precision)]
             one_of = ", ".join(map(str, precisions or self.peak_flops))
             raise InputError(f"the peak of {self.name} with {dtype} is not known; pass {argument}= one of {one_of}")
-        return self.peak_flops[dtype]
+        return self.peak_flops[_precision(dtype)]
 
     def bound(self, flops: float, moved_bytes: float, dtype: Precision) -> Bound:
         """Return the roofline's bound (Williams et al. 2009): computing or moving data, whichever takes longer.
@@ -365,11 +381,11 @@ def device_of(values: Mapping[str, Any]) -> DeviceSpec:
             raise InputError(
                 f"device: {name} must be a table of dtypes and FLOP/s, such as {{ bfloat16 = 1e14 }}, got {peaks!r:.80}"
             )
-        for key in peaks:
-            if key != "tf32" and not isinstance(getattr(torch, key, None), torch.dtype):
-                raise InputError(f"device: {name} has {key!r}; expected 'tf32' or the name of a torch.dtype")
         if peaks:
-            figures[name] = {key if key == "tf32" else getattr(torch, key): value for key, value in peaks.items()}
+            figures[name] = {
+                key if key == "tf32" else dtype_named(key, f"device: {name}", "", " or 'tf32'"): value
+                for key, value in peaks.items()
+            }
     if "factors" in figures:
         figures["factors"] = factors_of(figures["factors"])
     try:
@@ -427,8 +443,21 @@ def least_seconds(device: torch.device, work: Callable[..., object], *args: torc
     return min(times[1:])
 
 
+def _precision(dtype: Precision) -> Precision:
+    """Return a dtype for its name; ``"tf32"``, and what is not known, stay as they are."""
+    if not isinstance(dtype, str) or dtype == "tf32":
+        return dtype
+    try:
+        return dtype_named(dtype, "dtype", "")
+    except InputError:
+        return dtype
+
+
 def _known_name(name: str) -> str:
     """Return the table's entry for a name. Raise ``InputError`` with the nearest names if there is none."""
+    same = [entry for entry in TABLE if isinstance(name, str) and _letters(entry) == _letters(name)]
+    if same:
+        return same[0]
     plain = re.sub(r"\bSXM\d?\b", " ", name.upper()) if isinstance(name, str) else ""
     words = set(re.split(r"[^A-Z0-9]+", _MEMORY.sub(r"\1GB", plain)))
     if not words & _OTHER_MODELS:
@@ -444,10 +473,16 @@ def _known_name(name: str) -> str:
     similar = [entry for entry in TABLE if words & set(entry.upper().split())]
     for query in (plain, *sorted(words - {""}, key=len, reverse=True)):
         similar += get_close_matches(query, TABLE, n=3, cutoff=0.6)
-    hint = f"; the nearest are {', '.join(dict.fromkeys(similar))}" if similar else ""
+    near = f"the nearest are {', '.join(dict.fromkeys(similar))}" if similar else f"expected one of {listed(TABLE)}"
     raise InputError(
-        f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)"
+        f"no accelerator {name!r:.80} in the table; {near}; pass one of the table's, or DeviceSpec(name, peak_flops, "
+        "bandwidth)"
     )
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name."""
+    return re.sub(r"[\W_]+", "", name).upper()
 
 
 def _from_table(entry: str, name: str) -> dict[str, Any]:

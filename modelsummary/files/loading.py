@@ -13,13 +13,14 @@ from torch import Tensor
 
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.file_errors import reading
+from modelsummary.files.file_errors import OF_PICKLES, reading
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.safetensors import INDEX
 
 __all__ = ["is_file", "is_torchscript", "load"]
 
 Size = Sequence[int] | Tensor | float | Sequence[Sequence[int] | Tensor]
+_PICKLES = (".pth", ".ckpt", ".bin", ".tar", ".pkl")
 _FORMATS = "file .onnx, .pt2, .safetensors, .safetensors.index.json, .gguf, or TorchScript .pt"
 _WEIGHTS = (".safetensors", INDEX, ".gguf")
 _TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript", ".jit")
@@ -117,7 +118,7 @@ def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatist
 
         return load_exported(file, sizes)
     if not file.name.lower().endswith(_WEIGHTS):
-        raise InputError(f"expected a {_FORMATS}")
+        raise InputError(f"expected a {_FORMATS}{f'; for a checkpoint: {OF_PICKLES}' if ending in _PICKLES else ''}")
     if sizes:
         raise InputError("input= needs a forward, which the weights in the file do not have; leave it out")
     from modelsummary.files.weights.gguf import load_gguf

@@ -9,12 +9,14 @@ from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.devices.target import Target, target_of
 from modelsummary.errors import InputError
+from modelsummary.keywords import choice_of
 from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.kernel_list import Kernels
-from modelsummary.latency.options import TimeOptions, time_plan
+from modelsummary.latency.options import TimeOptions, precision_of, time_plan
 from modelsummary.latency.predict import estimate, predict_kernels, step_subject
 from modelsummary.latency.row_times import show
+from modelsummary.operators.kernels import MODES
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +52,7 @@ def predicted(
     options: TimeOptions,
 ) -> LatencyEstimate:
     """Return the predicted latency of a step, which can be asked for other devices, too."""
+    mode = choice_of(mode, MODES, "mode")
 
     def on(other: DeviceSpec | torch.device | str | None) -> LatencyEstimate:
         plan = time_plan(backward, optimizer, options, root, other)
@@ -69,6 +72,7 @@ def kernels(
     options: TimeOptions,
 ) -> Kernels:
     """Return the kernels of a step with their predicted seconds."""
+    mode = choice_of(mode, MODES, "mode")
     prediction_target = target(device, options)
     step = predict_kernels(live, prediction_target, mode, plan)
     case = f"{step_subject(root, plan)}, {mode}", prediction_target.name
@@ -78,7 +82,8 @@ def kernels(
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:
     """Return the target of a prediction. Raise ``InputError`` for an unknown device, or a dtype that it lacks."""
     prediction_target = target_of(device, tf32=options.get("dtype") == "tf32", attention=options.get("attention"))
-    for name, dtype in (("dtype", options.get("dtype")), ("autocast", options.get("autocast"))):
+    for name in ("dtype", "autocast"):
+        dtype = precision_of(options, name)
         if dtype is not None and prediction_target.model is not None:
             prediction_target.model.spec.peak(dtype, name)
     return prediction_target
@@ -107,4 +112,4 @@ def bound_dtype(
         raise InputError(
             "statistics without a live model know only the bound of an eager forward: pass a device name and dtype only"
         )
-    return options.get("dtype")
+    return precision_of(options)

@@ -11,11 +11,12 @@ from torch import Tensor
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.devices.target import names_own_device
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError
+from modelsummary.keywords import check_names, dtype_named
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 
-__all__ = ["TimeOptions", "time_plan"]
+__all__ = ["TimeOptions", "precision_of", "time_plan"]
 
 
 class TimeOptions(TypedDict, total=False):
@@ -37,6 +38,12 @@ class TimeOptions(TypedDict, total=False):
     attention: str | None
 
 
+def precision_of(options: TimeOptions, name: str = "dtype") -> Precision | None:
+    """Return a dtype among the options, or ``"tf32"``; None if it is not passed."""
+    dtype = options.get(name)
+    return dtype if dtype in (None, "tf32") else dtype_named(dtype, name, end=" or 'tf32'" if name == "dtype" else "")
+
+
 def time_plan(
     backward: bool,
     optimizer: OptimizerLike | None,
@@ -49,17 +56,12 @@ def time_plan(
     Raises:
         InputError: an option is unknown or unusable, or an optimizer is given without a backward.
     """
-    unknown = [name for name in options if name not in TimeOptions.__annotations__]
-    if unknown:
-        names = TimeOptions.__annotations__
-        raise InputError(
-            f"unknown option of a step: {unknown[0]!r}; expected {', '.join(names)}{close_to(unknown[0], names)}"
-        )
+    check_names("a step", options, [*TimeOptions.__annotations__, "mode", "backward", "optimizer"])
     if not isinstance(backward, bool):
         raise InputError(f"backward must be True or False, got {backward!r}")
     if optimizer is not None and not backward:
         raise InputError(f"optimizer={optimizer!r:.80} needs a backward; pass backward=True")
-    dtype = options.get("dtype")
+    dtype = precision_of(options)
     if isinstance(dtype, torch.dtype) and dtype.itemsize == 1:
         raise InputError(
             f"dtype={dtype}: no forward computes in 8 bits alone, as torch multiplies 8-bit matrices with scales, by "

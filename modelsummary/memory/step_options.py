@@ -13,7 +13,8 @@ from torch import Tensor
 from modelsummary.capture.checkpoints import checked_numbers
 from modelsummary.capture.devices import available_device, named_device
 from modelsummary.capture.step_plan import MakeOptimizer, StepPlan, check_loss
-from modelsummary.errors import InputError, check_integers, close_to
+from modelsummary.errors import InputError, check_integers
+from modelsummary.keywords import check_names, choice_of, dtype_named
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
 
@@ -90,7 +91,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     if mode not in ("train", "compiled", "inference"):
         hint = f"; an optimizer goes by name: optimizer={mode!r}" if _is_optimizer(mode) else ""
         raise InputError(f"mode must be 'train', 'compiled' or 'inference', got {mode!r:.80}{hint}")
-    _check(options)
+    options = _checked(options)
     checkpoint = options.get("checkpoint")
     if checkpoint in ("every", "sqrt"):
         blocks = blocks_of(root) if root is not None else []
@@ -136,15 +137,16 @@ def _target(device: torch.device | str) -> torch.device:
     return named if (named := named_device(device)).type == "cuda" else available_device(named)
 
 
-def _check(options: Mapping[str, Any]) -> None:
-    names = StepOptions.__annotations__
-    for name in options:
-        if name not in names:
-            raise InputError(f"unknown option {name!r} of a step; known: {', '.join(names)}{close_to(name, names)}")
+def _checked(options: StepOptions) -> StepOptions:
+    """Return the options with dtypes for their names. Raise ``InputError`` for an unknown or unusable one."""
+    check_names("a step", options, StepOptions.__annotations__)
+    options = {**options}
     for name in ("dtype", "autocast"):
-        dtype = options.get(name)
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise InputError(f"{name} must be a floating point torch.dtype, got {dtype!r}")
+        if options.get(name) is not None:
+            options[name] = dtype_named(options[name], name)  # type: ignore[literal-required]
+    for name in ("accumulates", "workspaces"):
+        if not isinstance(options.get(name, False), bool):
+            raise InputError(f"{name} must be True or False, got {options[name]!r:.80}")  # type: ignore[literal-required]
     cast_to = options.get("autocast")
     if cast_to is not None and cast_to not in _CASTS_TO:
         raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {cast_to}")
@@ -152,6 +154,7 @@ def _check(options: Mapping[str, Any]) -> None:
     block = options.get("block_bytes")
     if block is not None:
         check_integers(block_bytes=block)
+    return options
 
 
 def _accepted(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,11 +176,7 @@ def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
         return None
     if isinstance(optimizer, torch.optim.Optimizer):
         return partial(type(optimizer), **_accepted(type(optimizer), optimizer.defaults))
-    if isinstance(optimizer, str) and optimizer.lower() in OPTIMIZERS:
-        return OPTIMIZERS[optimizer.lower()]
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         return optimizer
-    raise InputError(
-        f"optimizer must be one of {', '.join(map(repr, OPTIMIZERS))}, or an optimizer of any library, as class or "
-        f"instance, got {optimizer!r:.80}{close_to(optimizer, OPTIMIZERS) if isinstance(optimizer, str) else ''}"
-    )
+    others = ", or an optimizer of any library, as class or instance"
+    return OPTIMIZERS[choice_of(optimizer, OPTIMIZERS, "optimizer", others)]

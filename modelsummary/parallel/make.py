@@ -341,11 +341,10 @@ def _check_precision(precision: torch.dtype | None, model: nn.Module) -> None:
     """Refuse anything but a dtype, and batch norms, of which FSDP casts the weight and not the running statistics."""
     if precision is None:
         return
-    is_dtype = isinstance(precision, torch.dtype) and precision.is_floating_point
-    if not (is_dtype and precision.itemsize > 1):
+    if precision.itemsize == 1:
         raise InputError(
-            f"precision={precision!r}; expected a floating point torch.dtype of 16 bits or more, or None"
-            + ("; for 8-bit products, convert layers with torchao.float8" if is_dtype else "")
+            f"precision={precision!r}; expected a floating point torch.dtype of 16 bits or more, or None; for 8-bit "
+            "products, convert layers with torchao.float8"
         )
     for fqn, module in model.named_modules():
         statistics = module.running_mean if isinstance(module, _BATCH_NORMS) else None

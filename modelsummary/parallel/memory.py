@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.step_plan import StageShare
 from modelsummary.errors import InputError, StepError
+from modelsummary.keywords import choice_of
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.predict import simulate_step, stage_actions
 from modelsummary.memory.rank_step import memory_of_schedule
@@ -62,9 +63,7 @@ def memory_of_rank(
     """Predict a step as ``ParallelPlan.memory`` says."""
     check_runs(plan, "memory of a plan")
     _check(plan, rank, microbatches, options)
-    if not isinstance(schedule, str) or schedule not in _SCHEDULES:
-        schedules = ", ".join(map(repr, _SCHEDULES))
-        raise InputError(f"schedule must be one of {schedules}, got {schedule!r:.80}")
+    schedule = choice_of(schedule, _SCHEDULES, "schedule")
     ranks_per_stage = plan.world_size // plan.pipeline
     pipeline_rank, rank_in_stage = divmod(rank, ranks_per_stage)
     step = step_plan("train", options)

@@ -19,6 +19,7 @@ from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.devices.target import Target, target_of
 from modelsummary.errors import InputError, check_integers
+from modelsummary.keywords import choice_of, dtype_named
 from modelsummary.latency.calibrate import calibrate_calls
 from modelsummary.latency.predict import TABLE_ERROR
 from modelsummary.layer_info import LayerInfo
@@ -76,10 +77,10 @@ class ServingOptions:
     def __post_init__(self) -> None:
         check_integers(2, context=self.context)
         check_integers(batch=self.batch, tensor=self.tensor)
-        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
-            raise InputError(f"dtype must be a floating point torch.dtype, got {self.dtype!r}")
-        if self.mode is not None and self.mode not in MODES:
-            raise InputError(f"mode must be 'eager', 'compiled' or None, got {self.mode!r}")
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", dtype_named(self.dtype, "dtype"))
+        if self.mode is not None:
+            object.__setattr__(self, "mode", choice_of(self.mode, MODES, "mode", " or None"))
         if self.cluster is not None and not isinstance(self.cluster, Cluster):
             raise InputError(f"cluster must be a Cluster or None, got {self.cluster!r:.80}")
         if self.stored.cache_dtype is not None and self.cache is not None:

@@ -10,6 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from modelsummary.errors import InputError, check_integers, is_number
+from modelsummary.keywords import takes_keywords
 
 __all__ = ["Load", "LogNormal", "ServedLengths", "Uniform"]
 
@@ -80,6 +81,7 @@ class ServedLengths(NamedTuple):
     output: int
 
 
+@takes_keywords()
 @dataclass(frozen=True)
 class Load:
     """The requests that a server receives.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from modelsummary import _torch
 from modelsummary.capture.templates import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError, check_integers
+from modelsummary.keywords import choice_of
 from modelsummary.split.materialize import Checkpoint, Init, materialize
 from modelsummary.split.stage import Slot
 from modelsummary.split.stage_facts import Crossing
@@ -143,8 +144,7 @@ class Pipeline:
     ) -> None:
         from torch.distributed import pipelining
 
-        if name not in ENGINE_SCHEDULES:
-            raise InputError(f"schedule must be one of {', '.join(map(repr, ENGINE_SCHEDULES))}, got {name!r}")
+        name = choice_of(name, ENGINE_SCHEDULES, "schedule")
         check_integers(n_microbatches=n_microbatches)
         if not dist.is_initialized():
             raise SplitError("no process group: call torch.distributed.init_process_group, or run under torchrun")

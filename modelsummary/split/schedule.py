@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError, check_integers
+from modelsummary.keywords import choice_of
 from modelsummary.split.event_engine import ItemGraph, Resource
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, duration, percent
@@ -27,7 +28,6 @@ __all__ = [
     "Simulation",
     "StageLoad",
     "add_actions",
-    "check_schedule",
     "checked_per_device",
     "order_of",
     "seconds_of",
@@ -174,6 +174,7 @@ def simulate(
     """
     if bandwidth is not None and not bandwidth > 0:
         raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
+    schedule = choice_of(schedule, SCHEDULES, "schedule")
     per_device = checked_per_device(len(loads), n_microbatches, schedule, stages_per_device)
     n_devices = len(loads) // per_device
     graph = ItemGraph()
@@ -190,15 +191,8 @@ def simulate(
     return Simulation(schedule, n_microbatches, makespan, bubble, busy, peaks, actions, unit)
 
 
-def check_schedule(schedule: Any) -> None:
-    """Raise ``InputError`` if this is not the name of a schedule."""
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r:.80}")
-
-
 def checked_per_device(n_stages: int, n_microbatches: int, schedule: str, stages_per_device: int | None) -> int:
     """Return the number of stages per device. Raise ``InputError`` if an argument is out of range."""
-    check_schedule(schedule)
     check_integers(n_microbatches=n_microbatches)
     per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else (2 if schedule in IN_V else 1)
     if stages_per_device is not None and stages_per_device != per_device:

@@ -13,7 +13,8 @@ from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
-from modelsummary.errors import InputError, ModelSummaryError, SplitError, close_to
+from modelsummary.errors import InputError, ModelSummaryError, SplitError
+from modelsummary.keywords import nearest
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
 from modelsummary.record.fingerprint import compared, difference
@@ -77,7 +78,7 @@ class Splitter:
         for fqn in wishes.boundaries or ():
             if fqn not in names:
                 raise InputError(
-                    f"boundaries names {fqn!r}, but no layer of this name was called{close_to(fqn, names)}"
+                    f"boundaries names {fqn!r}, but no layer of this name was called{nearest(fqn, sorted(names))}"
                 )
 
     def _best(self, by: By, wishes: Wishes) -> Choice:

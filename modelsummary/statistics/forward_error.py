@@ -54,7 +54,7 @@ def _remedy(model: nn.Module, call: CallArguments, recording: Recording, message
         if all(map(is_size, sizes)):
             return f"; for several inputs pass a list of sizes: {[tuple(size) for size in sizes]}"
     with suppress(Exception):  # advice must not hide the error
-        return _size_that_works(model, call) or _features(recording)
+        return _rows(recording) or _size_that_works(model, call) or _features(recording)
     return ""
 
 
@@ -67,6 +67,15 @@ def _size_that_works(model: nn.Module, call: CallArguments) -> str:
     if last is not None and _runs(model, last):
         return f"; did you mean {_written(last)}? Channels come second, before height and width"
     return ""
+
+
+def _rows(recording: Recording) -> str:
+    """Return the indices that a failed embedding takes; empty if they are not the reason."""
+    layer = recording.failed[0] if recording.failed else recording.root
+    rows = getattr(layer.module, "num_embeddings", None)
+    if rows is None or not isinstance(recording.error, IndexError):
+        return ""
+    return f"; the table has {rows} rows, so pass indices from 0 to {rows - 1}, or as many positions at most"
 
 
 def _features(recording: Recording) -> str:

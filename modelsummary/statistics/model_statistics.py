@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.devices.roofline import Roofline, bounds_ms, roofline
-from modelsummary.errors import InputError, LayerNotFoundError, NotLiveError, close_to
+from modelsummary.errors import InputError, LayerNotFoundError, NotLiveError, check_integers, close_to
+from modelsummary.keywords import methods_take_keywords, nearest
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.latency.row_times import show, with_inner
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
@@ -47,6 +48,10 @@ Prefix = str | None
 
 _MEANT = {  # names that people try
     "flops": "total_flops",
+    "flop": "total_flops",
+    "mac": "total_macs",
+    "memory_usage": "memory()",
+    "latency": "measure_latency(), or estimate_latency(device)",
     "macs": "total_macs",
     "params": "total_params",
     "num_params": "total_params",
@@ -56,6 +61,7 @@ _MEANT = {  # names that people try
 }
 
 
+@methods_take_keywords
 class ModelStatistics(ReadableNumbers):
     """The facts about a model as data: a tree of ``LayerInfo``, its totals, and views of it.
 
@@ -182,7 +188,7 @@ class ModelStatistics(ReadableNumbers):
         rows = self._index.get(fqn) or self._index.get(self._first_path(fqn))
         if rows is not None:
             return list(rows)
-        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{close_to(fqn, self._index)}")
+        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{nearest(fqn, self._index)}")
 
     def _first_path(self, fqn: str) -> str:
         """Return the FQN in the tree for another path to the same module, if live modules are there to follow it."""
@@ -285,7 +291,8 @@ class ModelStatistics(ReadableNumbers):
                 plots).
 
         Raises:
-            InputError: the amount is unknown, was not measured, or the model has none of it.
+            InputError: ``n`` is not an integer >= 1; the amount is unknown, was not measured, or the model has none of
+                it.
 
         >>> from torch import nn
         >>> from modelsummary import Statistics
@@ -293,6 +300,7 @@ class ModelStatistics(ReadableNumbers):
         >>> [(row.fqn, row.self_macs) for row in stats.top(2)]
         [('1', 32), ('0', 16)]
         """
+        check_integers(n=n)
         amounts = find_amounts(self.root, by).self_amount
         ranked = sorted((row for row in amounts if amounts[row]), key=lambda row: -amounts[row])
         return ranked[:n]

@@ -20,7 +20,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import cycle_in, modules_of, tensors_of_modules
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, SplitError
-from modelsummary.keywords import takes, warn_renamed
+from modelsummary.keywords import dtype_named, methods_take_keywords, takes, warn_renamed
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
@@ -28,6 +28,7 @@ from modelsummary.memory.reserve import allocator_settings
 from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.statistics.recording import Recorded, live_model, record_model, statistics_of_file
+from modelsummary.units import parse_bytes
 from modelsummary.views.cells import TableOptions
 
 if TYPE_CHECKING:  # imported on first use
@@ -65,6 +66,7 @@ def _with_levels(keywords: dict[str, Any]) -> dict[str, Any]:
     return keywords
 
 
+@methods_take_keywords
 class Statistics(ModelStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
 
@@ -888,7 +890,7 @@ class Statistics(ModelStatistics):
         n_stages: int,
         by: By = "macs",
         *,
-        max_memory: int | Sequence[int] | None = None,
+        max_memory: int | str | Sequence[int] | None = None,
         boundaries: Sequence[str] | None = None,
         max_crossing_bytes: int | None = None,
         single_tensor_cuts: bool = False,
@@ -905,8 +907,8 @@ class Statistics(ModelStatistics):
                 ``"latency"`` (in seconds, once measured or estimated); a result of ``estimate_latency``; a dict FQN ->
                 cost of the module with everything in it; or a function that returns the cost of a leaf from its
                 ``LayerInfo``.
-            max_memory: bytes that a stage may hold in parameters, buffers and results of its calls: one number, or one
-                per stage.
+            max_memory: bytes that a stage may hold in parameters, buffers and results of its calls: one number, text
+                such as ``"24GB"``, or one number per stage.
             boundaries: FQNs of modules with which a stage begins.
             max_crossing_bytes: most bytes that may cross a cut, for the recorded batch.
             single_tensor_cuts: cut only where a single tensor crosses.
@@ -922,6 +924,8 @@ class Statistics(ModelStatistics):
         """
         from modelsummary.split import Wishes
 
+        if isinstance(max_memory, str):
+            max_memory = parse_bytes(max_memory, "max_memory")
         wishes = Wishes(n_stages, max_memory, boundaries, max_crossing_bytes, single_tensor_cuts)
         with self._splitting() as splitter:
             return splitter.split(by, wishes)
@@ -1076,7 +1080,7 @@ class Statistics(ModelStatistics):
             loss_parallel=loss_parallel,
             split=self._split_around,
             checkpoint=checkpoint,
-            precision=precision,
+            precision=None if precision is None else dtype_named(precision, "precision", end=" or None"),
             sharded=sharded,
             offload=offload,
             context=context,

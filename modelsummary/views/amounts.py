@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelsummary.errors import InputError, close_to
+from modelsummary.keywords import listed
 from modelsummary.layer_info import LayerInfo
 from modelsummary.units import PREFIXES, auto_prefix, symbol
 from modelsummary.views.columns import COLUMNS, FILLED_BY
@@ -137,7 +138,7 @@ def find_amounts(root: LayerInfo, by: str, name: str = "by") -> Amounts:
     if not isinstance(by, str) or by not in ADDITIVE:
         raise InputError(
             f"{name} must be an amount that adds up over modules, got {by!r}; "
-            f"known: {', '.join(ADDITIVE)}{close_to(by, ADDITIVE)}"
+            f"expected {listed(ADDITIVE, by)}{close_to(by, ADDITIVE)}"
         )
     title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())

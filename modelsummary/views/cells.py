@@ -61,6 +61,8 @@ class TableOptions:
             check_depth(self.depth)
         if self.units is not None:
             check_prefix(self.units)
+        if self.fold not in (None, True, False):
+            raise InputError(f"fold must be True, False or None, got {self.fold!r:.40}")
         if not isinstance(self.sort, (str, type(None))):
             raise InputError(f"sort must be the name of an amount such as 'macs', got {self.sort!r:.40}")
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from modelsummary.errors import InputError, close_to
+from modelsummary.keywords import listed
 from modelsummary.layer_info import LayerInfo, rows_around
 
 __all__ = [
@@ -224,10 +225,10 @@ def check_columns(names: Sequence[str]) -> Sequence[str]:
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, Sequence):
-        raise InputError(f"columns must be a list of names, got {names!r}; pass some of: {', '.join(COLUMNS)}")
+        raise InputError(f"columns must be a list of names, got {names!r}; pass some of: {listed(COLUMNS)}")
     for name in names:
         if not isinstance(name, str) or name not in COLUMNS:
             raise InputError(
-                f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}{close_to(name, COLUMNS)}"
+                f"unknown column {name!r}; expected some of: {listed(COLUMNS, name)}{close_to(name, COLUMNS)}"
             )
     return names

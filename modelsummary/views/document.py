@@ -107,6 +107,10 @@ def read_document(source: str | PathLike[str]) -> dict[str, Any]:
         facts = json.loads(text.lstrip("\ufeff"), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except InputError:  # a ValueError, too
         raise
+    except OSError as error:
+        raise InputError(
+            f"{str(source)!r:.200} cannot be read: {error.strerror or error}; pass a file of to_json()"
+        ) from None
     except UnicodeDecodeError as error:
         raise InputError(f"{source!r:.80} is not UTF-8 text: {error}") from None
     except (ValueError, RecursionError) as error:

@@ -218,9 +218,9 @@ def test_any_size_and_batch_dim(size, data):
         ),
         (
             {"input_data": (1, 3), "dtypes": ["lnog"]},
-            r"dtypes holds 'lnog'; expected a torch\.dtype such as torch\.long, or its name; did you mean 'long'\?",
+            r"dtypes must be a torch\.dtype, or its name such as 'bfloat16', got 'lnog'; did you mean 'long'\?",
         ),
-        ({"input_data": (1, 3), "dtypes": int}, r"dtypes holds <class 'int'>; expected a torch\.dtype"),
+        ({"input_data": (1, 3), "dtypes": int}, r"dtypes must be a torch\.dtype, .* got <class 'int'>"),
         ({"input_data": (1, 3), "dtypes": {"x": "long"}}, r"dtypes names the argument 'x', but no size has one"),
         (
             {"input_data": {"ids": (1, 3)}, "dtypes": {"isd": "long"}},

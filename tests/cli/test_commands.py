@@ -86,7 +86,7 @@ def test_settings_mode_and_table(capsys):
 def test_dtype(capsys):
     said = output(capsys, MLP, "--input", "2,4", "--dtype", "bfloat16", "--columns", "params_bytes", "--depth", "0").out
     assert said == f"{Statistics(mlp().bfloat16(), (2, 4)).table(['params_bytes'], depth=0)}\n"
-    assert "such as bfloat16, got 'long'" in output(capsys, MLP, "--dtype", "long", status=2).err
+    assert "such as 'bfloat16', got 'long'" in output(capsys, MLP, "--dtype", "long", status=2).err
     assert "the dtype of 'net.onnx' is fixed" in output(capsys, "net.onnx", "--dtype", "half", status=2).err
 
 
@@ -226,14 +226,14 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--kwargs", "{"], "expected a JSON object, got '{'"),
         ([MLP, "--kwargs", "[1]"], "expected a JSON object, got '[1]'"),
         ([MLP, "--input", "2;4"], "expected a size such as 1,3,224,224 or ids=1,128:long, got '2;4'"),
-        ([MLP, "--input", "2,4:nofloat"], "expected a dtype of torch, got 'nofloat'"),
+        ([MLP, "--input", "2,4:nofloat"], "the end of '2,4:nofloat' must be a torch.dtype"),
         ([MLP, "--input", "2,4", "--input", "y=2"], "name all inputs differently, or none"),
         ([MLP, "--input", "2,5"], "forward of 0 (Linear) failed with input [2, 5]"),
         ([MLP, "--input", "2,4", "--columns", "nope"], "unknown column 'nope'"),
         ([MLP, "--input", "2,4", "--units", "X"], "unknown unit prefix 'X'"),
         (
             [MLP, "--input", "2,4", "--format", "yaml"],
-            "--format: expected one of text, json, csv, markdown, latex, html, got 'yaml'",
+            "--format: it must be one of 'text', 'json', 'csv', 'markdown', 'latex', 'html', got 'yaml'",
         ),
         ([MLP, "--mode", "trian"], "got 'trian'; did you mean 'train'?"),
         ([MLP, "--input", "2,4", "--format", "csv", "--split", "2"], "--split needs --format text or json"),

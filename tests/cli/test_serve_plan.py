@@ -46,7 +46,7 @@ def test_text_file_and_picture(capsys, config, tmp_path):
     options = ["--dtype", "float32", "--cache", "static", "--memory", "1MB", "--mode", "eager"]
     assert plan(capsys, name, *options, "--output", str(text), "--plot", str(picture)).out == ""
     lines = text.read_text().splitlines()
-    assert lines[0].split() == ["Model", "LlamaForCausalLM,", "float32,", "eager"]
+    assert lines[0].startswith("Serving LlamaForCausalLM, float32, eager on ")
     assert any(line.startswith("Cache per request") and "2 x StaticLayer" in line for line in lines)
     assert picture.read_text().startswith("<?xml")
 
@@ -59,12 +59,12 @@ def test_text_file_and_picture(capsys, config, tmp_path):
         (["--batch", "0"], "batch must be an integer >= 1, got 0"),
         (["--device", "A1000"], "'A1000'"),
         (["--device", "cpu"], "was never calibrated"),
-        (["--dtype", "int8"], "expected a floating point dtype of torch such as bfloat16, got 'int8'"),
+        (["--dtype", "int8"], "it must be a floating point torch.dtype, or its name such as 'bfloat16', got 'int8'"),
         (["--memory", "3KB"], "pass tensor="),
         (["--memory", "3 apples"], "memory_bytes"),
         (["--tensor", "3"], "3"),
-        (["--cache", "huge"], "--cache: expected one of dynamic, static, fp8, quanto, got 'huge'"),
-        (["--mode", "egaer"], "--mode: expected one of eager, compiled, got 'egaer'; did you mean 'eager'?"),
+        (["--cache", "huge"], "--cache: it must be one of 'dynamic', 'static', 'fp8', 'quanto', got 'huge'"),
+        (["--mode", "egaer"], "--mode: it must be one of 'eager', 'compiled', got 'egaer'; did you mean 'eager'?"),
     ],
 )
 def test_errors(capsys, config, arguments, message):

@@ -43,7 +43,7 @@ def test_names(name, found):
     ],
 )
 def test_unknown_names(name):
-    with pytest.raises(InputError, match="expected one of P100, P4, V100"):
+    with pytest.raises(InputError, match=r"in the table; (the nearest are|expected one of P100, P4, V100)"):
         DeviceSpec.of(name)
 
 
@@ -52,10 +52,34 @@ def test_an_unknown_name_gets_the_nearest():
         DeviceSpec("4090")
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("AMD Instinct MI250X", "MI250"), ("RTX3090", "RTX 3090")])
-def test_the_nearest_names_are_found_by_word(name, nearest):
-    with pytest.raises(InputError, match=f"the nearest are {nearest}"):
-        DeviceSpec(name)
+def test_the_nearest_names_are_found_by_word():
+    with pytest.raises(InputError, match="the nearest are MI250"):
+        DeviceSpec("AMD Instinct MI250X")
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"), [("RTX3090", "RTX 3090"), ("a100-80gb", "A100 80GB"), ("tpu_v5e", "TPU v5e")]
+)
+def test_case_and_marks_in_a_name_do_not_count(name, entry):
+    assert DeviceSpec(name) == DeviceSpec(entry)
+
+
+@pytest.mark.parametrize(
+    ("peak", "bandwidth", "said"),
+    [
+        (312, 2e12, "peak_flops must be in FLOP/s, such as 312e12, got 312"),
+        (312e12, 2039, "bandwidth must be in bytes"),
+    ],
+)
+def test_a_figure_without_its_unit_is_refused(peak, bandwidth, said):
+    with pytest.raises(InputError, match=said):
+        DeviceSpec("mine", {"bf16": peak}, bandwidth)
+
+
+def test_dtypes_have_names():
+    spec = DeviceSpec("mine", {"bf16": 312e12, "tf32": 156e12}, 2e12)
+    assert spec.peak(torch.bfloat16) == spec.peak("bfloat16") == 312e12
+    assert spec.peak("tf32") == 156e12
 
 
 def test_a_memory_in_the_name_counts():

@@ -49,6 +49,7 @@ __all__ = ["ShapeOnly", "selects_by_mask"]
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _STRIDED = torch.strided
+_EMBEDDING = "aten.embedding"
 _TO_COPY = torch.ops.aten._to_copy.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view that its schema does not declare
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
@@ -99,6 +100,8 @@ class ShapeOnly:
         routes_evenly: whether values are assumed, see ``assume_values``: choices by unknown scores (top-k, argmax) are
             taken to fall on all candidates in turn, so that the forward of a mixture may loop over its experts.
         log: None, or a list to which every operator is appended with its shapes and constants.
+        checks_indices: whether known indices beyond the rows of an embedding are refused, as on data; the model of a
+            rank has fewer rows.
         distinct: the remembered result that equal calls of the last operator share, and its tensors; None if its cost
             depends on values.
     """
@@ -109,7 +112,7 @@ class ShapeOnly:
         self.device = device = with_index(device)
         self._several_devices = device.type not in ("cpu", "meta")  # tensors that a forward makes may be on the CPU
         self.obstacle: str | None = None
-        self.needs_values = self.routes_evenly = False
+        self.needs_values = self.routes_evenly = self.checks_indices = False
         self.log: list[Any] | None = None
         self.distinct: DistinctCall | None = None
         self._of_all_runs, self._of_this_run = _of_all_runs(), dict[tuple[Any, ...], _Remembered]()
@@ -180,6 +183,8 @@ class ShapeOnly:
         tensors: list[Tensor] = []
         args, kwargs = self._on_twins(rule, args, kwargs, key, tensors)
         are_known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
+        if self.checks_indices and rule.name == _EMBEDDING:
+            self._check_indices(args[0], args[1])
         if rule.needs_values or selects_by_mask(rule, args):
             out, cost = self._run_on_elements(func, rule, args, kwargs, key, are_known=are_known)
         else:
@@ -206,6 +211,18 @@ class ShapeOnly:
         if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
             self.log.append((func, *key[1:]))  # it does not only return a value to Python
         return out, cost
+
+    def _check_indices(self, table: Tensor, indices: Tensor) -> None:
+        """Raise ``IndexError`` for known indices that an embedding does not have."""
+        if not self._known.cover((indices,)) or not indices.numel():
+            return
+        with disable_current_modes(), _torch.DisableTorchFunction():
+            value = self._value_of(indices)
+            least, most = (0, 0) if value is None else map(int, value.aminmax())
+        rows = table.shape[0]
+        if least < 0 or most >= rows:
+            wrong = least if least < 0 else most
+            raise IndexError(f"index {wrong} is beyond the {rows} rows of an embedding; pass 0 to {rows - 1}")
 
     def assume_values(self, inputs: Any) -> None:
         """Assume values that are not known, as no real run can tell them: choices fall on all candidates in turn.

@@ -8,6 +8,7 @@ from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
+from modelsummary.files.file_errors import OF_PICKLES
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_file import ScriptFile
@@ -36,7 +37,7 @@ def load_torchscript(path: Path, inputs: Mapping[str | int, Any], *, run: bool) 
     if "constants.pkl" not in archive.names:
         if any(name.startswith("models/") for name in archive.names):
             raise ModelFileError("it is an exported program; rename it to .pt2")
-        raise ModelFileError("it is a pickle, which can run any code and is not read; pass the model to Statistics")
+        raise ModelFileError(f"it is a pickle, which can run any code and is not read; {OF_PICKLES}")
     if run and not inputs:
         raise InputError("run=True needs the sizes of the inputs: load(path, input, run=True)")
     if inputs and not run:
