@@ -133,7 +133,7 @@ def apply_checkpoint(
             segments[container].append(segment)
     for container, fqn in {segment_of(fqn)[0]: fqn for fqn in (*moved, *chosen)}.items():
         if container not in modules:
-            raise InputError(f"offload names {fqn!r}, but the model has no such module{close_to(fqn, modules)}")
+            raise InputError(f"offload names {fqn!r}, but the model has no such module{nearest(fqn, modules)}")
         if container in segments and container in chosen:
             raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; pass only one of them")
         if is_checkpointed(modules[container]):

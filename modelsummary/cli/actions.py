@@ -18,6 +18,7 @@ import torch
 import modelsummary
 from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
 from modelsummary.cli.sources import build_model
+from modelsummary.cluster import Cluster
 from modelsummary.devices.kernel_table import device_here
 from modelsummary.errors import InputError
 from modelsummary.file_contents import saved
@@ -32,7 +33,7 @@ from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.terminal import red, shows_colours
 
-__all__ = ["calibrate", "check", "compare", "env", "explore", "serve_plan", "summarize"]
+__all__ = ["calibrate", "check", "compare", "env", "explore", "plan", "serve_plan", "summarize"]
 
 _OF_DEVELOPMENT = re.compile("extra == .(dev|docs|examples|test|zoo)")  # extras that users do not install
 _TOKENS = (1, 16)  # size of the recorded input of serve-plan; requests have the sizes of the options
@@ -160,6 +161,20 @@ def serve_plan(options: argparse.Namespace) -> int:
     _write(text, options.output)
     if options.plot is not None:
         estimate.plot().figure.savefig(options.plot)  # type: ignore[union-attr]
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print the fastest ways to train a model on a cluster."""
+    source = build_model(options.model, options.kwargs, with_values=False)
+    args, kwargs = arguments_of(source, options.input)
+    if args is None and not kwargs:
+        raise InputError("plan needs an --input, such as --input input_ids=1,4096:long")
+    cluster = Cluster(options.device, nodes=options.nodes, devices_per_node=options.per_node)
+    search: dict[str, Any] = {"sequence_length": options.sequence, "limit": options.limit}
+    plans = Statistics(source.model, args, **kwargs).plan(cluster, options.batch, **search)
+    text = json.dumps(plans.to_records(), default=str) if options.format == "json" else str(plans)
+    _write(text, options.output)
     return 0
 
 

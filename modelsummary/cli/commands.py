@@ -360,6 +360,27 @@ def _serve_plan(commands: _Commands) -> None:
     add("--plot", type=Path, metavar="FILE", help="draw tokens per second against the batch size into this file")
 
 
+def _plan(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="the fastest ways to train a model on a cluster",
+        description="The fastest ways to train a model on a cluster, with the time and memory of a step.\n"
+        "Nothing is computed or downloaded.",
+        epilog=f"{_MODELS}\n"
+        + _examples("plan hf:config.json --input input_ids=1,4096:long --device H100 --nodes 4 --batch 256"),
+        parents=[_made(help="name of the model, see below; such as hf:config.json"), _written()],
+    )
+    add = parser.group("training").add_argument
+    add("--batch", type=parse_count, required=True, metavar="N", help="samples in a step of all devices")
+    add("--sequence", type=parse_count, metavar="TOKENS", help="tokens in a sample (default: as in the --input)")
+    add = parser.group("cluster").add_argument
+    add("--device", required=True, help="name of an accelerator such as H100")
+    add("--nodes", type=parse_count, default=1, metavar="N", help="number of nodes (default: 1)")
+    add("--per-node", type=parse_count, default=8, metavar="N", help="devices of a node (default: 8)")
+    add = parser.group(_OUTPUT).add_argument
+    add("--limit", type=parse_count, default=10, metavar="N", help="number of plans (default: 10)")
+
+
 _COMMANDS: dict[str, Callable[[_Commands], None]] = {
     _DEFAULT: _summarize,
     "compare": _compare,
@@ -368,6 +389,7 @@ _COMMANDS: dict[str, Callable[[_Commands], None]] = {
     "calibrate": _calibrate,
     "env": _env,
     "serve-plan": _serve_plan,
+    "plan": _plan,
 }
 
 

@@ -103,6 +103,32 @@ TABLE: dict[str, DeviceFigures] = {
         {_HALF: 71, _TF32: 35.6, _FLOAT32: 35.6, _INT8: 284},
         *(0.936, 24, 23.68, 64, 82, 6, 350, "ampere", "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
     ),
+    "RTX 3060": _F(
+        {_HALF: 25.5, _TF32: 12.7, _FLOAT32: 12.7, _INT8: 102},
+        *(0.36, 12, None, 32, 28, 3, 170, "ampere"),
+        "NVIDIA GeForce RTX 3060 specifications, 2021; tensor cores as in the Ampere GA102 whitepaper",
+    ),
+    "RTX 3070": _F(
+        {_HALF: 40.6, _TF32: 20.3, _FLOAT32: 20.3, _INT8: 162.6},
+        *(0.448, 8, None, 32, 46, 4, 220, "ampere", "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
+    ),
+    "RTX 3080": _F(
+        {_HALF: 59.5, _TF32: 29.8, _FLOAT32: 29.8, _INT8: 238},
+        *(0.76, 10, None, 32, 68, 5, 320, "ampere", "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
+    ),
+    "A6000": _F(
+        {_HALF: 154.8, _TF32: 77.4, _FLOAT32: 38.7, _INT8: 309.7},
+        *(0.768, 48, None, 112.5, 84, 6, 300, "ampere", "NVIDIA RTX A6000 data sheet, 2021"),
+    ),
+    "A40": _F(
+        {_HALF: 149.7, _TF32: 74.8, _FLOAT32: 37.4, _INT8: 299.3},
+        *(0.696, 48, None, 112.5, 84, 6, 300, "ampere", "NVIDIA A40 data sheet, 2021"),
+    ),
+    "AGX Orin": _F(
+        {_HALF: 42.5, _TF32: 21.2, _FLOAT32: 5.3, _INT8: 85},
+        *(0.2048, 64, None, 32, 16, 4, 60, "ampere"),
+        f"NVIDIA Jetson AGX Orin technical brief, 2022, GPU of the module with 64 GB{_SPARSE}",
+    ),
     "L4": _F(
         {_HALF: 121, _TF32: 60, _FLOAT32: 30.3, _INT8_FP8: 242.5},
         *(0.3, 24, 22.03, 64, 58, 48, 72, "ada", f"NVIDIA L4 data sheet, 2023{_SPARSE}"),
@@ -110,6 +136,19 @@ TABLE: dict[str, DeviceFigures] = {
     "L40S": _F(
         {_HALF: 362, _TF32: 183, _FLOAT32: 91.6, _INT8_FP8: 733},
         *(0.864, 48, 44.39, 64, 142, 96, 350, "ada", "NVIDIA L40S data sheet, 2023"),
+    ),
+    "L40": _F(
+        {_HALF: 181, _TF32: 90.5, _FLOAT32: 90.5, _INT8_FP8: 362},
+        *(0.864, 48, None, 64, 142, 96, 300, "ada", "NVIDIA L40 data sheet, 2022"),
+    ),
+    "RTX 4070": _F(
+        {_HALF: 58.3, _TF32: 29.1, _FLOAT32: 29.1, _INT8: 233.2, _FP8: 116.6},
+        *(0.504, 12, None, 32, 46, 36, 200, "ada"),
+        "NVIDIA GeForce RTX 4070 specifications, 2023; tensor cores as in the Ada whitepaper",
+    ),
+    "RTX 4080": _F(
+        {_HALF: 97.5, _TF32: 48.7, _FLOAT32: 48.7, _INT8: 389.9, _FP8: 194.9},
+        *(0.717, 16, None, 32, 76, 64, 320, "ada", "NVIDIA Ada GPU architecture whitepaper, appendix A"),
     ),
     "RTX 4090": _F(
         {_HALF: 165.2, _TF32: 82.6, _FLOAT32: 82.6, _INT8: 660.6, _FP8: 330.3},
@@ -121,6 +160,18 @@ TABLE: dict[str, DeviceFigures] = {
         *(2, 80, 79.1, 600, 114, 50, 350, "hopper", f"NVIDIA H100 data sheet, PCIe{_SPARSE}"),
     ),
     "H200": _F(_HOPPER, 4.8, 141, 139.72, 900, 132, 50, 700, "hopper", f"NVIDIA H200 data sheet, SXM{_SPARSE}", 794.5),
+    "H800": _F(
+        {_HALF: 989.5, _TF32: 494.5, _FLOAT32: 67, _FLOAT64: 1, _INT8_FP8: 1979},
+        *(3.35, 80, None, 400, 132, 50, 700, "hopper", f"NVIDIA H800 data sheet, SXM5, 2023{_SPARSE}"),
+    ),
+    "H800 PCIe": _F(
+        {_HALF: 756, _TF32: 378, _FLOAT32: 51, _FLOAT64: 0.8, _INT8_FP8: 1513},
+        *(2, 80, None, 400, 114, 50, 350, "hopper", f"NVIDIA H800 data sheet, PCIe, 2023{_SPARSE}"),
+    ),
+    "H20": _F(
+        {_HALF: 148, _TF32: 74, _FLOAT32: 44, _FLOAT64: 1, _INT8_FP8: 296},
+        *(4, 96, None, 900, 78, 60, 400, "hopper", "NVIDIA H20 data sheet, 2023"),
+    ),
     "B200": _F(
         {_HALF: 2250, _TF32: 1125, _FLOAT32: 75, _FLOAT64: 37, _INT8_FP8: 4500},
         *(8, 180, 178.35, 1800, 148, 126, 1000, "blackwell"),
@@ -139,6 +190,16 @@ TABLE: dict[str, DeviceFigures] = {
     "GB300": _F(
         {_HALF: 2500, _TF32: 1250, _FLOAT32: 80, _FLOAT64: 1.3, _INT8: 165, _FP8: 5000},
         *(8, 279, None, 1800, 148, 126, 1400, "blackwell", f"NVIDIA GB300 NVL72 data sheet, 2025, per GPU{_SPARSE}"),
+    ),
+    "RTX 5070": _F(
+        {_HALF: 61.7, _TF32: 30.9, _FLOAT32: 30.9, _INT8: 246.9, _FP8: 123.5},
+        *(0.672, 12, None, 64, 48, 48, 250, "blackwell"),
+        "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix",
+    ),
+    "RTX 5080": _F(
+        {_HALF: 112.6, _TF32: 56.3, _FLOAT32: 56.3, _INT8: 450.2, _FP8: 225.1},
+        *(0.96, 16, None, 64, 84, 64, 360, "blackwell"),
+        "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix",
     ),
     "RTX 5090": _F(
         {_HALF: 209.5, _TF32: 104.8, _FLOAT32: 104.8, _INT8: 838, _FP8: 419},

@@ -16,6 +16,7 @@ from modelsummary.latency.kernel_list import Kernels
 from modelsummary.latency.options import TimeOptions, precision_of, time_plan
 from modelsummary.latency.predict import estimate, predict_kernels, step_subject
 from modelsummary.latency.row_times import show
+from modelsummary.memory.optimizers import AdamW8bit
 from modelsummary.operators.kernels import MODES
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def predicted(
     mode = choice_of(mode, MODES, "mode")
 
     def on(other: DeviceSpec | torch.device | str | None) -> LatencyEstimate:
-        plan = time_plan(backward, optimizer, options, root, other)
+        plan = _timed(time_plan(backward, optimizer, options, root, other))
         result = estimate(live, root, target(other, options), mode, plan)
         result.predict_on = on
         return result
@@ -74,9 +75,19 @@ def kernels(
     """Return the kernels of a step with their predicted seconds."""
     mode = choice_of(mode, MODES, "mode")
     prediction_target = target(device, options)
-    step = predict_kernels(live, prediction_target, mode, plan)
+    step = predict_kernels(live, prediction_target, mode, _timed(plan))
     case = f"{step_subject(root, plan)}, {mode}", prediction_target.name
     return Kernels(step, tf32=options.get("dtype") == "tf32", attention=options.get("attention"), case=case)
+
+
+def _timed(plan: StepPlan) -> StepPlan:
+    """Return a plan whose time can be predicted. Raise ``InputError`` for an optimizer whose kernel is not known."""
+    if plan.make_optimizer is AdamW8bit:
+        raise InputError(
+            "the kernel of bitsandbytes' 8-bit optimizers is not known, so memory() predicts their states, but nothing "
+            "predicts their time; pass optimizer='adamw', which takes longer"
+        )
+    return plan
 
 
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:

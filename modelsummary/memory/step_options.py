@@ -17,6 +17,7 @@ from modelsummary.errors import InputError, check_integers
 from modelsummary.keywords import check_names, choice_of, dtype_named
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
+from modelsummary.memory.optimizers import AdamW8bit, Lion, MuonWithAdamW
 
 __all__ = ["OPTIMIZERS", "OptimizerLike", "StepOptions", "step_plan"]
 
@@ -27,6 +28,9 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "adafactor": torch.optim.Adafactor,
+    "lion": Lion,
+    "adamw-8bit": AdamW8bit,
+    **({"muon": MuonWithAdamW} if hasattr(torch.optim, "Muon") else {}),  # since torch 2.9
 }
 
 _CASTS_TO = (torch.float16, torch.bfloat16)
@@ -36,8 +40,9 @@ class StepOptions(TypedDict, total=False):
     """The keyword options of a step, all of them optional.
 
     Attributes:
-        optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, a class of ``torch.optim``,
-            or an instance, whose class and settings are used. Default: None, no optimizer step.
+        optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, ``"lion"``,
+            ``"adamw-8bit"`` (as bitsandbytes' ``AdamW8bit``), ``"muon"`` (matrices; AdamW for the rest), a class of any
+            library, or an instance, whose class and settings are used. Default: None, no optimizer step.
         dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
         device: device whose kernels to choose. Default: None, the model's device, or the CPU for a model on meta.
         loss: function from the model's result to a scalar. Default: None, the result's ``loss`` if it has one, else the

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.findings import Findings
     from modelsummary.formulas import DimensionNames, FiguresAt, FlopsPerToken, Scaling
     from modelsummary.latency import Calibration, Kernels, TimeOptions
+    from modelsummary.latency.fits import Fits
     from modelsummary.parallel import ParallelPlan
     from modelsummary.serving import ServingEstimate
     from modelsummary.serving.cache import MakeCache
@@ -565,6 +566,43 @@ class Statistics(ModelStatistics):
         live = self._live_for("predicting memory")
         plan = step_plan(mode, options, self.root)
         return _memory.max_batch_size(live, memory_bytes, plan, expandable_segments=expandable_segments)
+
+    @exclusive
+    def fits_on(
+        self,
+        devices: Sequence[DeviceSpec | str] | None = None,
+        *,
+        backward: bool = True,
+        optimizer: OptimizerLike | None = None,
+        **options: Unpack[TimeOptions],
+    ) -> Fits:
+        """Return which devices have the memory for a step, and how long it takes on each of them.
+
+        What a step needs is what torch's CUDA allocator reserves, as ``memory(reserve=True)`` predicts it, and 0.5 GiB
+        for CUDA's context; ``estimate_latency`` predicts the times, in eager mode.
+
+        Args:
+            devices: names of accelerators, or ``DeviceSpec``. Default: all GPUs of the table.
+            backward: True: a training step; False: a forward.
+            optimizer: as for ``memory``.
+            **options: as for ``estimate_latency``.
+
+        Returns:
+            One ``DeviceFit`` per device, the smallest memory first, which print as a table.
+
+        Raises:
+            InputError: an argument is unusable.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(16))), (64, 8192))
+        >>> fits = stats.fits_on(["RTX 4080", "RTX 4090", "A100"], optimizer="adamw")  # 16 bytes for each parameter
+        >>> [(fit.device, fit.fits) for fit in fits]
+        [('RTX 4080', False), ('RTX 4090', True), ('A100 80GB', True)]
+        """
+        from modelsummary.latency.fits import fits_of
+
+        return fits_of(self._live_for("fits_on"), self.root, devices, backward, optimizer, options)
 
     # ------------------------------------------------------------------------------------------- values
 

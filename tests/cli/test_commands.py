@@ -360,7 +360,7 @@ def test_colour(capsys, monkeypatch):
     assert output(capsys, "mlp", status=2).err.startswith("error: ")
 
 
-COMMANDS = ["summarize", "compare", "explore", "calibrate", "serve-plan"]
+COMMANDS = ["summarize", "compare", "explore", "calibrate", "serve-plan", "plan"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -443,3 +443,14 @@ def test_the_environment_of_a_report(capsys):
     assert (facts["torch"], facts["Python"]) == (torch.__version__, platform.python_version())
     assert run(["env"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{name}: {value}" for name, value in facts.items()]
+
+
+def test_a_plan_for_a_cluster(capsys):
+    arguments = ["--device", "A100", "--per-node", "2", "--batch", "8", "--limit", "2"]
+    text = output(capsys, "plan", MLP, "--input", "1,4", *arguments).out
+    assert text.startswith("Plans for a training step of Sequential, bfloat16, compiled kernels, adamw")
+    records = json.loads(output(capsys, "plan", MLP, "--input", "1,4", *arguments, "--format", "json").out)
+    assert {record["devices"] for record in records} == {2}
+    assert "plan needs an --input" in output(capsys, "plan", MLP, *arguments, status=2).err
+    missing = output(capsys, "plan", MLP, "--input", "1,4", "--device", "A100", "--batch", "8k", status=2).err
+    assert "--batch: expected an integer such as 2 or 8192, got '8k'; did you mean 8000?" in missing

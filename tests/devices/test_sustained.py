@@ -42,7 +42,7 @@ def spec(name, single, half, tf32=None, generation=""):
 @pytest.mark.parametrize(
     ("device", "is_halved"),
     [
-        *[(DeviceSpec(name), name.startswith("RTX")) for name in TABLE],
+        *[(DeviceSpec(name), name.startswith("RTX") or name == "L40") for name in TABLE],
         # NVIDIA's data sheets and whitepapers: dense peaks with float32 accumulation
         (spec("RTX A6000", 38.7, 154.8, 77.4, "ampere"), False),
         (spec("RTX 6000 Ada", 91.1, 364.2, generation="ada"), False),

@@ -200,17 +200,22 @@ class ShapeOnly:
             else:
                 if are_known or written:
                     out = self._follow(func, rule, args, kwargs, out, cost, written, are_known=are_known)
-                elif self.routes_evenly and rule.facts.chooses:
-                    self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
-                elif self.routes_evenly and rule.facts.mean is not None:
-                    self._assume(out, rule.facts.mean)
-                elif self.routes_evenly and rule.is_collective:
-                    self._assume_alike(rule, args, out)
+                elif self.routes_evenly:
+                    self._assume_result(rule, args, out)
                 if rule.name in BLOCK_MASKED:
                     cost, self.distinct = cost._replace(skipped_macs=skipped_macs(rule, args, self._value_of)), None
         if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
             self.log.append((func, *key[1:]))  # it does not only return a value to Python
         return out, cost
+
+    def _assume_result(self, rule: OpRule, args: tuple[Any, ...], out: Any) -> None:
+        """Assume the values of a choice, of random numbers, or of what other ranks sent."""
+        if rule.facts.chooses:
+            self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
+        elif rule.facts.mean is not None:
+            self._assume(out, rule.facts.mean)
+        elif rule.is_collective:
+            self._assume_alike(rule, args, out)
 
     def _check_indices(self, table: Tensor, indices: Tensor) -> None:
         """Raise ``IndexError`` for known indices that an embedding does not have."""
