@@ -43,6 +43,7 @@ _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "from torch import nn": ("nn",),
     _torch.ALL_TO_ALL: ("all_to_all_single_autograd",),
     "from torch.overrides import TorchFunctionMode": ("TorchFunctionMode",),
+    "from torch.utils.weak import WeakTensorKeyDictionary": ("WeakTensorKeyDictionary",),
     _torch.RUNNING_BACKWARD: ("running_backward",),
     _torch.TREES: ("tree_leaves", "tree_map"),
 }

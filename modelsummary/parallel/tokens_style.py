@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from modelsummary._torch import all_gather_single, all_reduce
 from modelsummary.parallel.replaced_forward import replace_forward
@@ -40,7 +42,9 @@ class TokensOfRank(TorchFunctionMode):
         self.group, self.positions, self.arguments, self.calls = group, positions, arguments, calls
         self.n_ranks = group.size()
         self.running: list[Any] = []
-        self.wholes: dict[int, Any] = {}  # id of a tensor of this rank -> it, and the tensor of all ranks
+        # Tensor of this rank -> the tensor of all ranks. A checkpoint of an earlier call of the model repeats functions
+        # of the tensors that it keeps.
+        self.wholes = WeakTensorKeyDictionary()
 
     @contextmanager
     def of(self, model: Any) -> Any:
@@ -51,8 +55,14 @@ class TokensOfRank(TorchFunctionMode):
             for fqn in dict.fromkeys(["", *self.calls]):
                 module = model.get_submodule(fqn)
                 signature = None if fqn else inspect.signature(module.forward)
-                forwards.append((module, vars(module).get("forward")))
+                forward = vars(module).get("forward")
+                forwards.append((module, forward))
+                is_checkpointed = isinstance(forward, partial)  # by the plan: it repeats the forward inside
+                if is_checkpointed:
+                    module.forward = forward.args[0]
                 replace_forward(module, self._around(self.calls.get(fqn, ()), signature))
+                if is_checkpointed:
+                    module.forward = partial(forward.func, module.forward, **forward.keywords)
             F.scaled_dot_product_attention = self._attend
             with self:
                 yield
@@ -91,7 +101,6 @@ class TokensOfRank(TorchFunctionMode):
                 f"expected the tensors {', '.join(self.arguments)}, with which the plan was made, got "
                 f"{', '.join(tensors) or 'none'}; make the plan with the arguments of the training loop"
             )
-        self.wholes.clear()
         order, parts = None, {}
         for name, gathered_dim in self.arguments.items():
             whole = part = tensors[name]
@@ -102,7 +111,7 @@ class TokensOfRank(TorchFunctionMode):
             if gathered_dim is not None:
                 order = self._gathered(self.positions, 0).argsort() if order is None else order
                 gathered = self._gathered(part, dim).index_select(dim, order)  # of all ranks, or of none
-                self.wholes[id(part)] = part, whole if is_whole else gathered
+                self.wholes[part] = whole if is_whole else gathered
 
         def cut(value: Any) -> Any:
             if isinstance(value, dict):
@@ -110,6 +119,10 @@ class TokensOfRank(TorchFunctionMode):
             return parts.get(id(value), value)
 
         return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
+
+    def whole_of(self, leaf: Any) -> Any:
+        """Return the tensor of all ranks for a tensor of this rank; None for anything else."""
+        return self.wholes.get(leaf) if isinstance(leaf, torch.Tensor) else None
 
     def _gathered(self, chunk: Any, dim: int) -> Any:
         """Return the chunks of all ranks, in the order of the ranks."""
@@ -182,7 +195,7 @@ class WholeCalls(TorchFunctionMode):
         kind, sizes, dim = pending[-1]
         leaves: list[Any] = []
         self._mapped(leaves.append, (args, kwargs))
-        is_whole = any(id(leaf) in tokens.wholes for leaf in leaves)
+        is_whole = any(tokens.whole_of(leaf) is not None for leaf in leaves)
         counts = [leaves[at] for at in sizes if at < len(leaves)]
         if not is_whole and counts != [len(tokens.positions)] * max(1, len(sizes)):
             return function(*args, **kwargs)
@@ -191,12 +204,13 @@ class WholeCalls(TorchFunctionMode):
             return function(*args, **kwargs)
         for at in sizes:
             leaves[at] *= tokens.n_ranks
-        wholes = iter([tokens.wholes.get(id(leaf), (leaf, leaf))[1] for leaf in leaves])
+        pairs = [(leaf, tokens.whole_of(leaf)) for leaf in leaves]
+        wholes = iter([leaf if whole is None else whole for leaf, whole in pairs])
         args, kwargs = self._mapped(lambda _: next(wholes), (args, kwargs))
         whole = function(*args, **kwargs)
         result = whole.index_select(dim, tokens.positions) if kind == "part" else whole
         if not whole.requires_grad:
-            tokens.wholes[id(result)] = result, whole
+            tokens.wholes[result] = whole.detach()  # of its own: a result that is whole would keep itself
         return result
 
     def _mapped(self, change: Any, value: Any) -> Any:

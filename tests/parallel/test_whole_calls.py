@@ -16,7 +16,7 @@ from modelsummary import InputError, Statistics
 from modelsummary.parallel import tokens_style
 from tests.parallel import processes
 from tests.parallel.cpu_rings import add_cpu_rings
-from tests.parallel.test_context import LENGTH, WIDTH, WORDS, Attention, Decoder
+from tests.parallel.test_context import LENGTH, WIDTH, WORDS, Attention, Block, Decoder
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.14", reason="ring attention of older versions has other names")
 
@@ -344,3 +344,52 @@ def test_calls_of_a_decoder_equal_one_process(options):
 def test_decoders_over_four_ranks_equal_one_process(sizes):
     pytest.importorskip("transformers")
     _check(4, [(name, "", True, sizes) for name in ("counted", "compared_positions", "llama", "gpt2", "gpt_neox")])
+
+
+class PassedPositions(Decoder):
+    """A decoder whose blocks shift the positions that it passes on."""
+
+    class Block(Block):
+        def forward(self, x, positions):
+            following = torch.cat([positions[1:], positions[:1]])
+            return super().forward(x + (following[:, None] * self.steps).sin().to(x.dtype))
+
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.__class__ = self.Block
+            block.steps = torch.arange(WIDTH) / WIDTH
+
+    def forward(self, ids, labels=None):
+        x, positions = self.embed(ids), torch.arange(ids.shape[1], device=ids.device)
+        for block in self.blocks:
+            x = block(x, positions)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+def _summed(_rank, n):
+    """Largest differences of the sum of two losses from one process, and of gradients: blocks run again in between."""
+    add_cpu_rings()
+    torch.manual_seed(0)
+    model, (ids, labels) = PassedPositions().double(), _tokens()
+    plan = _plan(model, {"ids": ids, "labels": labels}, context=2, checkpoint="every")
+    whole, model = processes.copies(model)
+    mesh = plan.device_mesh("cpu")
+    plan.apply(model, mesh)
+    expected = whole(ids, labels) + whole(labels.abs() % WORDS, ids)
+    expected.backward()
+    with plan.context_parallel(model, mesh, ids, labels) as (some, targets):
+        loss = model(some, targets) + model(targets.abs() % WORDS, some)
+        loss.backward()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    pairs = zip(whole.parameters(), model.parameters(), strict=True)
+    grads = [
+        processes.difference(one.grad, processes.whole(other.grad)) for one, other in pairs if one.grad is not None
+    ]
+    return float((total / n - expected).abs()), max(grads)
+
+
+def test_two_forwards_before_a_backward_that_repeats_them():
+    for differences in processes.run(_summed, 2):
+        assert max(differences) <= 1e-12
