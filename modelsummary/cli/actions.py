@@ -28,6 +28,7 @@ from modelsummary.files.statistics import FileStatistics
 from modelsummary.findings import Findings
 from modelsummary.latency import calibrate_grid
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.serving import Engine, Load, ServingEstimate, ServingPlans, ServingSimulation, Uniform
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.cells import TableOptions
@@ -156,8 +157,14 @@ def serve_plan(options: argparse.Namespace) -> int:
         cache=options.cache,
         mode=options.mode,
         memory_bytes=options.memory,
+        weights=options.weights,
+        cache_dtype=options.cache_dtype,
     )
-    text = json.dumps(estimate.to_dict()) if options.format == "json" else str(estimate)
+    served = _served(estimate, options)
+    if options.format == "json":
+        text = json.dumps({**estimate.to_dict(), **({} if served is None else {"load": served.to_records()})})
+    else:
+        text = "\n\n".join(map(str, [estimate] if served is None else [estimate, served]))
     _write(text, options.output)
     if options.plot is not None:
         estimate.plot().figure.savefig(options.plot)  # type: ignore[union-attr]
@@ -176,6 +183,24 @@ def plan(options: argparse.Namespace) -> int:
     text = json.dumps(plans.to_records(), default=str) if options.format == "json" else str(plans)
     _write(text, options.output)
     return 0
+
+
+def _served(estimate: ServingEstimate, options: argparse.Namespace) -> ServingSimulation | ServingPlans | None:
+    """Return the simulation of the load, or the plans for it if there are limits; None without a load."""
+    if options.prompt is None or options.new_tokens is None:
+        others = (options.prompt, options.new_tokens, options.rate, options.ttft, options.tpot)
+        if any(value is not None for value in others):
+            raise InputError("a load needs --prompt and --new-tokens, such as --prompt 300 --new-tokens 100:200")
+        return None
+    prompt, output = (
+        Uniform(*lengths) if isinstance(lengths, tuple) else lengths for lengths in (options.prompt, options.new_tokens)
+    )
+    requests = Load(options.requests, prompt=prompt, output=output, rate=options.rate)
+    engine = Engine(max_requests=options.max_requests, token_budget=options.token_budget, overhead_ms=options.overhead)
+    if options.ttft is None and options.tpot is None:
+        return estimate.simulate(requests, engine)
+    limits = {"ttft_ms": options.ttft, "tpot_ms": options.tpot}
+    return estimate.plan(requests, **limits, devices=options.devices, engine=engine, price=options.price)
 
 
 def _write(text: str, path: Path | None) -> None:

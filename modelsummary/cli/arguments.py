@@ -146,6 +146,28 @@ def caches() -> Sequence[str]:
     return CACHES
 
 
+def weights() -> Sequence[str]:
+    """Return the names of the forms in which servers keep weights."""
+    from modelsummary.serving.stored import WEIGHTS
+
+    return list(WEIGHTS)
+
+
+def parse_lengths(text: str) -> int | tuple[int, int]:
+    """Return a number of tokens, or the least and the most of ``LEAST:MOST``.
+
+    >>> parse_lengths("300"), parse_lengths("100:500")
+    (300, (100, 500))
+    """
+    try:
+        least, *most = map(int, text.split(":"))
+        if len(most) < 2:
+            return (least, *most) if most else least  # type: ignore[return-value]
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected a number of tokens, or LEAST:MOST such as 100:500, got {text!r}")
+
+
 def modes() -> Sequence[str]:
     """Return the names of the ways to run a step on a device."""
     from modelsummary.operators.kernels import MODES

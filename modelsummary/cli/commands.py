@@ -21,9 +21,11 @@ from modelsummary.cli.arguments import (
     parse_count,
     parse_dtype,
     parse_input,
+    parse_lengths,
     parse_name,
     parse_settings,
     steps,
+    weights,
 )
 from modelsummary.errors import InputError, ModelSummaryError, close_to
 from modelsummary.views.columns import COLUMNS
@@ -40,6 +42,7 @@ _HELP_OF_RUN = (
     "follow the code of TorchScript on the --input: it is interpreted, and only operators that compute are run"
 )
 _HELP_OF_MEMORY = "memory of a training step with an optimizer such as adamw, or none; or of an inference: inference"
+_HELP_OF_WEIGHTS = "form of the weights of products: fp8, int8, int4, mxfp4 or nvfp4 (default: the dtype)"
 _HELP_OF_CACHE = "kind of cache of transformers: dynamic, static, fp8 or quanto (default: the one that the model makes)"
 _HELP_OF_SERVING_MODE = "eager or compiled (default: compiled on a named device, eager on this machine)"
 _MODELS = f"""\
@@ -329,6 +332,7 @@ def _serve_plan(commands: _Commands) -> None:
         "serve-plan",
         help="memory and time of serving a model with a cache",
         description="Memory and time of serving a model with a cache: what fits, prefill, decode, tokens per second.\n"
+        "With --prompt and --new-tokens, a server under load is simulated, or searched for if there are limits.\n"
         "Nothing is computed or downloaded.",
         epilog=f"{_MODELS}\n" + _examples("serve-plan hf:config.json --device H100 --context 32768 --dtype bfloat16"),
         parents=[_made(help="name of the model, see below; such as hf:config.json"), _written()],
@@ -342,6 +346,24 @@ def _serve_plan(commands: _Commands) -> None:
         help="tokens of each request that the cache holds",
     )
     add("--batch", type=parse_count, default=1, metavar="N", help="number of requests decoded together (default: 1)")
+    add = parser.group("a server under load").add_argument
+    add("--prompt", type=parse_lengths, metavar="TOKENS", help="tokens of each prompt: 300, or 100:500")
+    add("--new-tokens", type=parse_lengths, metavar="TOKENS", help="tokens that each request generates, likewise")
+    add("--requests", type=parse_count, default=300, metavar="N", help="number of requests (default: 300)")
+    add("--rate", type=float, metavar="R", help="mean requests per second (default: all at once)")
+    add(
+        "--max-requests",
+        type=parse_count,
+        default=256,
+        metavar="N",
+        help="most requests that run together (default: 256)",
+    )
+    add("--token-budget", type=parse_count, default=2048, metavar="N", help="tokens of a step (default: 2048)")
+    add("--overhead", type=float, default=0.0, metavar="MS", help="time of a step besides its forward (default: 0)")
+    add("--ttft", type=float, metavar="MS", help="limit of the time to the first token at p95: searches a plan")
+    add("--tpot", type=float, metavar="MS", help="limit of the time per further token at p95: searches a plan")
+    add("--devices", type=parse_count, metavar="N", help="devices of the plan (default: 8)")
+    add("--price", type=float, metavar="P", help="price of a device and an hour, for requests per unit of cost")
     add = parser.group("devices").add_argument
     add("--device", required=True, help="name of an accelerator such as H100; cpu or cuda of this calibrated machine")
     add(
@@ -356,6 +378,8 @@ def _serve_plan(commands: _Commands) -> None:
     add = parser.group("weights and cache").add_argument
     add("--dtype", type=parse_dtype, help="dtype of weights and cache, such as bfloat16 (default: the model's)")
     add("--cache", type=parse_name(caches), help=_HELP_OF_CACHE)
+    add("--weights", type=parse_name(weights), help=_HELP_OF_WEIGHTS)
+    add("--cache-dtype", type=parse_dtype, help="dtype of what attention reads of the cache, such as float8_e4m3fn")
     add = parser.group(_OUTPUT).add_argument
     add("--plot", type=Path, metavar="FILE", help="draw tokens per second against the batch size into this file")
 

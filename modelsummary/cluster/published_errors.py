@@ -52,7 +52,7 @@ class PublishedTable(NamedTuple):
 
     Attributes:
         name: of its source.
-        case: what its runs have in common.
+        case: what its runs have in common: a ``Case``, or such a tuple of another room.
         seconds: predicted / measured seconds of each run.
         peaks: predicted / measured bytes of the fullest rank, of the runs that publish them.
         calibrated: number of runs of the table that a cluster was calibrated with -> predicted / measured seconds of
@@ -60,7 +60,7 @@ class PublishedTable(NamedTuple):
     """
 
     name: str
-    case: Case
+    case: tuple[object, ...]
     seconds: tuple[float, ...]
     peaks: tuple[float, ...] = ()
     calibrated: Mapping[int, tuple[float, ...]] = MappingProxyType({})
@@ -151,7 +151,7 @@ def case_of(plan: Plan, cluster: Cluster, recipe: Recipe, dtype: torch.dtype) ->
 
 
 def error_of(
-    case: Case, *, of_peaks: bool = False, steps: int = 0, tables: Sequence[PublishedTable] = ()
+    case: tuple[object, ...], *, of_peaks: bool = False, steps: int = 0, tables: Sequence[PublishedTable] = ()
 ) -> PublishedErrors:
     """Return the errors on the published tables that are nearest to a case.
 

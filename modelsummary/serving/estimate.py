@@ -2,103 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
-from torch import nn
 
-from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
-from modelsummary.cluster.topology import Cluster, calibrated_device
 from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.kernel_table import device_here
-from modelsummary.devices.target import Target, target_of
-from modelsummary.errors import InputError, check_integers
-from modelsummary.keywords import choice_of, dtype_named
-from modelsummary.latency.calibrate import calibrate_calls
+from modelsummary.errors import InputError
 from modelsummary.latency.predict import TABLE_ERROR
 from modelsummary.layer_info import LayerInfo
-from modelsummary.operators.kernels import MODES
-from modelsummary.parallel.applied_rank import sharded_model
-from modelsummary.parallel.equal_blocks import fold
-from modelsummary.parallel.make import make_plan
-from modelsummary.serving.cache import MakeCache, cache_maker
-from modelsummary.serving.depth import Folds, folds_of
 from modelsummary.serving.fit import largest_fitting
-from modelsummary.serving.links import communication
 from modelsummary.serving.points import Points
-from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.report import ServingEstimate, Throughput
-from modelsummary.serving.request import Request, request_of
-from modelsummary.serving.run import RequestRun, run_request
-from modelsummary.serving.scheduler import Engine
-from modelsummary.serving.stored import Stored, check_device, check_stored
-from modelsummary.serving.times import PhaseTime, phase_time
-from modelsummary.units import grouped, parse_bytes, scaled
+from modelsummary.serving.server import MOST_REQUESTS, Server, ServingOptions, calibrate
+from modelsummary.units import grouped, scaled
 
-__all__ = ["ServingOptions", "estimate_serving"]
+__all__ = ["estimate_serving"]
 
 _SHORT = 64  # tokens of the run that tells the bytes of the weights
 _LONGEST = 2**24  # tokens of the longest context that is tried
-_MOST_REQUESTS = 2**16
 _BATCHES = (1, 4, 16, 64, 256)
-
-
-@dataclass(frozen=True)
-class ServingOptions:
-    """The options of ``Statistics.serving``, checked.
-
-    Attributes:
-        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster, weights, cache_dtype: see
-            ``Statistics.serving``.
-
-    Raises:
-        InputError: a value is unusable.
-    """
-
-    context: int
-    batch: int = 1
-    tensor: int = 1
-    dtype: torch.dtype | None = None
-    cache: str | MakeCache | None = None
-    mode: str | None = None
-    memory_bytes: int | str | None = None
-    batches: Sequence[int] | None = None
-    calibrate: bool = False
-    cluster: Cluster | None = None
-    weights: str | None = None
-    cache_dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        check_integers(2, context=self.context)
-        check_integers(batch=self.batch, tensor=self.tensor)
-        if self.dtype is not None:
-            object.__setattr__(self, "dtype", dtype_named(self.dtype, "dtype"))
-        if self.mode is not None:
-            object.__setattr__(self, "mode", choice_of(self.mode, MODES, "mode", " or None"))
-        if self.cluster is not None and not isinstance(self.cluster, Cluster):
-            raise InputError(f"cluster must be a Cluster or None, got {self.cluster!r:.80}")
-        if self.stored.cache_dtype is not None and self.cache is not None:
-            raise InputError(
-                "pass cache= or cache_dtype=, not both: cache_dtype= keeps the model's own cache in a dtype"
-            )
-        if self.batch > _MOST_REQUESTS:
-            raise InputError(f"batch must be at most {_MOST_REQUESTS}, got {self.batch}")
-        if self.batches is not None and (
-            not isinstance(self.batches, (list, tuple, range))
-            or not all(type(batch) is int and 0 < batch <= _MOST_REQUESTS for batch in self.batches)
-        ):
-            raise InputError(f"batches must be a list of integers >= 1 and <= {_MOST_REQUESTS}, got {self.batches!r}")
-
-    @property
-    def stored(self) -> Stored:
-        """How weights and caches are kept."""
-        return check_stored(self.weights, self.cache_dtype)
 
 
 def estimate_serving(
@@ -111,169 +35,11 @@ def estimate_serving(
             do not fit.
     """
     check_initialized(live)
-    if options.cluster is not None:
-        if device is not None:
-            raise InputError("pass device= or cluster=, not both: the device is the one of the cluster")
-        device = calibrated_device(options.cluster)
     if options.calibrate:
-        _calibrate(live, device, options)
-    server = _Server(live, root, device, options)
-    with server.points() as (model, points):
-        return _Serving(model, points, server).estimate()
-
-
-class _Server:
-    """A model on a device, to be run on shapes.
-
-    Attributes:
-        request: how the model is called.
-        target: the device.
-        mode: ``"eager"`` or ``"compiled"``.
-        memory: memory of the device in bytes.
-        options: the options.
-    """
-
-    def __init__(
-        self,
-        live: LiveModel,
-        root: LayerInfo,
-        device: DeviceSpec | torch.device | str | None,
-        options: ServingOptions,
-    ) -> None:
-        self._live, self._root, self._device, self.options = live, root, device, options
-        target = self.target = target_of(device)
-        self.mode = options.mode or ("eager" if target.model is None else "compiled")
-        self.request, self._make_cache = request_of(live), cache_maker(options.cache)
-        check_device(options.stored, options.weights, target)
-        self.memory = _memory_of(target, options)
-        self._communicate = communication(target, options.tensor, options.cluster)
-        self._prices: dict[Engine, StepPrices] = {}
-
-    @contextmanager
-    def points(
-        self, runs: list[RequestRun] | None = None, folds: Folds | None = None
-    ) -> Iterator[tuple[nn.Module, Points]]:
-        """Return a context with the model that one device runs, and its points, whose runs are appended to ``runs``.
-
-        Args:
-            runs: list of the runs.
-            folds: versions of the model with few of its equal blocks, which the points may take times from.
-        """
-        live, dtype = self._live, self.options.dtype
-        with _served_models(live, self._root, self.options.tensor, self.request, folds) as (model, *versions):
-
-            def run_of(served: nn.Module, batch: int, context: int) -> RequestRun:
-                request_run = run_request(
-                    served, self.request, batch, context, dtype=dtype, make_cache=self._make_cache
-                )
-                if runs is not None:
-                    runs.append(request_run)
-                return self.options.stored.bytes_of(request_run)
-
-            def run(batch: int, context: int) -> RequestRun:
-                if model is not live.model and batch == 1:
-                    run_request(live.model, self.request, batch, context, dtype=dtype, make_cache=self._make_cache)
-                    # a shard of a table does not tell which positions the table has
-                return run_of(model, batch, context)
-
-            def time(request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
-                prefill, decode = (
-                    phase_time(live, phase, self.target, self.mode, self._communicate, self.options.stored)
-                    for phase in (request_run.prefill, request_run.decode)
-                )
-                return prefill, decode
-
-            folded = [Points(partial(run_of, version), time) for version in versions]
-            yield model, Points(run, time, list(zip(folded, folds.factors if folds and folded else (), strict=True)))
-
-    @exclusive
-    def prices(self, engine: Engine) -> StepPrices:
-        """Return the prices of an engine's steps, which run the model on shapes the first time.
-
-        With ``calibrate``, the operator calls that they are made of are measured on this machine.
-
-        Raises:
-            InputError: the model has an encoder, or no page of the cache fits.
-        """
-        if self.request.others.kwargs:
-            raise InputError(
-                f"simulate is for decoders without an encoder: steps of {type(self._live.model).__name__} have no "
-                "price for the encoders of some of their requests"
-            )
-        # what a step takes besides its forward is not in the prices
-        engine = replace(engine, watermark=0.0, overhead_ms=0.0, acceptance=0.0, draft_ms=0.0)
-        if engine not in self._prices:
-            if self.options.calibrate:
-                runs: list[RequestRun] = []
-                self._new_prices(engine, runs)
-                _measure(runs, device_here(self._device))  # type: ignore[arg-type]
-                self.target = target_of(self._device)
-            self._prices[engine] = self._new_prices(engine)
-        return self._prices[engine]
-
-    def _new_prices(self, engine: Engine, runs: list[RequestRun] | None = None) -> StepPrices:
-        with self.points(runs, folds_of(self._root)) as (_, points):
-            return StepPrices(points, self.options.context, self.memory, engine)
-
-
-@contextmanager
-def _served_models(
-    live: LiveModel, root: LayerInfo, tensor: int, request: Request, folds: Folds | None = None
-) -> Iterator[list[nn.Module]]:
-    """Return a context with the model, or with the shard of it that one of several devices holds, and its folds.
-
-    The plan is made of a forward that returns no cache, where the model can be told so: each device keeps the keys and
-    values of its own heads, while a value that leaves the model would be gathered. A model that cannot be copied has no
-    folds.
-    """
-    same = () if folds is None else folds.same
-    with ExitStack() as stack:
-        if tensor == 1:
-            models = [live.model]
-            with suppress(InputError):
-                models += [fold(live.model, blocks) for blocks in same]
-        else:
-            if "use_cache" in request.flags:
-                live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
-            plan = make_plan(live, root, tensor=tensor)
-            models = stack.enter_context(sharded_model(plan, 0, *same))
-        yield models if len(models) == 1 + len(same) else models[:1]
-
-
-def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, options: ServingOptions) -> None:
-    """Measure the operator calls of the requests on this machine, unless they are known."""
-    if isinstance(device, DeviceSpec):
-        raise InputError(f"calibrate=True measures this machine; leave it out for {device.name}")
-    local_device = device_here(device)
-    request, make_cache = request_of(live), cache_maker(options.cache)
-    runs = [
-        run_request(live.model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
-        for batch in {1, options.batch}
-        for context in {options.context, _half(options.context)}
-    ]
-    _measure(runs, local_device)
-
-
-def _measure(runs: Sequence[RequestRun], device: torch.device) -> None:
-    """Measure the operator calls of runs on a device of this machine, unless they are known."""
-    phases = [phase for run in runs for phase in (run.prefill, run.decode)]
-    calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), device)
-
-
-def _memory_of(target: Target, options: ServingOptions) -> int:
-    """Return the memory of the device in bytes."""
-    if options.memory_bytes is not None:
-        return parse_bytes(options.memory_bytes, "memory_bytes")
-    if options.cluster is not None:
-        return options.cluster.memory_bytes
-    if target.model is not None:
-        capacity = target.model.spec.memory_bytes
-        if capacity is None:
-            raise InputError(f"the memory of {target.name} is not known; pass memory_bytes=")
-        return capacity
-    if "cuda" in target.name:
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        calibrate(live, device, options, {1, options.batch}, {options.context, _half(options.context)})
+    server = Server(live, root, device, options)
+    with server.points() as points:
+        return _Serving(points, server).estimate()
 
 
 def _half(context: int) -> int:
@@ -283,8 +49,8 @@ def _half(context: int) -> int:
 class _Serving:
     """The figures of one estimate under construction."""
 
-    def __init__(self, model: nn.Module, points: Points, server: _Server) -> None:
-        self.model, self.points, self._server = model, points, server
+    def __init__(self, points: Points, server: Server) -> None:
+        self.model, self.points, self._server = server.live.model, points, server
         self.request, self.target, self.mode = server.request, server.target, server.mode
         self.memory, self.options = server.memory, server.options
 
@@ -327,7 +93,7 @@ class _Serving:
             typical_error=self._error(),
             notes=self._notes(),
             weights=options.weights,
-            prices=self._server.prices,
+            server=self._server,
         )
 
     def _check_context(self) -> None:
@@ -396,9 +162,7 @@ class _Serving:
     @cached_property
     def _max_batch(self) -> int:
         context = self.options.context
-        return largest_fitting(
-            lambda batch: self._peak(batch, context), self.memory, self.options.batch, _MOST_REQUESTS
-        )
+        return largest_fitting(lambda batch: self._peak(batch, context), self.memory, self.options.batch, MOST_REQUESTS)
 
     def _throughput(self) -> tuple[Throughput, ...]:
         context = self.options.context

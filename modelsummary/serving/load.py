@@ -12,7 +12,7 @@ from typing import NamedTuple
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.keywords import takes_keywords
 
-__all__ = ["Load", "LogNormal", "ServedLengths", "Uniform"]
+__all__ = ["Load", "LoadRequest", "LogNormal", "Uniform"]
 
 
 class Uniform(NamedTuple):
@@ -67,7 +67,7 @@ class LogNormal(NamedTuple):
             raise InputError(f"{name} must have a median from 1 to most={self.most}, got {self.median!r:.80}")
 
 
-class ServedLengths(NamedTuple):
+class LoadRequest(NamedTuple):
     """One request of a load.
 
     Attributes:
@@ -102,7 +102,7 @@ class Load:
         InputError: a value is unusable.
 
     >>> Load(3, prompt=[5, 6, 7], output=2, arrivals=[0.0, 0.5, 2.0]).sample()[1]
-    ServedLengths(arrival=0.5, prompt=6, output=2)
+    LoadRequest(arrival=0.5, prompt=6, output=2)
     >>> Load(1000, prompt=Uniform(100, 300), output=50, rate=10.0).sample()[-1].arrival  # about 100 seconds
     95.7...
     """
@@ -149,10 +149,10 @@ class Load:
         if not all(is_number(time) and time >= 0 for time in arrivals) or sorted(arrivals) != list(arrivals):
             raise InputError(f"arrivals must be ascending numbers >= 0, in seconds, got {arrivals!r:.80}")
 
-    def sample(self) -> tuple[ServedLengths, ...]:
+    def sample(self) -> tuple[LoadRequest, ...]:
         """Return the requests in the order in which they arrive."""
         prompts, outputs = (self._lengths(name, getattr(self, name)) for name in ("prompt", "output"))
-        return tuple(map(ServedLengths, self._times(), prompts, outputs))
+        return tuple(map(LoadRequest, self._times(), prompts, outputs))
 
     def _lengths(self, name: str, lengths: int | Sequence[int] | Uniform | LogNormal) -> Sequence[int]:
         if isinstance(lengths, (Uniform, LogNormal)):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from copy import copy
 from itertools import accumulate, pairwise
 from math import ceil, isqrt
 from operator import sub
@@ -28,7 +29,7 @@ from modelsummary.serving.points import Points
 from modelsummary.serving.scheduler import Batch, Engine, Pages, StepPrice
 from modelsummary.units import scaled
 
-__all__ = ["Curve", "StepPrices"]
+__all__ = ["Curve", "CurvePoint", "StepPrices"]
 
 _TOLERANCE = 0.02  # of a forward: a curve whose next point is nearer to it gets no more
 _NEAREST = 1.25  # ratio of neighbours between which no point is added
@@ -104,20 +105,19 @@ class StepPrices:
     Args:
         points: runs requests on shapes.
         context: longest context in tokens.
-        memory_bytes: memory of the device.
-        engine: how requests are batched.
+        engine: the largest steps.
 
     Attributes:
-        pages: the pages of the cache.
+        pages: the pages of the cache, see ``paged``.
         page_bytes: bytes of a page on one device; of a cache that does not grow, bytes of a request.
         error: the largest difference between a sum of prices and a forward that was run to check it, as a fraction: of
             several equal requests, of points of the curves before they were added, and of few blocks from all.
-
-    Raises:
-        InputError: weights and workspace leave no page.
     """
 
-    def __init__(self, points: Points, context: int, memory_bytes: int, engine: Engine) -> None:
+    pages: Pages
+    page_bytes: float
+
+    def __init__(self, points: Points, context: int, engine: Engine) -> None:
         self._points, self._context = points, context
         most_results = engine.max_requests * (1 + engine.draft_tokens)
         most_tokens = max(engine.token_budget or context, most_results, context - 1)
@@ -130,9 +130,23 @@ class StepPrices:
         self._alone = Curve(self._of_prompt, 1, context - 1)
         self._added = Curve(self._of_prompts, 1, context - 1)
         self._grown = [self._bytes.at(max(tokens, _SHORTEST)) - self._bytes.nodes[0].y for tokens in range(context + 1)]
-        self.page_bytes = self._bytes_of_page(engine.page_tokens)
-        self.pages = self._paged(engine, memory_bytes, most_results)
         self.error = self._largest_error(engine.max_requests, most_tokens)
+
+    @property
+    def token_nodes(self) -> list[CurvePoint]:
+        """The price of what depends on the number of tokens, at the numbers that ran."""
+        return self._tokens.nodes
+
+    def paged(self, engine: Engine, memory_bytes: int) -> StepPrices:
+        """Return the same prices with the pages of an engine whose steps are no larger, while the points can run.
+
+        Raises:
+            InputError: weights and workspace leave no page.
+        """
+        prices = copy(self)
+        prices.page_bytes = self._bytes_of_page(engine.page_tokens)
+        prices.pages = prices._paged(engine, memory_bytes, engine.max_requests * (1 + engine.draft_tokens))
+        return prices
 
     # ------------------------------------------------------------------------------------------ the parts
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.extras import Records, axes_for
 from modelsummary.serving.load import Load
+from modelsummary.serving.plan import ServingPlans, ServingSpace, search
 from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.scheduler import Engine, serve
+from modelsummary.serving.server import Server
 from modelsummary.serving.simulation import ServingSimulation, largest_rate
 from modelsummary.serving.stored import WEIGHTS
 from modelsummary.tables import Printed, Report, table
@@ -78,7 +80,7 @@ class ServingEstimate(Printed, Records):
         typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
         notes: assumptions.
         weights: format of the weights of products, one of ``WEIGHTS``; None: ``dtype``.
-        prices: returns the prices of an engine's steps; None: the estimate was loaded without its model.
+        server: runs the model for simulations; None: the estimate was loaded without its model.
     """
 
     model: str
@@ -109,10 +111,10 @@ class ServingEstimate(Printed, Records):
     typical_error: float
     notes: tuple[str, ...] = field(default=())
     weights: str | None = None
-    prices: Callable[[Engine], StepPrices] | None = field(default=None, repr=False, compare=False)
+    server: Server | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "prices": None}  # they hold the model
+        return {**self.__dict__, "server": None}  # it holds the model
 
     @property
     def fits(self) -> bool:
@@ -148,6 +150,23 @@ class ServingEstimate(Printed, Records):
         prefill = self.prefill_ms * (self.context - new_tokens) / (self.context - 1)
         return prefill + new_tokens * (first + last) / 2
 
+    def prices(self, engine: Engine) -> StepPrices:
+        """Return the seconds of the steps of an engine, and the pages of its cache.
+
+        Raises:
+            InputError: the model has an encoder, no page fits, or the estimate was loaded without its model.
+        """
+        prices = self._live_server.prices(engine)[0]
+        if isinstance(prices, InputError):
+            raise prices
+        return prices
+
+    @property
+    def _live_server(self) -> Server:
+        if self.server is None:
+            raise InputError("the estimate was loaded without its model; call serving in this process")
+        return self.server
+
     def simulate(self, load: Load, engine: Engine | None = None) -> ServingSimulation:
         """Simulate a server with continuous batching and a paged cache, step by step.
 
@@ -174,18 +193,18 @@ class ServingEstimate(Printed, Records):
         >>> simulation.timeline.steps, simulation.preemptions, simulation.limited_by
         (200, 0, 'arrivals')
         """
-        if self.prices is None:
-            raise InputError("the estimate was loaded without its model; call serving in this process")
         _check_load(load)
         if engine is not None and not isinstance(engine, Engine):
             raise InputError(f"engine must be an Engine or None, got {engine!r:.80}")
         engine = engine or Engine()
-        prices = self.prices(engine)
+        return self._simulated(load, engine, self.prices(engine), self._live_server)
+
+    def _simulated(self, load: Load, engine: Engine, prices: StepPrices, server: Server) -> ServingSimulation:
         timeline = serve(load, engine, prices.pages, prices.price)
         return ServingSimulation(
             model=self.model,
             device=self.device,
-            tensor=self.tensor,
+            tensor=server.options.tensor,
             load=load,
             engine=engine,
             timeline=timeline,
@@ -193,6 +212,7 @@ class ServingEstimate(Printed, Records):
             page_bytes=prices.page_bytes,
             price_error=prices.error,
             typical_error=self.typical_error,
+            case=server.case,
         )
 
     def max_rate(
@@ -222,10 +242,68 @@ class ServingEstimate(Printed, Records):
         _check_load(load)
         return largest_rate(lambda changed: self.simulate(changed, engine), load, ttft_ms, tpot_ms)
 
+    def plan(
+        self,
+        load: Load,
+        *,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        devices: int | None = None,
+        space: ServingSpace | None = None,
+        engine: Engine | None = None,
+        price: float | None = None,
+    ) -> ServingPlans:
+        """Search for the way to serve a load with the most requests per second within limits of latencies.
+
+        Each of several replicas gets a share of the requests; ``load`` is what one of them gets, at the rate that its
+        95th percentiles allow, as for ``max_rate``.
+
+        Args:
+            load: the requests of a replica; their rate is changed.
+            ttft_ms: limit of the milliseconds from arrival to first token; None: any.
+            tpot_ms: limit of the milliseconds per token after the first; None: any.
+            devices: number of devices. Default: those of the cluster that was passed to ``serving``, else 8.
+            space: the ways that are tried. Default: ``ServingSpace()``.
+            engine: its figures hold but for the limits of batches that are tried. Default: ``Engine()``.
+            price: of a device and an hour, for requests per unit of cost.
+
+        Raises:
+            InputError: a value is unusable, ``simulate`` or ``max_rate`` refuses, or the estimate was loaded without
+                its model.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> class Sums(nn.Embedding):
+        ...     def forward(self, ids, cache=None):
+        ...         x = super().forward(ids)
+        ...         cache = [x if cache is None else torch.cat([cache[0], x], dim=1)]
+        ...         return x + cache[0].mean(1, keepdim=True), cache
+        >>> estimate = Statistics(Sums(100, 8), torch.zeros(1, 4, dtype=torch.long)).serving(64, device="A100")
+        >>> space = ServingSpace(tensor=[1], max_requests=[4, 16], token_budget=[64])
+        >>> plans = estimate.plan(Load(40, prompt=30, output=10), tpot_ms=5.0, space=space)
+        >>> plans.best.replicas, plans.best.engine.max_requests
+        (8, 16)
+        """
+        _check_load(load)
+        space, server = space or ServingSpace(), self._live_server
+        for name, value, kind in (("space", space, ServingSpace), ("engine", engine, Engine)):
+            if value is not None and not isinstance(value, kind):
+                raise InputError(f"{name} must be a {kind.__name__} or None, got {value!r:.80}")
+        cluster = server.options.cluster
+        if devices is None:
+            devices = 8 if cluster is None else cluster.devices
+        check_integers(devices=devices)
+        if price is not None and not (is_number(price) and price > 0):
+            raise InputError(f"price must be a number > 0 or None, got {price!r:.80}")
+
+        limits = ttft_ms, tpot_ms
+        return search(server.changed, self._simulated, load, engine or Engine(), space, devices, limits, price)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain containers."""
-        figures = asdict(replace(self, prices=None))
-        del figures["prices"]
+        figures = asdict(replace(self, server=None))
+        del figures["server"]
         return {**figures, "tokens_per_second": self.tokens_per_second, "fits": self.fits}
 
     def to_records(self) -> list[dict[str, Any]]:

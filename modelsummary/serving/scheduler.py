@@ -19,7 +19,7 @@ from random import Random
 from typing import NamedTuple
 
 from modelsummary.errors import InputError, check_integers, is_number
-from modelsummary.serving.load import Load, ServedLengths
+from modelsummary.serving.load import Load, LoadRequest
 from modelsummary.units import grouped
 
 __all__ = ["Batch", "Engine", "Pages", "ServedRequest", "StepPrice", "Timeline", "serve"]
@@ -210,7 +210,7 @@ def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], Ste
     return _Loop(requests, engine, pages, price, shared).run()
 
 
-def _check_longest(requests: Sequence[ServedLengths], pages: Pages, shared: int) -> None:
+def _check_longest(requests: Sequence[LoadRequest], pages: Pages, shared: int) -> None:
     """Raise ``InputError`` if the longest request cannot be served even alone."""
     lengths = [request.prompt + request.output - 1 for request in requests]  # the last token is not computed
     tokens = max(lengths)
@@ -239,7 +239,7 @@ class _Sequence:
         first: seconds of its first token.
     """
 
-    def __init__(self, lengths: ServedLengths) -> None:
+    def __init__(self, lengths: LoadRequest) -> None:
         self.lengths = lengths
         self.generated = self.computed = self.pages = self.preemptions = 0
         self.first = 0.0
@@ -260,7 +260,7 @@ class _Loop:
 
     def __init__(
         self,
-        requests: Sequence[ServedLengths],
+        requests: Sequence[LoadRequest],
         engine: Engine,
         pages: Pages,
         price: Callable[[Batch], StepPrice],
@@ -274,6 +274,7 @@ class _Loop:
         self._shared, self._has_shared = shared, False
         self._now = requests[0].arrival
         self._blocked = ""  # what the first of the requests that wait, waits for
+        self._has_preempted = False  # in this step, which then admits nobody
         self._served: dict[int, ServedRequest] = {}
         self._accepts = Random(0)
         self._timeline = Timeline()
@@ -288,7 +289,9 @@ class _Loop:
                 self._timeline.spend(arrival - self._now, "arrivals")
                 self._now = arrival
                 continue
-            self._step(self._scheduled())
+            scheduled = self._scheduled()
+            self._step(scheduled)
+            self._step_alike(scheduled)
         timeline = self._timeline
         timeline.seconds = self._now
         timeline.requests = [self._served[id(sequence)] for sequence in self._all]
@@ -298,7 +301,7 @@ class _Loop:
 
     def _scheduled(self) -> list[tuple[_Sequence, int]]:
         """Return the requests of the next step, each with the number of tokens that it computes."""
-        self._blocked = ""
+        self._blocked, self._has_preempted = "", False
         budget = self._engine.token_budget
         if budget is not None:
             return self._continued(budget, admits=True)
@@ -370,22 +373,59 @@ class _Loop:
         sequence.pages = sequence.computed = 0
         sequence.preemptions += 1
         self._waiting.appendleft(sequence)
-        self._blocked = "pages"
+        self._blocked, self._has_preempted = "pages", True
         return sequence
 
     # ------------------------------------------------------------------------------------------ a step
 
     def _step(self, scheduled: list[tuple[_Sequence, int]]) -> None:
         """Compute a step."""
+        has_draft = bool(self._engine.draft_tokens) and any(sequence.decodes for sequence, _ in scheduled)
+        self._spend(_batch_of(scheduled), self._pages.total - self._free, has_draft=has_draft)
+        for sequence, n_tokens in scheduled:
+            self._advance(sequence, n_tokens)
+        self._running = [sequence for sequence in self._running if id(sequence) not in self._served]
+
+    def _step_alike(self, scheduled: list[tuple[_Sequence, int]]) -> None:
+        """Compute the steps that follow a step and are like it, as in most of the time.
+
+        All running requests decode a token each, and none ends, begins, or needs a page that is not free. What blocks
+        the requests that wait stays the same.
+        """
+        sequences = [sequence for sequence, _ in scheduled]
+        budget = self._engine.token_budget
+        if (
+            self._engine.draft_tokens
+            or self._has_preempted
+            or sequences != self._running
+            or not all(sequence.decodes for sequence in sequences)
+            or (self._waiting and (not self._blocked or len(sequences) == budget))
+        ):
+            return
+        computed, held = [sequence.computed for sequence in sequences], self._pages.held
+        others = self._pages.total - self._free - sum(sequence.pages for sequence in sequences)  # the shared tokens
+        steps = 0
+        for step in range(1, min(sequence.lengths.output - sequence.generated for sequence in sequences)):
+            contexts = [tokens + step for tokens in computed]
+            n_pages = others + sum([held[max(tokens - self._shared, 0)] for tokens in contexts])
+            is_met = self._arriving and self._arriving[0].lengths.arrival <= self._now
+            if is_met or n_pages > self._pages.total:
+                break
+            self._spend(Batch(len(contexts), len(contexts), contexts, ()), n_pages, has_draft=False)
+            steps = step
+        for sequence in sequences if steps else ():
+            self._takes_pages(sequence, steps)
+            sequence.generated += steps
+            sequence.computed += steps
+
+    def _spend(self, batch: Batch, n_pages: int, *, has_draft: bool) -> None:
+        """Note a step, and what it takes."""
         engine, timeline = self._engine, self._timeline
-        batch = _batch_of(scheduled)
         price = self._price(batch)
-        has_draft = engine.draft_tokens and any(sequence.decodes for sequence, _ in scheduled)
         draft, overhead = 1e-3 * engine.draft_ms if has_draft else 0.0, 1e-3 * engine.overhead_ms
         seconds = price.seconds + draft + overhead
         limits = {price.limited_by: price.seconds, "draft": draft, "overhead": overhead}
         timeline.spend(seconds, self._blocked or max(limits, key=limits.__getitem__))
-        n_pages = self._pages.total - self._free
         timeline.request_seconds += len(self._running) * seconds
         timeline.page_seconds += n_pages * seconds
         timeline.most_requests = max(timeline.most_requests, len(self._running))
@@ -394,9 +434,6 @@ class _Loop:
         timeline.tokens += batch.tokens
         timeline.steps += 1
         self._now += seconds
-        for sequence, n_tokens in scheduled:
-            self._advance(sequence, n_tokens)
-        self._running = [sequence for sequence in self._running if id(sequence) not in self._served]
 
     def _advance(self, sequence: _Sequence, n_tokens: int) -> None:
         """Note the tokens that a request computed in the step that ends now."""

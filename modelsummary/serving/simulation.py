@@ -9,14 +9,16 @@ from math import inf, sqrt
 from statistics import mean, quantiles
 from typing import Any, NamedTuple
 
+from modelsummary.cluster.published_errors import PublishedErrors
 from modelsummary.errors import InputError, is_number
 from modelsummary.extras import Records
 from modelsummary.serving.load import Load
+from modelsummary.serving.published import ServedCase, error_of_serving
 from modelsummary.serving.scheduler import Engine, ServedRequest, Timeline
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, duration, grouped, percent, scaled
 
-__all__ = ["ServingSimulation", "Spread", "largest_rate"]
+__all__ = ["ServingSimulation", "Spread", "check_limits", "keeps_limits", "largest_rate"]
 
 _FIGURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _SLOWEST, _FASTEST = 2.0**-20, 2.0**20  # requests per second between which a rate is searched
@@ -62,6 +64,7 @@ class ServingSimulation(Printed, Records):
         price_error: the largest difference between a sum of prices and a forward on shapes that was run to check it, as
             a fraction.
         typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
+        case: what decides which published tables it is compared with; None: none is like it.
     """
 
     model: str
@@ -74,6 +77,12 @@ class ServingSimulation(Printed, Records):
     page_bytes: float
     price_error: float
     typical_error: float
+    case: ServedCase | None = None
+
+    @property
+    def error(self) -> PublishedErrors | None:
+        """The errors of the throughput that simulations of published tables had; None if no table is like it."""
+        return None if self.case is None else error_of_serving(self.case)
 
     @property
     def requests(self) -> Sequence[ServedRequest]:
@@ -168,11 +177,33 @@ class ServingSimulation(Printed, Records):
             f"Prices of steps: at most {percent(self.price_error)} off the forwards that checked them; typical error "
             f"of forwards {percent(self.typical_error, 0)}",
         ]
+        if self.error is not None:
+            below.append(f"Throughput: {self.error.describe()}")
         above = [
             f"{self.model} on {devices}: {grouped(len(self.requests))} requests in {duration(1e3 * self.seconds)}, "
             f"{grouped(timeline.steps)} steps"
         ]
         return Report(rows, ["", "Mean", "p50", "p95", "p99", "Most"], "lrrrrr", above=above, below=below)
+
+
+def keeps_limits(simulation: ServingSimulation, ttft_ms: float | None, tpot_ms: float | None) -> bool:
+    """Return True if the 95th percentiles are within limits; None: any value."""
+    pairs = ((simulation.ttft_ms, ttft_ms), (simulation.tpot_ms, tpot_ms))
+    return all(limit is None or spread is None or spread.p95 <= limit for spread, limit in pairs)
+
+
+def check_limits(load: Load, ttft_ms: float | None, tpot_ms: float | None) -> None:
+    """Raise ``InputError`` unless limits of the 95th percentiles are usable for a load whose rate is searched."""
+    limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms}
+    if ttft_ms is None and tpot_ms is None:
+        raise InputError("pass ttft_ms= or tpot_ms=, the limits that the rate is to keep")
+    for name, limit in limits.items():
+        if limit is not None and not (is_number(limit) and limit > 0):
+            raise InputError(f"{name} must be a number of milliseconds > 0 or None, got {limit!r:.80}")
+    if load.arrivals is not None:
+        raise InputError("max_rate changes the rate of a load, but arrivals= are fixed; pass a Load with rate=")
+    if tpot_ms is not None and all(request.output == 1 for request in load.sample()):
+        raise InputError("tpot_ms limits tokens after the first, but all outputs are of one token; pass ttft_ms= alone")
 
 
 def largest_rate(
@@ -188,20 +219,10 @@ def largest_rate(
     Raises:
         InputError: a limit is missing or unusable, arrivals are a list, or ``tpot_ms`` limits nothing.
     """
-    limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms}
-    if ttft_ms is None and tpot_ms is None:
-        raise InputError("pass ttft_ms= or tpot_ms=, the limits that the rate is to keep")
-    for name, limit in limits.items():
-        if limit is not None and not (is_number(limit) and limit > 0):
-            raise InputError(f"{name} must be a number of milliseconds > 0 or None, got {limit!r:.80}")
-    if load.arrivals is not None:
-        raise InputError("max_rate changes the rate of a load, but arrivals= are fixed; pass a Load with rate=")
-    if tpot_ms is not None and all(request.output == 1 for request in load.sample()):
-        raise InputError("tpot_ms limits tokens after the first, but all outputs are of one token; pass ttft_ms= alone")
+    check_limits(load, ttft_ms, tpot_ms)
 
     def keeps(rate: float) -> bool:
-        simulation = simulate(replace(load, rate=None if rate == inf else rate))
-        return all(limit is None or getattr(simulation, name).p95 <= limit for name, limit in limits.items())
+        return keeps_limits(simulate(replace(load, rate=None if rate == inf else rate)), ttft_ms, tpot_ms)
 
     if keeps(inf):
         return inf

@@ -51,6 +51,15 @@ def test_text_file_and_picture(capsys, config, tmp_path):
     assert picture.read_text().startswith("<?xml")
 
 
+def test_a_server_under_load(capsys, config):
+    load = ["--prompt", "10:20", "--new-tokens", "5", "--requests", "20", "--max-requests", "8", "--token-budget", "64"]
+    text = plan(capsys, f"hf:{config}", *load, "--rate", "50", "--weights", "int4").out
+    assert "int4, groups of 128" in text
+    assert "LlamaForCausalLM on A100 80GB: 20 requests in " in text
+    found = json.loads(plan(capsys, f"hf:{config}", *load, "--format", "json").out)
+    assert [request["output"] for request in found["load"]] == [5] * 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -63,6 +72,9 @@ def test_text_file_and_picture(capsys, config, tmp_path):
         (["--memory", "3KB"], "pass tensor="),
         (["--memory", "3 apples"], "memory_bytes"),
         (["--tensor", "3"], "3"),
+        (["--weights", "fp8"], "needs products of torch.float8_e4m3fn, which A100 80GB does not have"),
+        (["--ttft", "50"], "a load needs --prompt and --new-tokens, such as --prompt 300"),
+        (["--prompt", "1:2:3"], "expected a number of tokens, or LEAST:MOST such as 100:500, got '1:2:3'"),
         (["--cache", "huge"], "--cache: it must be one of 'dynamic', 'static', 'fp8', 'quanto', got 'huge'"),
         (["--mode", "egaer"], "--mode: it must be one of 'eager', 'compiled', got 'egaer'; did you mean 'eager'?"),
     ],

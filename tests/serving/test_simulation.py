@@ -253,10 +253,10 @@ def test_the_model_stays_untouched_after_an_exception():
 def test_an_estimate_that_was_stored(estimate):
     stored = pickle.loads(pickle.dumps(estimate))
     assert stored == estimate
-    assert "prices" not in json.loads(json.dumps(estimate.to_dict()))
+    assert "server" not in json.loads(json.dumps(estimate.to_dict()))
     with pytest.raises(InputError, match="the estimate was loaded without its model; call serving in this process"):
         stored.simulate(Load(1, 3, 4))
-    assert copy.deepcopy(estimate).prices is None
+    assert copy.deepcopy(estimate).server is None
 
 
 def test_several_devices():

@@ -1,0 +1,376 @@
+"""Search for the way to serve a load on a cluster with the most requests per second within limits of latencies.
+
+A way is a number of devices that share a model (tensor parallelism), replicas of them, a form of weights and caches,
+and limits of batches. Each replica gets its share of the requests. All ways are tried but for those that a bound
+excludes: the tokens and steps of a request cost at least what a straight line below the prices says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+
+from modelsummary.errors import InputError, check_integers, close_to, is_number
+from modelsummary.extras import Records
+from modelsummary.serving.load import Load
+from modelsummary.serving.prices import CurvePoint, StepPrices
+from modelsummary.serving.scheduler import Engine
+from modelsummary.serving.server import Server
+from modelsummary.serving.simulation import ServingSimulation, check_limits, keeps_limits, largest_rate
+from modelsummary.tables import Printed, Report
+from modelsummary.units import decimals, grouped
+
+__all__ = ["ServingPlan", "ServingPlans", "ServingSpace", "least_seconds", "search"]
+
+_MARGIN = 0.98  # of the best rate, below which a way that misses the limits is not searched
+# Names of options in the engines' own words. LMDeploy and others take the same figures under other names.
+_FLAGS: dict[str, dict[str, str]] = {
+    "vllm": {
+        "tensor": "--tensor-parallel-size",
+        "replicas": "--data-parallel-size",
+        "max_requests": "--max-num-seqs",
+        "token_budget": "--max-num-batched-tokens",
+        "memory_share": "--gpu-memory-utilization",
+        "weights": "--quantization",
+        "cache_dtype": "--kv-cache-dtype",
+    },
+    "sglang": {
+        "tensor": "--tp-size",
+        "replicas": "--dp-size",
+        "max_requests": "--max-running-requests",
+        "token_budget": "--chunked-prefill-size",
+        "memory_share": "--mem-fraction-static",
+        "weights": "--quantization",
+        "cache_dtype": "--kv-cache-dtype",
+    },
+    "tensorrt-llm": {
+        "tensor": "--tp_size",
+        "max_requests": "--max_batch_size",
+        "token_budget": "--max_num_tokens",
+        "memory_share": "--kv_cache_free_gpu_memory_fraction",
+    },
+}
+_WEIGHTS = {"fp8": "fp8", "int4": "awq", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"}  # vLLM and SGLang
+_CACHES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+
+
+@dataclass(frozen=True)
+class ServingSpace:
+    """The ways of serving that are tried.
+
+    Attributes:
+        tensor: numbers of devices that share a model. Default: powers of two up to the devices of a node.
+        weights: forms of weights, as for ``Statistics.serving``; None: as the estimate has them.
+        cache_dtype: dtypes of caches; None: as the estimate has them.
+        max_requests: largest numbers of requests that run together.
+        token_budget: tokens of a step.
+
+    Raises:
+        InputError: a list is empty or a value is unusable.
+    """
+
+    tensor: Sequence[int] = (1, 2, 4, 8)
+    weights: Sequence[str | None] = (None,)
+    cache_dtype: Sequence[torch.dtype | None] = (None,)
+    max_requests: Sequence[int] = (32, 128, 512)
+    token_budget: Sequence[int] = (512, 2048, 8192)
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "weights", "cache_dtype", "max_requests", "token_budget"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+                raise InputError(f"{name} must be a list of values to try, got {values!r:.80}")
+        for name in ("tensor", "max_requests", "token_budget"):
+            for value in getattr(self, name):
+                check_integers(**{name: value})
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """A way to serve a load.
+
+    Attributes:
+        tensor: devices that share a model.
+        replicas: models that share the requests.
+        weights, cache_dtype: forms of weights and caches; None: as the estimate has them.
+        simulation: of one replica at the largest rate within the limits.
+        rate: that rate, of one replica; ``inf`` if all requests may come at once.
+    """
+
+    tensor: int
+    replicas: int
+    weights: str | None
+    cache_dtype: torch.dtype | None
+    simulation: ServingSimulation
+    rate: float
+
+    @property
+    def engine(self) -> Engine:
+        """How a replica batches requests."""
+        return self.simulation.engine
+
+    @property
+    def devices(self) -> int:
+        """The number of devices that are used."""
+        return self.tensor * self.replicas
+
+    @property
+    def requests_per_second(self) -> float:
+        """Requests per second of all replicas."""
+        return self.replicas * self.simulation.requests_per_second
+
+    def devices_for(self, rate: float) -> int:
+        """Return how many devices serve a rate, in whole replicas."""
+        if not is_number(rate) or rate <= 0:
+            raise InputError(f"rate must be a number of requests per second > 0, got {rate!r:.80}")
+        return self.tensor * -int(-rate // self.simulation.requests_per_second)
+
+    def flags(self, engine: str) -> str:
+        """Return the options of an engine's command line for this plan.
+
+        Args:
+            engine: ``"vllm"``, ``"sglang"`` or ``"tensorrt-llm"``. TensorRT-LLM takes the forms of weights and caches
+                from the checkpoint, and replicas are servers of their own there.
+
+        Raises:
+            InputError: the engine is unknown.
+        """
+        if engine not in _FLAGS:
+            names = ", ".join(map(repr, _FLAGS))
+            raise InputError(f"engine must be one of {names}, got {engine!r:.80}{close_to(engine, _FLAGS)}")
+        values = {
+            "tensor": self.tensor,
+            "replicas": self.replicas if self.replicas > 1 else None,
+            "max_requests": self.engine.max_requests,
+            "token_budget": self.engine.token_budget,
+            "memory_share": self.engine.memory_share,
+            "weights": _WEIGHTS.get(self.weights or ""),
+            "cache_dtype": _CACHES.get(self.cache_dtype),  # type: ignore[arg-type]
+        }
+        names_of = _FLAGS[engine]
+        return " ".join(
+            f"{names_of[name]} {value}" for name, value in values.items() if name in names_of and value is not None
+        )
+
+    def _row(self) -> list[str]:
+        simulation, cache = self.simulation, str(self.cache_dtype or "").removeprefix("torch.")
+        tpot = simulation.tpot_ms
+        return [
+            f"{self.tensor} x {self.replicas}",
+            self.weights or "",
+            cache,
+            grouped(self.engine.max_requests),
+            grouped(self.engine.token_budget or 0),
+            decimals(self.requests_per_second, 2),
+            decimals(self.requests_per_second / self.devices, 3),
+            decimals(simulation.ttft_ms.p95, 1),
+            "" if tpot is None else decimals(tpot.p95, 1),
+            decimals(simulation.mean_requests, 1),
+        ]
+
+
+@dataclass(frozen=True, repr=False)
+class ServingPlans(Printed, Records):
+    """The ways to serve a load within limits, the best first; ``print`` shows them as a table.
+
+    Attributes:
+        plans: the ways whose largest rate was searched; the others cannot serve more than the first.
+        ttft_ms, tpot_ms: the limits of the 95th percentiles; None: any.
+        tried: number of ways.
+        refused: way that cannot serve -> why.
+        price: of a device and an hour; None: not given.
+    """
+
+    plans: tuple[ServingPlan, ...]
+    ttft_ms: float | None
+    tpot_ms: float | None
+    tried: int
+    refused: Mapping[str, str] = field(default_factory=dict)
+    price: float | None = None
+
+    @property
+    def best(self) -> ServingPlan:
+        """The plan with the most requests per second.
+
+        Raises:
+            InputError: no way keeps the limits; says why ways were refused.
+        """
+        if not self.plans:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in [*self.refused.items()][:2])
+            raise InputError(
+                f"none of {self.tried} ways keeps ttft_ms={self.ttft_ms} and tpot_ms={self.tpot_ms}; pass larger "
+                f"limits, shorter requests or other devices{f' ({reasons})' if reasons else ''}"
+            )
+        return self.plans[0]
+
+    @property
+    def requests_per_price(self) -> float | None:
+        """Requests of the best plan for a unit of cost; None without a price."""
+        best = self.best
+        return None if self.price is None else 3600 * best.requests_per_second / (best.devices * self.price)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dict per plan."""
+        return [
+            {
+                "tensor": plan.tensor,
+                "replicas": plan.replicas,
+                "weights": plan.weights,
+                "cache_dtype": plan.cache_dtype,
+                "max_requests": plan.engine.max_requests,
+                "token_budget": plan.engine.token_budget,
+                "requests_per_second": plan.requests_per_second,
+                "requests_per_second_per_device": plan.requests_per_second / plan.devices,
+            }
+            for plan in self.plans
+        ]
+
+    def _report(self) -> Report:
+        best = self.best
+        headers = [
+            "Devices",
+            "Weights",
+            "Cache",
+            "Requests",
+            "Budget",
+            "Requests/s",
+            "per device",
+            "TTFT p95",
+            "TPOT p95",
+        ]
+        below = [f"{engine}: {best.flags(engine)}" for engine in _FLAGS]
+        if self.price is not None:
+            below.insert(0, f"Requests for a price of 1: {decimals(self.requests_per_price or 0.0, 1)}")
+        below += [f"Refused: {name}: {reason}" for name, reason in self.refused.items()]
+        limits = f"TTFT {self.ttft_ms or 'any'} ms, TPOT {self.tpot_ms or 'any'} ms at p95"
+        above = [f"{best.simulation.model} on {best.devices} x {best.simulation.device}: {limits}; {self.tried} ways"]
+        rows = [plan._row() for plan in self.plans]
+        return Report(rows, [*headers, "TTFT p95", "TPOT p95", "At a time"], "lllrrrrrrr", above=above, below=below)
+
+
+class _Way(NamedTuple):
+    """A way with the most requests per second that its replicas can serve."""
+
+    bound: float
+    tensor: int
+    replicas: int
+    weights: str | None
+    cache_dtype: torch.dtype | None
+    engine: Engine
+    prices: StepPrices
+    server: Server
+
+
+def search(
+    server_of: Callable[..., Server],
+    simulate: Callable[[Load, Engine, StepPrices, Server], ServingSimulation],
+    load: Load,
+    engine: Engine,
+    space: ServingSpace,
+    devices: int,
+    limits: tuple[float | None, float | None],
+    price: float | None = None,
+) -> ServingPlans:
+    """Return the ways to serve a load, the one with the most requests per second first.
+
+    Args:
+        server_of: returns the server with other options ``tensor``, ``weights`` and ``cache_dtype``.
+        simulate: serves a load by an engine, from its prices on a server.
+        load: the requests of a replica; their rate is changed.
+        engine: its figures hold but for the ones that are searched.
+        space: the ways that are tried.
+        devices: number of devices of the cluster.
+        limits: of the 95th percentiles of TTFT and TPOT.
+        price: of a device and an hour.
+
+    Raises:
+        InputError: limits are unusable.
+    """
+    check_limits(load, *limits)
+    ways, refused = _ways(server_of, load, engine, space, devices)
+    plans: list[ServingPlan] = []
+    best = 0.0
+    for way in sorted(ways, key=lambda way: -way.bound):
+        if way.bound <= best:
+            break
+
+        def served(changed: Load, way: _Way = way) -> ServingSimulation:
+            return simulate(changed, way.engine, way.prices, way.server)
+
+        needed = _MARGIN * best / way.replicas
+        if needed and not keeps_limits(served(replace(load, rate=needed)), *limits):
+            continue
+        rate = largest_rate(served, replace(load, rate=needed or way.bound / way.replicas), *limits)
+        if rate:
+            simulation = served(replace(load, rate=None if rate == inf else rate))
+            plans.append(ServingPlan(way.tensor, way.replicas, way.weights, way.cache_dtype, simulation, rate))
+            best = max(best, plans[-1].requests_per_second)
+    plans.sort(key=lambda plan: (-plan.requests_per_second, plan.tensor))
+    return ServingPlans(tuple(plans), *limits, len(ways), refused, price)
+
+
+def _ways(
+    server_of: Callable[..., Server], load: Load, engine: Engine, space: ServingSpace, devices: int
+) -> tuple[list[_Way], dict[str, str]]:
+    """Return the ways that can serve, with their bounds, and why the others cannot."""
+    ways: list[_Way] = []
+    refused: dict[str, str] = {}
+    engines = [
+        replace(engine, max_requests=most, token_budget=budget)
+        for most, budget in product(space.max_requests, space.token_budget)
+        if most <= budget
+    ]
+    for tensor, weights, cache_dtype in product(space.tensor, space.weights, space.cache_dtype):
+        if tensor > devices:
+            continue
+        changes = {"tensor": tensor, "weights": weights, "cache_dtype": cache_dtype}
+        try:
+            server = server_of(**{name: value for name, value in changes.items() if value is not None})
+            prices = server.prices(*engines)
+        except InputError as error:
+            refused[", ".join(f"{name}={value}" for name, value in changes.items() if value is not None)] = str(error)
+            continue
+        replicas = devices // tensor
+        for one, its_prices in zip(engines, prices, strict=True):
+            if isinstance(its_prices, InputError):
+                refused[f"tensor={tensor}, max_requests={one.max_requests}, token_budget={one.token_budget}"] = str(
+                    its_prices
+                )
+                continue
+            bound = replicas / least_seconds(its_prices.token_nodes, one, load)
+            ways.append(_Way(bound, tensor, replicas, weights, cache_dtype, one, its_prices, server))
+    return ways, refused
+
+
+def least_seconds(nodes: Sequence[CurvePoint], engine: Engine, load: Load) -> float:
+    """Return the seconds that each request of a load takes of a server at least, whatever it is batched with.
+
+    A straight line that is nowhere above the price of a step has a part per step and a part per token. Of each request,
+    all tokens are computed; each but the first comes from a step that at most ``max_requests`` requests share.
+
+    Args:
+        nodes: price of a step by its tokens, linear in between.
+        engine: the engine.
+        load: the requests.
+
+    >>> nodes = [CurvePoint(1, 10.0, 10.0), CurvePoint(100, 10.0, 10.0), CurvePoint(1000, 100.0, 100.0)]
+    >>> least_seconds(nodes, Engine(max_requests=5), Load(1, prompt=10, output=11))  # ten steps, shared by five
+    20.0
+    """
+    requests = load.sample()
+    tokens = sum(max(request.prompt - load.shared_tokens, 1) + request.output - 1 for request in requests)
+    steps = sum(request.output - 1 for request in requests) / (engine.max_requests * (1 + engine.draft_tokens))
+    corners = [(0.0, 0.0), *((node.x, max(node.y, 0.0)) for node in nodes)]
+    slopes = [(high[1] - low[1]) / (high[0] - low[0]) for low, high in pairwise(corners) if high[0] > low[0]]
+    best = 0.0
+    for slope in {0.0, *(max(slope, 0.0) for slope in slopes)}:
+        if slope <= slopes[-1]:  # else the price is below the line of many tokens
+            base = max(min(y - slope * x for x, y in corners[1:]), 0.0)
+            is_below = all(base + slope * x <= y * (1 + 1e-9) for x, y in corners[1:])
+            best = max(best, base * steps + slope * tokens) if is_below else best
+    return best / len(requests)

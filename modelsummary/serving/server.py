@@ -1,0 +1,315 @@
+"""``Server``: a model on one or several devices, run on shapes as its requests call it, and the prices of its steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.topology import Cluster, calibrated_device
+from modelsummary.devices.device_spec import DeviceSpec
+from modelsummary.devices.kernel_table import device_here
+from modelsummary.devices.target import Target, target_of
+from modelsummary.errors import InputError, check_integers
+from modelsummary.keywords import choice_of, dtype_named
+from modelsummary.latency.calibrate import calibrate_calls
+from modelsummary.layer_info import LayerInfo
+from modelsummary.operators.kernels import MODES
+from modelsummary.parallel.applied_rank import sharded_model
+from modelsummary.parallel.equal_blocks import fold
+from modelsummary.parallel.make import make_plan
+from modelsummary.serving.cache import MakeCache, cache_maker
+from modelsummary.serving.depth import Folds, folds_of
+from modelsummary.serving.links import communication
+from modelsummary.serving.points import Points
+from modelsummary.serving.prices import StepPrices
+from modelsummary.serving.published import ServedCase
+from modelsummary.serving.request import Request, request_of
+from modelsummary.serving.run import RequestRun, run_request
+from modelsummary.serving.scheduler import Engine
+from modelsummary.serving.stored import Stored, check_device, check_stored
+from modelsummary.serving.times import PhaseTime, phase_time
+from modelsummary.units import parse_bytes
+
+__all__ = ["MOST_REQUESTS", "Server", "ServingOptions", "calibrate"]
+
+MOST_REQUESTS = 2**16
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """The options of ``Statistics.serving``, checked.
+
+    Attributes:
+        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster, weights, cache_dtype: see
+            ``Statistics.serving``.
+
+    Raises:
+        InputError: a value is unusable.
+    """
+
+    context: int
+    batch: int = 1
+    tensor: int = 1
+    dtype: torch.dtype | None = None
+    cache: str | MakeCache | None = None
+    mode: str | None = None
+    memory_bytes: int | str | None = None
+    batches: Sequence[int] | None = None
+    calibrate: bool = False
+    cluster: Cluster | None = None
+    weights: str | None = None
+    cache_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_integers(2, context=self.context)
+        check_integers(batch=self.batch, tensor=self.tensor)
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", dtype_named(self.dtype, "dtype"))
+        if self.mode is not None:
+            object.__setattr__(self, "mode", choice_of(self.mode, MODES, "mode", " or None"))
+        if self.cluster is not None and not isinstance(self.cluster, Cluster):
+            raise InputError(f"cluster must be a Cluster or None, got {self.cluster!r:.80}")
+        if self.stored.cache_dtype is not None and self.cache is not None:
+            raise InputError(
+                "pass cache= or cache_dtype=, not both: cache_dtype= keeps the model's own cache in a dtype"
+            )
+        if self.batch > MOST_REQUESTS:
+            raise InputError(f"batch must be at most {MOST_REQUESTS}, got {self.batch}")
+        if self.batches is not None and (
+            not isinstance(self.batches, (list, tuple, range))
+            or not all(type(batch) is int and 0 < batch <= MOST_REQUESTS for batch in self.batches)
+        ):
+            raise InputError(f"batches must be a list of integers >= 1 and <= {MOST_REQUESTS}, got {self.batches!r}")
+
+    @property
+    def stored(self) -> Stored:
+        """How weights and caches are kept."""
+        return check_stored(self.weights, self.cache_dtype)
+
+
+class Server:
+    """A model on a device, or split over several, to be run on shapes.
+
+    Args:
+        live: the live model.
+        root: its row.
+        device: the device; None: the one of the cluster, or this machine.
+        options: the options.
+        runs: runs of other servers of the same model, by what they depend on; further ones are added.
+
+    Attributes:
+        request: how the model is called.
+        target: the device.
+        mode: ``"eager"`` or ``"compiled"``.
+        memory: memory of the device in bytes.
+        options: the options.
+
+    Raises:
+        InputError: an option is unusable.
+    """
+
+    def __init__(
+        self,
+        live: LiveModel,
+        root: LayerInfo,
+        device: DeviceSpec | torch.device | str | None,
+        options: ServingOptions,
+        runs: dict[Any, dict[tuple[int, int, int], RequestRun]] | None = None,
+    ) -> None:
+        if options.cluster is not None:
+            if device is not None:
+                raise InputError("pass device= or cluster=, not both: the device is the one of the cluster")
+            device = calibrated_device(options.cluster)
+        self.live, self._root, self._device, self.options = live, root, device, options
+        target = self.target = target_of(device)
+        self.mode = options.mode or ("eager" if target.model is None else "compiled")
+        self.request, self._make_cache = request_of(live), cache_maker(options.cache)
+        check_device(options.stored, options.weights, target)
+        self.memory = _memory_of(target, options)
+        self._communicate = communication(target, options.tensor, options.cluster)
+        self._all_runs = {} if runs is None else runs
+        # version of the model, batch and context -> run
+        self._runs = self._all_runs.setdefault((options.tensor, options.dtype, options.cache), {})
+        self._prices: dict[Engine, StepPrices | InputError] = {}
+
+    def changed(self, **changes: Any) -> Server:
+        """Return the server of the same model with other options, which shares its runs as far as they are the same."""
+        options = replace(self.options, **changes)
+        device = None if options.cluster is not None else self._device
+        return Server(self.live, self._root, device, options, self._all_runs)
+
+    @property
+    def case(self) -> ServedCase | None:
+        """Return what decides which published tables a simulation is compared with; None on this machine, or eager."""
+        if self.target.model is None or self.mode == "eager":
+            return None
+        generation, weights = self.target.model.spec.generation, self.options.weights or "bfloat16"
+        return ServedCase(generation, weights, "one" if self.options.tensor == 1 else "several")
+
+    @contextmanager
+    def points(self, folds: Folds | None = None) -> Iterator[Points]:
+        """Return a context with the points of the model that one device runs.
+
+        Args:
+            folds: versions of the model with few of its equal blocks, which the points may take times from.
+        """
+        with ExitStack() as stack:
+            opened: list[list[nn.Module]] = []
+
+            def version(index: int) -> nn.Module:
+                if not opened:
+                    context = _served_models(self.live, self._root, self.options.tensor, self.request, folds)
+                    opened.append(stack.enter_context(context))
+                if index >= len(opened[0]):
+                    raise InputError(f"{type(self.live.model).__name__} cannot be copied")
+                return opened[0][index]
+
+            def run(index: int, batch: int, context: int) -> RequestRun:
+                key = index, batch, context
+                if key not in self._runs:
+                    if self.options.tensor > 1 and batch == 1 and not index:
+                        run_of(self.live.model, batch, context)  # a shard of a table does not tell its positions
+                    self._runs[key] = run_of(version(index), batch, context)
+                return self.options.stored.bytes_of(self._runs[key])
+
+            def run_of(model: nn.Module, batch: int, context: int) -> RequestRun:
+                dtype, make_cache = self.options.dtype, self._make_cache
+                return run_request(model, self.request, batch, context, dtype=dtype, make_cache=make_cache)
+
+            factors = () if folds is None else folds.factors
+            folded = [
+                (Points(partial(run, index), self._times), factor) for index, factor in enumerate(factors, start=1)
+            ]
+            yield Points(partial(run, 0), self._times, folded)
+
+    def _times(self, request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
+        prefill, decode = (
+            phase_time(self.live, phase, self.target, self.mode, self._communicate, self.options.stored)
+            for phase in (request_run.prefill, request_run.decode)
+        )
+        return prefill, decode
+
+    @exclusive
+    def prices(self, *engines: Engine) -> list[StepPrices | InputError]:
+        """Return the prices of the steps of engines, which run the model on shapes the first time.
+
+        With ``calibrate``, the operator calls that they are made of are measured on this machine. Of an engine for
+        which no page of the cache fits, the error is returned.
+
+        Raises:
+            InputError: the model has an encoder, or a run fails.
+        """
+        if self.request.others.kwargs:
+            raise InputError(
+                f"simulate is for decoders without an encoder: steps of {type(self.live.model).__name__} have no "
+                "price for the encoders of some of their requests"
+            )
+        # what a step takes besides its forward is not in the prices
+        plain = [replace(engine, watermark=0.0, overhead_ms=0.0, acceptance=0.0, draft_ms=0.0) for engine in engines]
+        new = [engine for engine in dict.fromkeys(plain) if engine not in self._prices]
+        if new:
+            if self.options.calibrate:
+                self._new_prices(new)
+                _measure(list(self._runs.values()), device_here(self._device))  # type: ignore[arg-type]
+                self.target = target_of(self._device)
+            self._prices.update(self._new_prices(new))
+        return [self._prices[engine] for engine in plain]
+
+    def _new_prices(self, engines: Sequence[Engine]) -> dict[Engine, StepPrices | InputError]:
+        with self.points(folds_of(self._root)) as points:
+            budgets = [engine.token_budget for engine in engines if engine.token_budget is not None]
+            largest = replace(
+                engines[0],
+                token_budget=max(budgets) if len(budgets) == len(engines) else None,
+                max_requests=max(engine.max_requests for engine in engines),
+                draft_tokens=max(engine.draft_tokens for engine in engines),
+            )
+            curves = StepPrices(points, self.options.context, largest)
+            return {engine: _offer(curves, engine, self.memory) for engine in engines}
+
+
+def _offer(curves: StepPrices, engine: Engine, memory_bytes: int) -> StepPrices | InputError:
+    """Return the prices of an engine with its pages, or why it has none."""
+    try:
+        return curves.paged(engine, memory_bytes)
+    except InputError as error:
+        return error
+
+
+@contextmanager
+def _served_models(
+    live: LiveModel, root: LayerInfo, tensor: int, request: Request, folds: Folds | None = None
+) -> Iterator[list[nn.Module]]:
+    """Return a context with the model, or with the shard of it that one of several devices holds, and its folds.
+
+    The plan is made of a forward that returns no cache, where the model can be told so: each device keeps the keys and
+    values of its own heads, while a value that leaves the model would be gathered. A model that cannot be copied has no
+    folds.
+    """
+    same = () if folds is None else folds.same
+    with ExitStack() as stack:
+        if tensor == 1:
+            models = [live.model]
+            with suppress(InputError):
+                models += [fold(live.model, blocks) for blocks in same]
+        else:
+            if "use_cache" in request.flags:
+                live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
+            plan = make_plan(live, root, tensor=tensor)
+            models = stack.enter_context(sharded_model(plan, 0, *same))
+        yield models if len(models) == 1 + len(same) else models[:1]
+
+
+def calibrate(
+    live: LiveModel,
+    device: DeviceSpec | torch.device | str | None,
+    options: ServingOptions,
+    batches: Iterable[int],
+    contexts: Iterable[int],
+) -> None:
+    """Measure the operator calls of requests on this machine, unless they are known.
+
+    Raises:
+        InputError: the device is another one.
+    """
+    spec = device if options.cluster is None else options.cluster.device
+    if isinstance(spec, DeviceSpec):
+        raise InputError(f"calibrate=True measures this machine; leave it out for {spec.name}")
+    local_device = device_here(spec)
+    request, make_cache = request_of(live), cache_maker(options.cache)
+    runs = [
+        run_request(live.model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
+        for batch, context in product(batches, contexts)
+    ]
+    _measure(runs, local_device)
+
+
+def _measure(runs: Sequence[RequestRun], device: torch.device) -> None:
+    phases = [phase for run in runs for phase in (run.prefill, run.decode)]
+    calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), device)
+
+
+def _memory_of(target: Target, options: ServingOptions) -> int:
+    """Return the memory of the device in bytes."""
+    if options.memory_bytes is not None:
+        return parse_bytes(options.memory_bytes, "memory_bytes")
+    if options.cluster is not None:
+        return options.cluster.memory_bytes
+    if target.model is not None:
+        capacity = target.model.spec.memory_bytes
+        if capacity is None:
+            raise InputError(f"the memory of {target.name} is not known; pass memory_bytes=")
+        return capacity
+    if "cuda" in target.name:
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,109 @@
+"""The search for a way to serve a load: equal to trying everything; bounds; flags of engines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.serving import Engine, Load, ServingSpace
+from modelsummary.serving.plan import least_seconds
+from modelsummary.serving.prices import CurvePoint
+from modelsummary.serving.simulation import largest_rate
+from tests.serving.models import Decoder
+from tests.serving.test_serving import IDS
+from tests.untouched import untouched
+
+LINKED = DeviceSpec(
+    "linked", {torch.float32: 1e12, torch.float8_e4m3fn: 4e12}, 1e11, memory_bytes=10**8, units=10, interconnect=1e11
+)
+LOAD = Load(40, prompt=[20 + number % 7 for number in range(40)], output=12)
+SPACE = ServingSpace(tensor=[1, 2], weights=[None, "int4"], max_requests=[2, 16], token_budget=[32, 64])
+LIMITS = {"ttft_ms": 3.0, "tpot_ms": 0.35}
+
+
+@pytest.fixture(scope="module")
+def estimate():
+    return Statistics(Decoder(), IDS).serving(64, device=LINKED, batches=[1])
+
+
+@pytest.fixture(scope="module")
+def plans(estimate):
+    return estimate.plan(LOAD, **LIMITS, devices=4, space=SPACE, price=2.0)
+
+
+def test_equal_to_trying_everything(estimate, plans):
+    rates = {}
+    for tensor in SPACE.tensor:
+        for weights in SPACE.weights:
+            server = estimate.server.changed(tensor=tensor, weights=weights)
+            for most in SPACE.max_requests:
+                for budget in SPACE.token_budget:
+                    engine = Engine(max_requests=most, token_budget=budget)
+                    (prices,) = server.prices(engine)
+
+                    def served(load, engine=engine, prices=prices, server=server):
+                        return estimate._simulated(load, engine, prices, server)
+
+                    rates[tensor, weights, most, budget] = _rate(served) * (4 // tensor)
+    best = plans.best
+    assert plans.tried == len(rates) == 16
+    assert best.requests_per_second == pytest.approx(max(rates.values()), rel=0.02)
+    key = best.tensor, best.weights, best.engine.max_requests, best.engine.token_budget
+    assert rates[key] == pytest.approx(max(rates.values()), rel=0.02)
+    assert len(plans.plans) < 16  # bounds and the best rate exclude ways
+
+
+def _rate(served):
+    rate = largest_rate(served, LOAD, *LIMITS.values())
+    return served(Load(40, LOAD.prompt, LOAD.output, rate=rate)).requests_per_second if 0 < rate < 1e9 else 0.0
+
+
+def test_plans_as_text(plans):
+    best, text = plans.best, str(plans)
+    assert plans.requests_per_price == pytest.approx(3600 * best.requests_per_second / (best.devices * 2.0))
+    assert best.devices_for(2.5 * best.simulation.requests_per_second) == 3 * best.tensor
+    assert f"--max-num-seqs {best.engine.max_requests}" in text
+    assert best.flags("sglang").startswith(f"--tp-size {best.tensor} ")
+    assert "--quantization awq" in best.flags("vllm") or best.weights is None
+    assert plans.to_records()[0]["requests_per_second"] == best.requests_per_second
+    with pytest.raises(InputError, match="engine must be one of 'vllm', 'sglang', 'tensorrt-llm', got 'vlm'; did you"):
+        best.flags("vlm")
+    with pytest.raises(InputError, match="rate must be a number of requests per second > 0, got 0"):
+        best.devices_for(0)
+
+
+def test_no_way_keeps_the_limits(estimate):
+    with untouched(estimate.server.live.model):
+        plans = estimate.plan(LOAD, ttft_ms=1e-3, space=ServingSpace(tensor=[1], max_requests=[2], token_budget=[32]))
+    with pytest.raises(InputError, match=r"none of 1 ways keeps ttft_ms=0.001 and tpot_ms=None; pass larger limits"):
+        str(plans)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 0}, "devices must be an integer >= 1, got 0"),
+        ({"price": -1}, "price must be a number > 0 or None, got -1"),
+        ({"space": [1]}, r"space must be a ServingSpace or None, got \[1\]"),
+        ({"engine": "vllm"}, "engine must be a Engine or None, got 'vllm'"),
+    ],
+)
+def test_unusable_options(estimate, options, message):
+    with pytest.raises(InputError, match=message):
+        estimate.plan(LOAD, **LIMITS, **options)
+
+
+def test_unusable_spaces():
+    with pytest.raises(InputError, match="weights must be a list of values to try, got 'fp8'"):
+        ServingSpace(weights="fp8")
+    with pytest.raises(InputError, match="tensor must be an integer >= 1, got 0"):
+        ServingSpace(tensor=[0])
+
+
+def test_least_seconds_by_hand():
+    """Ten seconds for up to 100 tokens, then a tenth of a second per token."""
+    nodes = [CurvePoint(x, y, y) for x, y in ((1, 10.0), (100, 10.0), (1000, 100.0))]
+    # a prompt costs its tokens; 100 decoded tokens come from 100 / 20 steps of 10 seconds
+    assert least_seconds(nodes, Engine(), Load(4, prompt=500, output=1)) == pytest.approx(50.0)
+    assert least_seconds(nodes, Engine(max_requests=20), Load(4, prompt=1, output=101)) == pytest.approx(50.0)
