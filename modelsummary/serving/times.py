@@ -10,6 +10,7 @@ from modelsummary.devices.target import Target
 from modelsummary.latency.predict import time_operators
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
+from modelsummary.serving.merged import with_merged_products
 from modelsummary.serving.run import Phase
 from modelsummary.serving.stored import Stored
 
@@ -53,7 +54,8 @@ def phase_time(
         target: a named device, or this machine.
         mode: ``"eager"`` or ``"compiled"``; a compiled step is replayed from a CUDA graph, so that, unlike in
             ``estimate_latency``, the host does not limit it; it writes new keys and values into the cache in place,
-            where an eager one copies a growing cache.
+            where an eager one copies a growing cache; on a named device, products of one input with several weights are
+            one product.
         communicate: returns the seconds of collectives; None: there are none.
         stored: how weights and caches are kept; None: as the model has them.
     """
@@ -62,6 +64,8 @@ def phase_time(
         if mode == "eager"
         else [operator for operator in phase.operators if not _grows(operator, phase)]
     )
+    if mode == "compiled" and target.model is not None:
+        operators = with_merged_products(operators)
     works = None if stored is None else stored.works_in(phase)
     kernels = time_operators(live, operators, target, mode, works)
     device = sum(kernel.seconds or 0.0 for kernel in kernels)

@@ -7,7 +7,10 @@ import torch
 
 from modelsummary import DeviceSpec, InputError, Statistics
 from modelsummary.serving import Engine
+from modelsummary.serving.merged import with_merged_products
 from modelsummary.serving.points import Points
+from modelsummary.serving.request import request_of
+from modelsummary.serving.run import run_request
 from tests.serving.models import WIDTH, WORDS, Decoder
 from tests.serving.test_serving import DEVICE, IDS
 from tests.untouched import untouched
@@ -69,6 +72,21 @@ def test_cache_dtype_by_hand(stats, plain):
 def test_what_cannot_be_kept(stats, options, message):
     with pytest.raises(InputError, match=message):
         stats.serving(**{"context": 8, "device": BYTES, **options})
+
+
+def test_products_of_one_input_are_one(stats):
+    """Queries, keys and values of a layer; the output, both products of the MLP and the head stay alone."""
+    operators = run_request(stats.live.model, request_of(stats.live), 2, 30).decode.operators
+    merged = with_merged_products(operators)
+    every, fewer = (
+        [operator.run.call for operator in ones if "mm" in operator.run.call.name] for ones in (operators, merged)
+    )
+    assert (len(every), len(fewer)) == (7, 5)
+    assert (2, 3 * WIDTH) in {call.outputs[0].shape for call in fewer}
+    for figure in ("macs", "bytes_written"):
+        assert sum(getattr(call.cost, figure) for call in every) == sum(getattr(call.cost, figure) for call in fewer)
+    saved = sum(call.cost.bytes_read for call in every) - sum(call.cost.bytes_read for call in fewer)
+    assert saved == 2 * 2 * WIDTH * 4  # two readings of the hidden states of two tokens in float32
 
 
 def test_few_blocks_tell_what_all_take(monkeypatch):
