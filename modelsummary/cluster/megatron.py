@@ -20,6 +20,7 @@ from modelsummary.errors import InputError
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.parallel.attention_heads import attention_inputs
 from modelsummary.parallel.layer_plans import prepare_options, redistribution_plan
 from modelsummary.parallel.placements import Shard
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
@@ -28,45 +29,49 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Redistribution, results_of
 from modelsummary.record.events import Event, Value, values_in
 
-__all__ = ["tokens_first", "with_local_layers", "with_shared_tokens"]
+__all__ = ["tokens_first", "with_local_layers", "with_sharded_logits", "with_shared_tokens"]
 
-_JOINS = "aten.cat"
-_AROUND = (
-    "input",
-    "output",
-    "gradient",
-    "copy",
-    "sizes",
-)  # roles of entries beside the one that says how a module is split
+_JOINS, _WHOLE, _CHUNK = "aten.cat", "Replicate()", "Shard({})"
+# Roles of entries beside the one that says how a module is split.
+_AROUND = ("input", "output", "gradient", "copy", "sizes")
 
 
-def with_local_layers(plan: ParallelPlan, calls: Calls, *, shards_logits: bool) -> ParallelPlan:
-    """Return a plan whose linear layers and embeddings compute with local tensors, as Megatron's do.
-
-    ``DTensor`` divides the bias of a row-parallel layer by the ranks, and makes gradients of all rows of an embedding.
+def with_local_layers(plan: ParallelPlan, model: nn.Module, *, like_dtensor: bool) -> ParallelPlan:
+    """Return a plan whose linear layers compute with local tensors, for which ``DTensor`` takes several times as long.
 
     Args:
         plan: the plan.
-        calls: of the model.
-        shards_logits: heads return what a rank computes of the logits.
+        model: the model.
+        like_dtensor: only layers whose kernels are the same. ``DTensor`` divides the bias of a row-parallel layer by
+            the ranks, and makes gradients of all rows of an embedding; Megatron's layers do not.
     """
 
     def local(layer: LayerPlan) -> LayerPlan:
-        is_whole = layer.role != "head" or not shards_logits
-        options = {name: value for name, value in layer.options.items() if name == "input_layouts" or is_whole}
         if layer.style not in ("ColwiseParallel", "RowwiseParallel"):
-            return replace(layer, options=options) if layer.role == "head" else layer
+            return layer
         shards = {name: f"Shard({dim})" for name, dim in layer.shards.items() if dim is not None}
+        bias = next((name for name, dim in layer.shards.items() if dim is None), "")
+        is_table = isinstance(model.get_submodule(layer.fqn), nn.Embedding)
+        if like_dtensor and (is_table or bias):
+            return layer
         if layer.role == "embedding":
             return replace(layer, style="LocalParallel", options={"shards": shards, "sums_result": True})
-        if isinstance(calls.modules[layer.fqn], nn.Embedding):
+        if is_table:
             return layer
-        options.pop("use_local_output", None)
-        bias = next((name for name, dim in layer.shards.items() if dim is None), "")
         by_rows = {"by_rows": True, "bias": bias} if layer.role == "row" else {}
-        return replace(layer, style="LinearParallel", options={"shards": shards, **by_rows, **options})
+        return replace(layer, style="LinearParallel", options={"shards": shards, **by_rows, **layer.options})
 
     return replace(plan, layers=tuple(map(local, plan.layers)))
+
+
+def with_sharded_logits(plan: ParallelPlan) -> ParallelPlan:
+    """Return a plan whose heads return what a rank computes of the logits."""
+
+    def sharded(layer: LayerPlan) -> LayerPlan:
+        options = {name: value for name, value in layer.options.items() if name != "output_layouts"}
+        return replace(layer, options=options) if layer.role == "head" else layer
+
+    return replace(plan, layers=tuple(map(sharded, plan.layers)))
 
 
 def with_shared_tokens(
@@ -83,78 +88,86 @@ def with_shared_tokens(
     Raises:
         InputError: modules sum what is made of whole sequences, or the tokens cannot be shared out.
     """
+    _check_sums(plan)
+    if not blocks:
+        return plan
+    events = {event.fqn: event for event in (*calls.events, *calls.entered) if event.is_module}
+    first, last = events[blocks[0]], events[blocks[-1]]
+    key, hidden = _hidden(first)
+    dim, n_tokens = _dim_of_tokens(hidden, shape_of, plan.tensor), _tokens(hidden)
+    chunk, (begin, _), (_, end) = _CHUNK.format(dim), _span(calls, first), _span(calls, last)
+
+    def layout(value: Any) -> str:
+        return chunk if _tokens(value) == n_tokens else _WHOLE
+
+    def is_inside(fqn: str) -> bool:
+        return fqn in events and begin <= _span(calls, events[fqn])[0] < end
+
+    def shared(layer: LayerPlan) -> LayerPlan:
+        if not is_inside(layer.fqn):
+            return layer
+        event, options = events[layer.fqn], dict(layer.options)
+        taken, result = (next(iter(values_in(part)), None) for part in ((event.args, event.kwargs), event.result))
+        if layer.role in ("column", "head") and layer.fqn not in prepared and layer.fqn in calls.linears:
+            options["input_layouts"] = layout(taken)
+        elif layer.role == "heads":
+            options["input_layouts"] = tuple(map(layout, attention_inputs(event)))
+        if layer.role in ("row", "embedding", "heads", "output"):
+            options["output_layouts"] = layout(result)
+        return replace(layer, options=options)
+
+    split: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in _AROUND}
+    inputs = prepared_inputs(calls, split, least=1)
+    prepared = {fqn for prepared_input in inputs for fqn in prepared_input.columns}
+    layers = [redistribution_plan(calls, Redistribution(first.fqn, True, key, Shard(dim), False))]
+    for prepared_input in inputs:
+        before = layout(prepared_input.values[0]) if is_inside(prepared_input.fqn) else _WHOLE
+        options = prepare_options("input", prepared_input.position, prepared_input.n_positional, before, _WHOLE)
+        layers.append(LayerPlan(prepared_input.fqn, "PrepareModuleInput", options, "input", {}, 0))
+    layers += [shared(layer) for layer in plan.layers if layer.role != "input"]
+    for position, result in enumerate(results_of(last)):
+        if isinstance(result, Value) and result.dtype.is_floating_point and layout(result) == chunk:
+            layers.append(redistribution_plan(calls, Redistribution(last.fqn, False, position, Shard(dim), True)))
+    return replace(plan, layers=tuple(layers))
+
+
+def _check_sums(plan: ParallelPlan) -> None:
+    """Refuse modules that sum what is made of whole sequences."""
     for layer in plan.layers:
         if layer.role == "gradient" or layer.options.get("sums_result"):
             raise InputError(
                 f"sequence=True is not costed for {layer.fqn} ({layer.style}), which takes the tokens of all ranks; "
                 "use sequence=False"
             )
-    if not blocks:
-        return plan
-    events = {event.fqn: event for event in (*calls.events, *calls.entered) if event.is_module}
-    first, last = events[blocks[0]], events[blocks[-1]]
-    key, hidden = _hidden(first)
-    shape = tuple(shape_of(hidden)) if isinstance(hidden, Value) else None
-    dims = [dim for dim, size in enumerate((shape or ())[:-1]) if size % plan.tensor == 0]
-    if shape is None or not dims:
-        raise InputError(
-            f"sequence=True: the tokens of a block's input {shape} do not divide by {plan.tensor}; use sequence=False"
-        )
-    dim, n_tokens = dims[-1], _tokens(hidden)
-    (begin, _), (_, end) = _span(calls, first), _span(calls, last)
-    chunk = f"Shard({dim})"
-
-    def takes_share(event: Event) -> bool:
-        """Return True for a call between the first block and the last that takes, or returns, all tokens."""
-        inside = begin <= _span(calls, event)[0] < end
-        return inside and any(_tokens(value) == n_tokens for value in values_in((event.args, event.result))[:1])
-
-    def shared(layer: LayerPlan) -> LayerPlan:
-        if layer.fqn not in events or not takes_share(events[layer.fqn]):
-            return layer
-        options = dict(layer.options)
-        is_table = isinstance(calls.modules[layer.fqn], nn.Embedding)
-        if layer.role in ("column", "head") and not is_table and layer.fqn not in prepared:
-            options["input_layouts"] = chunk
-        if layer.role in ("row", "embedding", "heads"):
-            options["output_layouts"] = chunk
-        if layer.role == "heads":
-            options["input_layouts"] = (chunk,) * 3
-        if layer.role == "output":
-            options["output_layouts"] = chunk
-        return replace(layer, options=options)
-
-    split = {layer.fqn: layer for layer in plan.layers if layer.role not in _AROUND}
-    inputs = prepared_inputs(calls, split, least=1)  # type: ignore[arg-type]
-    prepared = {fqn for prepared_input in inputs for fqn in prepared_input.columns}
-    layers = [redistribution_plan(calls, Redistribution(first.fqn, True, key, Shard(dim), False))]
-    for prepared_input in inputs:
-        is_share = takes_share(events[prepared_input.fqn]) and _tokens(prepared_input.values[0]) == n_tokens
-        before = chunk if is_share else "Replicate()"
-        options = prepare_options("input", prepared_input.position, prepared_input.n_positional, before, "Replicate()")
-        layers.append(LayerPlan(prepared_input.fqn, "PrepareModuleInput", options, "input", {}, 0))
-    layers += [shared(layer) for layer in plan.layers if layer.role != "input"]
-    for position, result in enumerate(results_of(last)):
-        if isinstance(result, Value) and result.requires_grad and _tokens(result) == n_tokens:
-            layers.append(redistribution_plan(calls, Redistribution(last.fqn, False, position, Shard(dim), True)))
-    return replace(plan, layers=tuple(layers))
 
 
 def _hidden(block: Event) -> tuple[int | str, Any]:
-    """Return the first argument of a block that is a tensor with a gradient, and its position or name."""
-    arguments = (*enumerate(block.args), *block.kwargs.items())
-    return next(
-        (
-            (key, value)
-            for key, value in arguments
-            if isinstance(value, Value) and value.requires_grad and len(value.shape) > 1
-        ),
-        (0, None),
-    )
+    """Return the position or name of the tensor that a block passes on, and the tensor; None if it takes none.
+
+    It is the first one with a gradient, or behind frozen layers the first one.
+    """
+    taken = [
+        (key, value)
+        for key, value in (*enumerate(block.args), *block.kwargs.items())
+        if isinstance(value, Value) and value.dtype.is_floating_point and len(value.shape) > 1
+    ]
+    return next((pair for pair in taken if pair[1].requires_grad), taken[0] if taken else (0, None))
 
 
-def _tokens(value: Value) -> int:
-    return prod(value.shape[:-1])
+def _dim_of_tokens(hidden: Any, shape_of: Callable[[Value], Sequence[int]], n_ranks: int) -> int:
+    """Return the last dimension of tokens that the ranks divide. Raises ``InputError`` if there is none."""
+    shape = None if hidden is None else tuple(shape_of(hidden))
+    dims = [dim for dim, size in enumerate((shape or ())[:-1]) if size % n_ranks == 0]
+    if not dims:
+        why = f"the tokens of a block's input {shape} do not divide by {n_ranks}"
+        why = "a block takes no tensor, whose tokens could be shared out" if shape is None else why
+        raise InputError(f"sequence=True: {why}; use sequence=False")
+    return dims[-1]
+
+
+def _tokens(value: Any) -> int:
+    """Return the number of tokens of a tensor; 0 for anything else."""
+    return prod(value.shape[:-1]) if isinstance(value, Value) else 0
 
 
 def _span(calls: Calls, event: Event) -> tuple[int, int]:
@@ -163,7 +176,7 @@ def _span(calls: Calls, event: Event) -> tuple[int, int]:
 
 
 def tokens_first(operators: Sequence[StepOperator]) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the operators that copy tokens for the sake of collectives alone, and those that return gathered tokens.
+    """Return the operators that copy tokens for the sake of collectives alone, and the ones that gather tokens.
 
     Collectives join and cut tensors along their first dimension. Elsewhere chunks are copied in front of a
     reduce-scatter, or behind an all-gather; with the sequence in front, as in Megatron, they need not be.

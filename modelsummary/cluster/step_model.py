@@ -32,7 +32,7 @@ from modelsummary.cluster.divided_experts import (
     may_have_experts,
     number_of_experts,
 )
-from modelsummary.cluster.megatron import with_local_layers, with_shared_tokens
+from modelsummary.cluster.megatron import with_local_layers, with_sharded_logits, with_shared_tokens
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.weights import Weight, Weights, weight_of
@@ -252,7 +252,7 @@ class StepModel:
         raise InputError(_does_not_share(plan, failed)) from failed
 
     def _is_megatrons(self, plan: Plan) -> bool:
-        """Return True for a plan whose rank runs Megatron's layers, not those that ``parallel_plan`` applies."""
+        """Return True for a plan whose rank runs Megatron's layers, not the ones of ``parallel_plan``."""
         return plan.dispatch_ranks > 1 or (self.recipe.sequence == "megatron" and plan.expert == 1)
 
     def _plan_of_rank(self, plan: Plan, length: int, *, shards_logits: bool = True) -> ParallelPlan:
@@ -265,25 +265,29 @@ class StepModel:
         Raises:
             InputError: the model cannot be split so.
         """
-        if self._is_megatrons(plan):
-            applied = self.parallel_plan(plan.tensor, plan.expert)
-            if plan.sequence:
-                shape_of = partial(self._shape_in_step, micro_batch=plan.micro_batch, tokens=length // plan.context)
-                applied = with_shared_tokens(applied, self._calls, self.blocks, shape_of)
-            return with_local_layers(applied, self._calls, shards_logits=shards_logits) if plan.tensor > 1 else applied
+        is_megatrons = self._is_megatrons(plan)
         try:
-            return self.parallel_plan(plan.tensor, plan.expert, sequence=plan.sequence, dispatch=plan.dispatch)
+            applied = self.parallel_plan(
+                plan.tensor, plan.expert, sequence=plan.sequence and not is_megatrons, dispatch=plan.dispatch
+            )
         except InputError as error:
-            if plan.expert > 1 or not plan.sequence:
+            if is_megatrons or plan.expert > 1 or not plan.sequence:
                 raise
             advice = "Recipe(sequence='megatron') costs Megatron's layers, which step.apply does not apply"
             raise InputError(f"{error}; {advice}") from error
+        if is_megatrons and plan.sequence:
+            shape_of = partial(self._shape_in_step, micro_batch=plan.micro_batch, tokens=length // plan.context)
+            applied = with_shared_tokens(applied, self._calls, self.blocks, shape_of)
+        if is_megatrons and shards_logits:
+            applied = with_sharded_logits(applied)
+        return with_local_layers(applied, self._folded, like_dtensor=not is_megatrons)
 
     def _shape_in_step(self, value: Value, micro_batch: int, tokens: int) -> list[int]:
-        """Return the shape that a recorded tensor has in a step of other sizes."""
-        sizes = {self.recorded_batch: micro_batch, self.recorded_batch * self.recorded_sequence: micro_batch * tokens}
-        in_sequence = {self.recorded_sequence: tokens} | sizes
-        return [(in_sequence if dim else sizes | in_sequence).get(size, size) for dim, size in enumerate(value.shape)]
+        """Return the shape that a recorded tensor has in a step of other sizes: its batch comes first."""
+        batch, sequence = {self.recorded_batch: micro_batch}, {self.recorded_sequence: tokens}
+        merged = {self.recorded_batch * self.recorded_sequence: micro_batch * tokens}
+        sizes = [merged | sequence | batch, *[merged | batch | sequence] * len(value.shape)]
+        return [changed.get(size, size) for changed, size in zip(sizes, value.shape, strict=False)]
 
     @contextmanager
     def _rank(self, applied: ParallelPlan, experts: int) -> Iterator[tuple[nn.Module, Mapping[str, str]]]:
