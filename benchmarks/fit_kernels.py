@@ -89,9 +89,6 @@ def _fit_models(options: argparse.Namespace, coefficients: dict[str, Any]) -> di
     """Fit half precision to the shown models of timm; return the errors of those held out, by table."""
     models = timm_models(options.folder, options.models, options.cache)
     fit_half(coefficients, shown(models))
-    # torch 1.12, of the tables of training, had a slow backward of layer norms, which is fused since
-    moving = coefficients["moving"]
-    moving["norm backward"] = max(moving["norm backward"], 0.6 * moving["norm"])
     print(report(models, coefficients))
     errors = {}
     for name, steps in models.items():

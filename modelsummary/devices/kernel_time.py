@@ -8,10 +8,12 @@ A kernel computes and moves data at the same time, so it takes a little more tha
 is the time of its tiles (``product_time``), but in half precision no less than what the power of the board allows
 (``sustained``). Products of groups of rows, as of experts, and products that add to sums, hide less of their moving: a
 group reads weights of its own, and a tile ends by reading and writing its part of the sums. Their ``p`` is fitted apart
-(``benchmarks/fit_grouped.py``). Efficiencies hold for the largest tile, as a fraction of the peak; GeForce cards, whose
-clock exceeds the data sheet's, reach more than 1 on tensor cores. The coefficients are fitted by
-``benchmarks/fit_kernels.py`` and, for half-precision products, ``benchmarks/fit_products.py``, and kept, with their
-sources and errors, in ``kernel_fits.json``.
+(``benchmarks/fit_grouped.py``). Convolutions on tensor cores convert images, weight and result, before and after they
+compute, unless these are in channels last or the convolution is a product of each image as it is; on devices of some
+generations, cuDNN then runs the groups of a convolution one after the other. Efficiencies hold for the largest tile, as
+a fraction of the peak; GeForce cards, whose clock exceeds the data sheet's, reach more than 1 on tensor cores. The
+coefficients are fitted by ``benchmarks/fit_kernels.py`` and, for half-precision products, by
+``benchmarks/fit_products.py``, and kept, with their sources and errors, in ``kernel_fits.json``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
-from math import ceil, exp
+from math import ceil, exp, prod
 from typing import Any
 
 import torch
@@ -31,8 +33,10 @@ from modelsummary.devices.attention_time import (
     KERNELS,
     MOST_OF_TF32,
     attention_seconds,
+    diagonal_of,
     efficient_share_of_tf32,
     preferred_kernel,
+    share_of_options,
     share_of_peak,
 )
 from modelsummary.devices.device_spec import DeviceSpec
@@ -60,6 +64,8 @@ _LOADED_BYTES = 4  # at a time, where rows do not begin at multiples of more
 # deviations, and a copy of the running statistics, of a native batch norm.
 _LAYOUT_KERNELS, _NORM_KERNELS = 3, 2
 _PRODUCTS = frozenset({"gemm", "conv"})
+_BLOCKS_PER_UNIT, _SHARED_BYTES = 2, 48 * 1024  # of a softmax over wide rows, and of a block without a special request
+_HELD_IN_CACHE = 0.6  # the share of an H100's cache up to which rows of 100 kB are read from memory once
 
 
 @lru_cache(maxsize=1)
@@ -140,12 +146,18 @@ class DeviceModel:
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of a kernel in a stream of others, its launch included, as measured steps correct it."""
-        return self.spec.factors.of(work.op_class) * (self._launches(work) * self.launch + self.busy(work))
+        seconds = min(model._launches(work) * self.launch + model.busy(work) for model in self._choices(work))
+        return self.spec.factors.of(work.op_class) * seconds
+
+    def _choices(self, work: Work) -> tuple[DeviceModel, ...]:
+        """Return the models of the kernels that the library chooses from: with TF32, float32 kernels stay allowed."""
+        may_be_exact = work.op_class in _PRODUCTS and self._rounds(work)
+        return (self, replace(self, tf32=False, tf32_in_cudnn=False)) if may_be_exact else (self,)
 
     def _launches(self, work: Work) -> int:
         """Return how many kernels the library runs, the small ones beside the one that computes included."""
-        if self._layout_passes(work) > 1:
-            return 1 + _LAYOUT_KERNELS
+        if work.op_class == "conv":
+            return self._groups_in_turn(work) * (1 + _LAYOUT_KERNELS * self._converts(work))
         return 1 + _NORM_KERNELS if work.op_class == "batch_norm" and _is_without_cudnn(work) else 1
 
     def busy(self, work: Work) -> float:
@@ -158,12 +170,13 @@ class DeviceModel:
         """
         if work.dtype.is_complex and not self.spec.has(work.dtype):
             work = _as_real(work)
-        seconds = self._busy(work)
-        if work.op_class in _PRODUCTS and self._rounds(work):
-            seconds = min(seconds, replace(self, tf32=False, tf32_in_cudnn=False)._busy(work))
-        return seconds
+        return min(model._busy(work) for model in self._choices(work))
 
     def _busy(self, work: Work) -> float:
+        groups = self._groups_in_turn(work)
+        if groups > 1:
+            sizes, flops, nbytes = (1, *work.sizes[1:]), work.flops // groups, work.nbytes // groups
+            return groups * self._busy(work._replace(sizes=sizes, flops=flops, nbytes=nbytes))
         moving = self.moving(work)
         computing = self.computing(work) if work.flops else 0.0
         if not computing:
@@ -171,20 +184,42 @@ class DeviceModel:
         power = float(self.coefficients["grouped_overlap" if work.is_grouped or work.is_added else "overlap"])
         half = self._half_of(work)
         fixed = 0.0 if half is None else 1e-6 * float(half["fixed_us"])
-        return float(fixed + (computing**power + moving**power) ** (1 / power))
+        return float(fixed + self._converting(work) + (computing**power + moving**power) ** (1 / power))
+
+    def _converting(self, work: Work) -> float:
+        """Return the seconds of converting images, weight and result of a convolution to channels last and back."""
+        if not self._converts(work):
+            return 0.0
+        units, rate = self.spec.units or 100, float(self.coefficients["unit"]["conversion"])
+        bandwidth = self.spec.bandwidth * self.stream * float(self.coefficients["moving"]["conversion"])
+        return max(2 * work.nbytes / bandwidth, work.nbytes / work.dtype.itemsize / (units * rate))
 
     def moving(self, work: Work) -> float:
         """Return the seconds that moving the bytes of a kernel takes."""
-        passes = self._layout_passes(work)
         by_class = self.coefficients["moving"]
         efficiency = next(by_class[name] for name in _moving_names(work) if name in by_class)
         half = self._half_of(work)
         efficiency = efficiency if half is None else half["moving"]
-        seconds = passes * work.nbytes / (self.spec.bandwidth * self.stream * float(efficiency))
+        seconds = work.nbytes / (self.spec.bandwidth * self.stream * float(efficiency))
         cache = self.spec.cache_bytes or 0
         if cache and work.op_class in _FROM_CACHE:
             seconds *= 1 - (1 - 1 / _CACHE_SPEED) * exp(-work.nbytes / cache)
+        is_of_rows = len(work.sizes) > 1  # not one of several fused ones
+        if work.op_class == "softmax" and is_of_rows and not work.is_backward:
+            seconds = max(seconds, self._reading_again(work))
         return max(float(seconds), self._loading(work))
+
+    def _reading_again(self, work: Work) -> float:
+        """Return the least seconds of a softmax over rows so wide that no cache holds them until they are read again.
+
+        A block of threads reads its row three times: for the maximum, the sum, and the result. Short rows stay in the
+        shared memory of a unit. Two blocks run on a unit at the same time.
+        """
+        row = work.sizes[-1] * work.dtype.itemsize
+        held = _BLOCKS_PER_UNIT * (self.spec.units or 100) * row
+        if row <= _SHARED_BYTES or held <= _HELD_IN_CACHE * (self.spec.cache_bytes or 0):
+            return 0.0
+        return (work.nbytes + 2 * work.sizes[0] * row) / self.spec.bandwidth
 
     def _loading(self, work: Work) -> float:
         """Return the seconds that the units of the device take to load and store elements, whatever the bandwidth.
@@ -195,6 +230,9 @@ class DeviceModel:
         units, figures, part = self.spec.units or 100, self.coefficients["unit"], work.part
         if part in ("element by element", "strided", "transposed"):
             return work.sizes[0] / (units * float(figures[part]))
+        if work.op_class == "pool":
+            per_element = float(figures["pool_ns"].get(part, 0.0)) * 1e-9
+            return 0.0 if work.channels_last else work.sizes[0] * per_element / units
         streaming = work.nbytes / (self.spec.bandwidth * self.stream)
         if work.op_class == "norm" and not work.is_backward and len(work.sizes) > 1:  # not one of several fused ones
             return work.sizes[0] * float(figures["row_ns"]) * 1e-9 / units + streaming
@@ -225,11 +263,14 @@ class DeviceModel:
         half = self._half_of(work)
         if half is not None:
             rate = min(max(peak * float(half["efficiency"]), self.sustained), self._unaligned_rate(work))
-            seconds = product_seconds(work.sizes[:4], rate, units, half, bandwidth)  # type: ignore[arg-type]
+            seconds = product_seconds(_product_sizes(work), rate, units, half, bandwidth)
             return max(seconds, work.flops / self.sustained)
         path = self._path(work)
         if work.op_class == "attention":
-            return attention_seconds(work, self._attention_rate(work), units, self.attention_kernel)
+            is_cudnn = bool(self.attention) and self.attention_kernel == "cudnn" and self._is_half(work.dtype)
+            rate = self._attention_rate(work) * (share_of_options(work) if is_cudnn else 1.0)
+            diagonal = diagonal_of(self.spec.generation) if is_cudnn else None
+            return attention_seconds(work, rate, units, self.attention_kernel, diagonal)
         peak *= self.tensor if self._on_tensor_cores(work) else self.simt
         if work.op_class == "rnn":  # each step waits for the one before
             return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch
@@ -240,7 +281,8 @@ class DeviceModel:
         rate = min(rate, self._unaligned_rate(work)) if self._is_half(work.dtype) else rate
         if work.op_class == "conv" and not self._on_tensor_cores(work):
             rate *= self.conv
-        seconds = product_seconds(work.sizes[:4], rate, units, coefficients, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
+        sizes = _product_sizes(work) if self._on_tensor_cores(work) else work.sizes[:4]
+        seconds = product_seconds(sizes, rate, units, coefficients, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
         return min(seconds, self._winograd(work, rate, coefficients)) if self._is_winograd(work) else seconds
 
     def _unaligned_rate(self, work: Work) -> float:
@@ -270,7 +312,7 @@ class DeviceModel:
 
     def _half_of(self, work: Work) -> Mapping[str, Any] | None:
         """Return the coefficients of half-precision products, if this is one and they were fitted."""
-        return self.half if work.op_class == "gemm" and self._is_half(work.dtype) else None
+        return self.half if (work.op_class == "gemm" or work.is_product) and self._is_half(work.dtype) else None
 
     def _is_half(self, dtype: torch.dtype) -> bool:
         return dtype in (torch.bfloat16, torch.float16)
@@ -335,10 +377,18 @@ class DeviceModel:
         )
         return products + moving + 3 * self.launch
 
-    def _layout_passes(self, work: Work) -> float:
-        """Return how often a convolution moves its bytes: half-precision kernels expect channels last."""
-        is_expected = work.op_class != "conv" or work.channels_last
-        return 1.0 if is_expected else float(self._path(work).get("conv_passes", 1.0))
+    def _converts(self, work: Work) -> bool:
+        """Return True if images are converted for a convolution: tensor cores expect channels last.
+
+        A product of the weight and of each image takes images as they are.
+        """
+        return self._on_tensor_cores(work) and work.op_class == "conv" and not (work.channels_last or work.is_product)
+
+    def _groups_in_turn(self, work: Work) -> int:
+        """Return the number of groups that a convolution computes one after the other, each with kernels of its own."""
+        in_turn = self.spec.generation in self.coefficients["groups_in_turn"]
+        is_grouped = work.op_class == "conv" and self._converts(work)
+        return work.sizes[0] if in_turn and is_grouped else 1
 
 
 def _is_without_cudnn(work: Work) -> bool:
@@ -348,6 +398,15 @@ def _is_without_cudnn(work: Work) -> bool:
     """
     is_of_class = work.op_class in ("depthwise", "batch_norm")
     return is_of_class and work.dtype is torch.bfloat16 and not work.channels_last
+
+
+def _product_sizes(work: Work) -> tuple[int, int, int, int]:
+    """Return batch, rows, columns and inner dimension of a product; a convolution may be one of each image."""
+    batch, m, n, k = work.sizes[:4]
+    if work.is_product and work.part != "weight":
+        pixels = prod(work.sizes[4:])
+        batch, m = batch * max(m // max(pixels, 1), 1), pixels
+    return batch, m, n, k
 
 
 def _moving_names(work: Work) -> tuple[str, ...]:

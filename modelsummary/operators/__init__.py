@@ -7,6 +7,7 @@ from modelsummary.operators import (  # noqa: F401
     elementwise,
     indexing,
     norms,
+    pooling,
     products,
     recurrent_layers,
 )

@@ -61,7 +61,13 @@ def _kernels(call: OperatorCall, bound: Arguments, *, length_dim: int = -2, is_e
     queries, keys = query.shape[length_dim], key.shape[length_dim]
     outer = query.numel // max(queries * query.shape[-1], 1)
     sizes = (outer, queries, keys, max(query.shape[-1], value.shape[-1]))
-    attention = work(call, "attention", sizes, flops=2 * computed, is_causal=is_causal, is_efficient=is_efficient)
+    facts = {
+        "is_causal": is_causal,
+        "is_efficient": is_efficient,
+        "is_masked": bound.get("attn_bias") is not None,
+        "drops": bool(bound.get("dropout_p")),
+    }
+    attention = work(call, "attention", sizes, flops=2 * computed, **facts)
     if not attention.is_backward:
         return [attention]
     sums = torch.float32.itemsize * query.numel

@@ -57,6 +57,7 @@ def _facts(bound: Arguments, image: TensorSpec, groups: int, *, transposed: bool
     return {
         "is_3x3": _is_3x3(bound, groups, transposed=transposed),
         "channels_last": channels_last,
+        "is_product": is_product,
         "alignment": alignment if is_product else ALIGNED_BYTES,
     }
 

@@ -319,7 +319,7 @@ class _Group:
 
 def _in_channels_last(work: Work) -> Work:
     is_convolution = work.op_class in ("conv", "depthwise")
-    return work._replace(channels_last=True, alignment=16) if is_convolution else work
+    return work._replace(channels_last=True, is_product=False, alignment=16) if is_convolution else work
 
 
 class _Launches:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary.operators.operator_calls import OperatorCall
+from modelsummary.operators.operator_work import Work, work
 from modelsummary.operators.shape_rules import Shape, are_plain_floats, dtype_of_statistics, in_format, new_contiguous
-from modelsummary.operators.table import register
+from modelsummary.operators.table import Arguments, register
 
 __all__: list[str] = []
 
@@ -65,6 +67,17 @@ def _cpu_group_norm(out: Any, x: Tensor, weight: Any, bias: Any, *_: Any) -> Any
     return out[0], new_contiguous(out[1].shape, dtype), new_contiguous(out[2].shape, dtype)
 
 
+def _softmax_backward(call: OperatorCall, bound: Arguments) -> list[Work]:
+    """Return the product of gradient and result, and the kernel that subtracts its sums (aten/.../cuda/SoftMax.cu)."""
+    grad, result = bound["grad_output"], call.outputs[0]
+    rows = [grad.numel // max((grad.shape or (1,))[-1], 1), (grad.shape or (1,))[-1]]
+    return [
+        work(call, "elementwise", [grad.numel], "product", 0, 3 * grad.nbytes),
+        work(call, "softmax", rows, nbytes=2 * grad.nbytes + result.nbytes),
+    ]
+
+
+register("aten", "_softmax_backward_data", kernels=_softmax_backward)
 register(
     "aten",
     "native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_gather_stats batch_norm_gather_stats_with_counts"

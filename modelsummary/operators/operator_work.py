@@ -44,7 +44,10 @@ class Work(NamedTuple):
         is_3x3: a dense 3 x 3 convolution of stride 1, which Winograd's algorithm computes.
         is_causal: attention to earlier positions only.
         is_efficient: attention by the memory-efficient kernel.
+        is_masked: attention that adds a mask to its scores.
+        drops: attention with dropout.
         channels_last: the channels of an image are next to each other.
+        is_product: a convolution that multiplies its weight and each image as it is, whose channels are its rows.
         is_grouped: products of groups of rows with weights of their own, as of experts.
         is_added: a product adds its result to a sum, which it reads and writes.
         alignment: bytes of which the rows of a product's matrices begin at multiples; 16 is the most that counts.
@@ -64,7 +67,10 @@ class Work(NamedTuple):
     is_3x3: bool = False
     is_causal: bool = False
     is_efficient: bool = False
+    is_masked: bool = False
+    drops: bool = False
     channels_last: bool = False
+    is_product: bool = False
     is_grouped: bool = False
     is_added: bool = False
     alignment: int = 16

@@ -184,7 +184,10 @@ def test_channels_last_needs_no_conversion():
         Work("aten.convolution", "conv", HALF, sizes, 2 * 100_352 * 64 * 64, 4 * 100_352 * 64, channels_last=is_last)
         for is_last in (False, True)
     )
-    assert model.moving(plain) > 1.2 * model.moving(last)
+    assert model.moving(plain) == model.moving(last)
+    # images and results are read and written once more each
+    assert model.busy(plain) - model.busy(last) == pytest.approx(2 * model.moving(last), rel=0.05)
+    assert model.busy(plain._replace(is_product=True)) == model.busy(last)
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
@@ -283,13 +286,14 @@ def test_long_products_run_at_the_speed_that_was_measured_on_the_board(dtype, na
     [  # the speeds that were published, see ``attention_time``
         ("A100", "flash2", "flash1", 0.66 / 0.45),
         ("H100", "flash2", "flash1", 0.35 / 0.24),
-        ("H100", "flash3", "cudnn", 0.61 / 0.57),
-        ("H100", "cudnn", "flash2", 0.57 / 0.35),
+        ("H100", "flash3", "cudnn", 0.61 / 0.59),
+        ("H100", "cudnn", "flash2", 0.59 / 0.35),
         ("A100", "flash2", "efficient", 1 / 0.85),
     ],
 )
 def test_generations_of_attention(name, faster, slower, ratio):
-    work = attention(256, 8192, 8192, 128, is_causal=True)
+    # cuDNN's causal kernels compute more tiles on the diagonal than the others
+    work = attention(256, 8192, 8192, 128, is_causal="cudnn" not in (faster, slower))
     quick, slow = (device_model(DeviceSpec(name), attention=kernel).computing(work) for kernel in (faster, slower))
     assert slow / quick == pytest.approx(ratio)
 
@@ -429,3 +433,70 @@ def test_float16_and_channels_last_get_kernels_of_cudnn():
         in_float16 = work._replace(dtype=HALF, part="")
         assert model.seconds(in_float16) < 0.5 * model.seconds(work)
         assert model.seconds(work._replace(channels_last=True, part="")) < 0.8 * model.seconds(work)
+
+
+def convolution(groups, channels, size, *, positions=9, **facts):
+    """A convolution of 64 images whose groups have 56 channels each, or as many as are given."""
+    m, n, k = 64 * size**2, channels // groups, channels // groups * positions
+    nbytes = 2 * (2 * m * channels + groups * n * k)
+    sizes = (groups, m, n, k, size, size)
+    return Work("aten.convolution", "conv", torch.bfloat16, sizes, 2 * groups * m * n * k, nbytes, **facts)
+
+
+def test_groups_of_convolutions_run_one_after_the_other_on_an_h100():
+    """In bfloat16 with torch 2.11, RegNet-Y-8GF runs kernels of 64 x 64 for each of 16 groups, nine times."""
+    model = device_model(DeviceSpec("H100"))
+    grouped, single = convolution(16, 896, 14), convolution(1, 56, 14)
+    assert model.seconds(grouped) == pytest.approx(16 * model.seconds(single))
+    assert model.seconds(grouped._replace(channels_last=True)) < 0.3 * model.seconds(grouped)
+    ampere = device_model(DeviceSpec("A100"))
+    assert ampere.seconds(grouped) < 4 * ampere.seconds(convolution(1, 896, 14, positions=1))
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "microseconds"),  # on an H100 with torch 2.11, bfloat16, in ResNet-50 and RegNet-Y-8GF
+    [(64, 56, 18.5), (224, 56, 65.3), (448, 28, 44.3)],
+)
+def test_convolutions_of_single_pixels_are_products_of_images_as_they_are(channels, size, microseconds):
+    work = convolution(1, channels, size, positions=1, is_product=True)
+    assert device_model(DeviceSpec("H100")).seconds(work) == pytest.approx(1e-6 * microseconds, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype", "microseconds"),  # log-softmax on an H100 with torch 2.11
+    [
+        (8192, 50_257, torch.float32, 2063),
+        (4096, 128_256, torch.float32, 2796),
+        (4096, 32_000, torch.float32, 640),
+        (4096, 512, torch.float32, None),
+    ],
+)
+def test_softmax_reads_wide_rows_again(rows, width, dtype, microseconds):
+    nbytes = 2 * rows * width * dtype.itemsize
+    work, model = Work("", "softmax", dtype, (rows, width), 0, nbytes), device_model(DeviceSpec("H100"))
+    once = model.seconds(work._replace(is_backward=True))
+    if microseconds is None:
+        assert model.seconds(work) == once
+    else:
+        assert model.seconds(work) == pytest.approx(1e-6 * microseconds, rel=0.12)
+        assert once < 0.95 * model.seconds(work)
+
+
+def test_cudnn_is_slower_with_masks_and_dropout():
+    """On an H100, 8 x 12 heads of 64 and 512 tokens take 22 us, with a mask 36; dropout slows the forward alone."""
+    model = device_model(DeviceSpec("H100"))
+    plain = attention(96, 512, 512, 64)
+    assert model.computing(plain._replace(is_masked=True)) == pytest.approx(model.computing(plain) / 0.61)
+    assert model.computing(plain._replace(drops=True)) == pytest.approx(model.computing(plain) / 0.47)
+    backward = plain._replace(is_backward=True)
+    assert model.computing(backward._replace(drops=True)) == model.computing(backward)
+    single = plain._replace(dtype=torch.float32, is_masked=True, is_efficient=True)
+    assert model.computing(single) == model.computing(single._replace(is_masked=False))
+
+
+def test_float32_attention_on_an_h100():
+    """16 heads of 128 with 4,096 tokens took 3.56 ms; 64 x 12 heads of 64 with 197 tokens 0.41 ms (torch 2.11)."""
+    model = device_model(DeviceSpec("H100"))
+    for sizes, seconds in (((16, 4096, 4096, 128), 3.56e-3), ((768, 197, 197, 64), 0.414e-3)):
+        work = attention(*sizes)._replace(dtype=torch.float32, is_efficient=True)
+        assert model.seconds(work) == pytest.approx(seconds, rel=0.1)

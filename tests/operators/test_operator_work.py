@@ -435,3 +435,27 @@ def test_a_backward_of_attention_converts_the_sums_of_its_queries():
     _, sums = work_of(call(aten._scaled_dot_product_flash_attention_backward.default, *arguments))
     # float32 is filled, added to and read; bfloat16 written
     assert (sums.op_class, sums.nbytes) == ("copy", 2 * 4 * 16 * 8 * (3 * 4 + 2))
+
+
+def test_softmax_multiplies_gradients_in_a_kernel_of_its_own():
+    """``grad * output`` before the kernel, in aten/src/ATen/native/cuda/SoftMax.cu."""
+    x = meta(8, 16)
+    product, softmax = work_of(call(aten._softmax_backward_data.default, x, x, -1, torch.float32))
+    assert (product.op_class, product.nbytes, softmax.op_class, softmax.nbytes) == (
+        "elementwise",
+        1536,
+        "softmax",
+        1536,
+    )
+    (log_softmax,) = work_of(call(aten._log_softmax_backward_data.default, x, meta(8, 16), -1, torch.float32))
+    assert log_softmax.nbytes == 1536
+
+
+def test_pooling_computes_the_elements_that_it_writes():
+    x = meta(2, 4, 8, 8)
+    (forward,) = work_of(call(aten.max_pool2d_with_indices.default, x, [2, 2], [2, 2]))
+    assert (forward.part, forward.sizes, forward.channels_last) == ("maximum", (2 * 4 * 16,), False)
+    (average,) = work_of(
+        call(aten.avg_pool2d_backward.default, meta(2, 4, 4, 4), x, [2, 2], [2, 2], [0, 0], False, True, None)
+    )
+    assert (average.part, average.sizes) == ("average backward", (2 * 4 * 64,))
