@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +102,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         matrices = [parameter for parameter in parameters if parameter.ndim == 2]
         others = [parameter for parameter in parameters if parameter.ndim != 2]
         makers = ((torch.optim.Muon, matrices), (torch.optim.AdamW, others))
-        self._parts = [make(members, lr=lr) for make, members in makers if members]
+        self._parts: list[Any] = [make(members, lr=lr) for make, members in makers if members]
         for part in self._parts:
             part.state = self.state
         self.param_groups = [group for part in self._parts for group in part.param_groups]

@@ -148,7 +148,7 @@ def _checked(options: StepOptions) -> StepOptions:
     options = {**options}
     for name in ("dtype", "autocast"):
         if options.get(name) is not None:
-            options[name] = dtype_named(options[name], name)  # type: ignore[literal-required]
+            options[name] = dtype_named(options[name], name)
     for name in ("accumulates", "workspaces"):
         if not isinstance(options.get(name, False), bool):
             raise InputError(f"{name} must be True or False, got {options[name]!r:.80}")  # type: ignore[literal-required]

@@ -61,7 +61,7 @@ def _kernels(call: OperatorCall, bound: Arguments, *, length_dim: int = -2, is_e
     queries, keys = query.shape[length_dim], key.shape[length_dim]
     outer = query.numel // max(queries * query.shape[-1], 1)
     sizes = (outer, queries, keys, max(query.shape[-1], value.shape[-1]))
-    facts = {
+    facts: dict[str, Any] = {
         "is_causal": is_causal,
         "is_efficient": is_efficient,
         "is_masked": bound.get("attn_bias") is not None,
