@@ -122,6 +122,7 @@ class Observed(NamedTuple):
         saved: storages kept for the backward.
         timeline: bytes alive at each operator.
         callers: call of a module -> the call around it.
+        entered: FQN of a block -> its ``entered_bytes`` and ``crossing_bytes``.
         gradients: storages of the gradients of parameters.
         groups: name of a process group -> what its ranks share out, if the name is another one.
         cut_once: blocks whose input is cut; the others take chunks, so this counts for what precedes the blocks.
@@ -131,6 +132,7 @@ class Observed(NamedTuple):
     saved: Sequence[Storage]
     timeline: list[TimelinePoint]
     callers: Mapping[CallKey, CallKey | None]
+    entered: Mapping[str, tuple[int, int]]
     gradients: frozenset[int]
     groups: Mapping[str, str]
     cut_once: frozenset[str]
@@ -139,16 +141,18 @@ class Observed(NamedTuple):
     def of(
         cls, trace: Trace, groups: Mapping[str, str] | None = None, cut_once: frozenset[str] = frozenset()
     ) -> Observed:
-        """Return the facts of a trace."""
+        """Return the facts of a trace, whose note is ``entered``."""
         callers = {call.key: call.parent for call in trace.calls}
         gradients = frozenset(storage.identity for storage in trace.storages if storage.kind == "grads")
-        return cls(trace.operators, trace.saved, timeline_of(trace, None), callers, gradients, groups or {}, cut_once)
+        timeline = timeline_of(trace, None)
+        return cls(
+            trace.operators, trace.saved, timeline, callers, trace.noted or {}, gradients, groups or {}, cut_once
+        )
 
 
 def parts_of(
     observed: Observed,
     blocks: Sequence[str],
-    entered: Mapping[str, tuple[int, int]],
     weights: Mapping[str, Mapping[int, Weight]],
     columns: Iterable[str],
     mode: str,
@@ -166,7 +170,6 @@ def parts_of(
     Args:
         observed: what the step showed.
         blocks: FQNs of the blocks that ran, in order.
-        entered: FQN of a block -> its ``entered_bytes`` and ``crossing_bytes``.
         weights: part -> its weights.
         columns: FQNs of column-parallel layers.
         mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
@@ -229,7 +232,7 @@ def parts_of(
     parts = {}
     for name in (BEFORE, *blocks, AFTER):
         phases = ("forward", "backward", "again", "core", "weights", "columns", "column weights")
-        entered_bytes, crossing_bytes = entered.get(name, (0, 0))
+        entered_bytes, crossing_bytes = observed.entered.get(name, (0, 0))
         parts[name] = Part(
             works={phase: tuple(works[name, phase].items()) for phase in phases},
             operators={phase: counts[name, phase] for phase in phases[:3]},

@@ -229,7 +229,7 @@ class StepModel:
         length = self.recorded_sequence if sequence_length is None else sequence_length
         return self._observed(plan, length)[0].operators
 
-    def _observed(self, plan: Plan, length: int) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
+    def _observed(self, plan: Plan, length: int) -> tuple[Observed, nn.Module]:
         """Run a step of one rank; if Megatron's raises, run it with whole logits, which the loss may need."""
         alone = Plan(micro_batch=plan.micro_batch)
         applied = self._plan_of_rank(plan, length)
@@ -308,9 +308,7 @@ class StepModel:
                 add_exchange(model, layer)
             yield model, groups
 
-    def _run(
-        self, applied: ParallelPlan, plan: Plan, length: int
-    ) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
+    def _run(self, applied: ParallelPlan, plan: Plan, length: int) -> tuple[Observed, nn.Module]:
         """Run a step of one rank on shapes.
 
         Raises:
@@ -322,7 +320,7 @@ class StepModel:
             trace = self._step_of(module, entered, plan, length)
         gathering = {layer.fqn for layer in applied.layers if layer.role == "output"}
         cut = {layer.fqn for layer in applied.layers if layer.role == "input" and _cuts(layer)} - gathering
-        return Observed.of(trace, groups, frozenset(cut.intersection(self.counts))), trace.noted, module
+        return Observed.of(trace, groups, frozenset(cut.intersection(self.counts))), module
 
     def _step_of(self, module: nn.Module, entered: Mapping[str, tuple[int, int]], plan: Plan, length: int) -> Trace:
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, plan.micro_batch)
@@ -350,9 +348,7 @@ class StepModel:
         except Exception:  # what else the forward raises, the step raises, too
             return
 
-    def _parts_of(
-        self, plan: Plan, observed: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
-    ) -> dict[str, Part]:
+    def _parts_of(self, plan: Plan, observed: Observed, module: nn.Module) -> dict[str, Part]:
         kinds = list(self.counts)
         layers = self.parallel_plan(plan.tensor, plan.expert, dispatch=plan.dispatch).layers
         experts = {
@@ -364,7 +360,6 @@ class StepModel:
         return parts_of(
             observed,
             kinds,
-            entered,
             self._weights(module, kinds, experts),
             [layer.fqn for layer in layers if layer.role in ("column", "head")],
             self.recipe.kernels,

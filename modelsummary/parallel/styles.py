@@ -240,77 +240,68 @@ class AttentionParallel(LocalParallel):
             local["out_proj.bias"] = whole["out_proj.bias"].to_local(grad_placements=[parts])
         return local
 
-    def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:
-        def summed(tensor: Any, layout: Any) -> Any:  # the gradient of an input is summed over the ranks
-            dtensor = DTensor.from_local(tensor, device_mesh, [layout], run_check=False)
-            return dtensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:  # noqa: ARG002
+        return self._attended(module, device_mesh, *args, **kwargs)
 
-        def leave(tensor: Any, placement: Any, layout: Any) -> Any:
-            dtensor = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
-            return dtensor.redistribute(placements=[layout]).to_local()
+    def _entered(self, tensor: Any, layout: Any, device_mesh: Any) -> Any:
+        """Return a whole input, whose gradient is summed over the ranks."""
+        dtensor = DTensor.from_local(tensor, device_mesh, [layout], run_check=False)
+        return dtensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
-        heads = self.forward_of(
-            device_mesh.get_local_rank(), lambda attention: dict(attention.named_parameters()), summed, leave
-        )
-        return heads(module, forward, *args, **kwargs)
+    def _left(self, tensor: Any, placement: Any, layout: Any, device_mesh: Any) -> Any:
+        """Return a result in the layout that it gets, from the part of a rank."""
+        dtensor = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
+        return dtensor.redistribute(placements=[layout]).to_local()
 
-    def forward_of(self, rank: int, parameters: Any, enter: Any, leave: Any) -> Any:
-        """Return the forward of one rank, as ``replace_forward`` takes it.
-
-        Args:
-            parameters: returns the local parameters of the module by name.
-            enter: called with each input, once, and its layout.
-            leave: called with the local part of a result, its placement, and the layout that it gets.
-        """
-
-        def forward(
-            module: Any,
-            _forward: Any,
-            /,
-            query: Any,
-            key: Any,
-            value: Any,
-            key_padding_mask: Any = None,
-            need_weights: bool = True,
-            attn_mask: Any = None,
-            average_attn_weights: bool = True,
-            is_causal: bool = False,
-        ) -> Any:
-            local = parameters(module)
-            tensors = {id(tensor): tensor for tensor in (query, key, value)}
-            layouts = {
-                id(tensor): layout for tensor, layout in zip((query, key, value), self.input_layouts, strict=True)
-            }
-            entered = {identity: enter(tensor, layouts[identity]) for identity, tensor in tensors.items()}
-            inputs = [entered[id(tensor)] for tensor in (query, key, value)]
-            q, k, v = self._projected(module, local, inputs)
-            if attn_mask is not None and attn_mask.dim() == 3:  # one mask per head and row of the batch
-                attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)).narrow(1, rank * q.shape[1], q.shape[1])
-            if key_padding_mask is not None:
-                key_padding_mask = key_padding_mask.view(q.shape[0], 1, 1, -1)
-            is_causal = is_causal and key_padding_mask is None and not need_weights
-            mask = self._added([None if is_causal else attn_mask, key_padding_mask], q.dtype)
-            dropout, weights = module.dropout if module.training else 0.0, None
-            if need_weights:
-                scores = q @ k.transpose(-2, -1) / module.head_dim**0.5
-                weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
-                result = weights @ v
-            else:
-                result = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-            if inputs[0].dim() == 2:
-                result, weights = result.squeeze(0).transpose(0, 1), None if weights is None else weights.squeeze(0)
-            else:
-                result = result.transpose(1, 2) if module.batch_first else result.permute(2, 0, 1, 3)
-            result = leave(F.linear(result.flatten(-2), local["out_proj.weight"]), Partial(), self.output_layouts)
-            if "out_proj.bias" in local:
-                result = result + local["out_proj.bias"]
-            if weights is not None:
-                mean, heads = weights.sum(-3) / module.num_heads, Shard(weights.dim() - 3)
-                tensor, placement = (mean, Partial()) if average_attn_weights else (weights, heads)
-                weights = leave(tensor, placement, Replicate())
-            return result, weights
-
-        return forward
+    def _attended(
+        self,
+        module: Any,
+        device_mesh: Any,
+        /,
+        query: Any,
+        key: Any,
+        value: Any,
+        key_padding_mask: Any = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Any:
+        """Return what the attention returns, computed with the heads of this rank."""
+        local, rank = dict(module.named_parameters()), device_mesh.get_local_rank()
+        tensors = {id(tensor): tensor for tensor in (query, key, value)}
+        layouts = {id(tensor): layout for tensor, layout in zip((query, key, value), self.input_layouts, strict=True)}
+        entered = {
+            identity: self._entered(tensor, layouts[identity], device_mesh) for identity, tensor in tensors.items()
+        }
+        inputs = [entered[id(tensor)] for tensor in (query, key, value)]
+        q, k, v = self._projected(module, local, inputs)
+        if attn_mask is not None and attn_mask.dim() == 3:  # one mask per head and row of the batch
+            attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)).narrow(1, rank * q.shape[1], q.shape[1])
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.view(q.shape[0], 1, 1, -1)
+        is_causal = is_causal and key_padding_mask is None and not need_weights
+        mask = self._added([None if is_causal else attn_mask, key_padding_mask], q.dtype)
+        dropout, weights = module.dropout if module.training else 0.0, None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) / module.head_dim**0.5
+            weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
+            result = weights @ v
+        else:
+            result = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
+        if inputs[0].dim() == 2:
+            result, weights = result.squeeze(0).transpose(0, 1), None if weights is None else weights.squeeze(0)
+        else:
+            result = result.transpose(1, 2) if module.batch_first else result.permute(2, 0, 1, 3)
+        result = F.linear(result.flatten(-2), local["out_proj.weight"])
+        result = self._left(result, Partial(), self.output_layouts, device_mesh)
+        if "out_proj.bias" in local:
+            result = result + local["out_proj.bias"]
+        if weights is not None:
+            mean, heads = weights.sum(-3) / module.num_heads, Shard(weights.dim() - 3)
+            tensor, placement = (mean, Partial()) if average_attn_weights else (weights, heads)
+            weights = self._left(tensor, placement, Replicate(), device_mesh)
+        return result, weights
 
     def _projected(self, module: Any, local: dict[str, Any], inputs: Any) -> Any:
         """Return query, key and value of this rank: batch x heads x length x features of a head."""
