@@ -4,7 +4,7 @@ A device has factors, and a cluster has further ones; both are fitted here.
 
 The logarithms of the factors are the most likely ones if each has a normal distribution around 0, as wide as
 ``SPREADS`` says, and each measurement one around its prediction: a ridge regression of logarithms, by Gauss-Newton. A
-measurement that stays far off counts less, so that one odd step does not spoil the others.
+measurement that is far off counts less, from the first round on, so that one odd step does not spoil the others.
 """
 
 from __future__ import annotations
@@ -190,14 +190,12 @@ def fitted(
     slopes = torch.tensor(columns, dtype=torch.float64)  # of a few logarithms that are nearly linear: taken once
     shared = torch.tensor(common, dtype=torch.float64)
     stiffness = torch.linalg.inv(torch.diag(torch.tensor(spreads, dtype=torch.float64) ** 2) + shared.outer(shared))
-    trust = torch.ones(len(wanted), dtype=torch.float64)
     for _ in range(_ROUNDS):
         missing = torch.tensor([goal - value for goal, value in zip(wanted, base, strict=True)], dtype=torch.float64)
+        trust = 1 / (1 + (missing / (_FAR * _NOISE)) ** 2)
         weighted = slopes * trust / _NOISE**2
         pull = weighted @ missing - stiffness @ torch.tensor(logarithms, dtype=torch.float64)
         change = torch.linalg.solve(weighted @ slopes.T + stiffness, pull)
         logarithms = [value + float(step) for value, step in zip(logarithms, change, strict=True)]
         base = predicted(logarithms)
-        left = torch.tensor([goal - value for goal, value in zip(wanted, base, strict=True)], dtype=torch.float64)
-        trust = 1 / (1 + (left / (_FAR * _NOISE)) ** 2)
     return [exp(value) for value in logarithms]
