@@ -238,7 +238,8 @@ class DeviceModel:
             return work.sizes[0] * float(figures["row_ns"]) * 1e-9 / units + streaming
         if work.op_class == "reduction" and part == "over rows":
             return float(figures["columns_us"]) * 1e-6 + streaming
-        if not _is_without_cudnn(work):
+        is_single = part == "inference" and work.dtype is torch.float32 and not work.channels_last  # cuDNN is as slow
+        if not (_is_without_cudnn(work) or is_single):
             return 0.0
         if work.op_class == "depthwise":
             element, multiply_add = (float(value) for value in figures["depthwise_ns"])

@@ -500,3 +500,14 @@ def test_float32_attention_on_an_h100():
     for sizes, seconds in (((16, 4096, 4096, 128), 3.56e-3), ((768, 197, 197, 64), 0.414e-3)):
         work = attention(*sizes)._replace(dtype=torch.float32, is_efficient=True)
         assert model.seconds(work) == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "microseconds"),  # of 64 images in ResNet-50, on an H100 with torch 2.11
+    [(256, 56, 170.4), (512, 28, 90.0), (2048, 7, 80.8)],
+)
+def test_units_limit_float32_batch_norm_on_an_h100(channels, size, microseconds):
+    model, elements = device_model(DeviceSpec("H100")), 64 * channels * size**2
+    sizes = channels, 64, size**2
+    work = Work("aten.native_batch_norm", "batch_norm", torch.float32, sizes, 0, 8 * elements, "inference")
+    assert model.seconds(work) == pytest.approx(1e-6 * microseconds, rel=0.2)
