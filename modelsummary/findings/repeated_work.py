@@ -20,16 +20,17 @@ def computed_twice(evidence: Evidence) -> Iterator[Defect]:
     """
     fused = {evidence.place(index) for index, call in evidence.forward() if is_fused_attention(call)}
     places = places_in_parts(evidence) | fused  # the mask that attention makes, or copies for its kernel, is torch's
-    repeated = [
-        index
-        for index in _repeated(evidence)
-        if evidence.place(index) not in places and not _is_copy_for_product(evidence, index)
-    ]
-    if evidence.plan.autocast is not None:  # which casts what it gets each time
-        repeated = [index for index in repeated if not evidence.call(index).rule.facts.casts]
-    for origin in by_origin(evidence, repeated):
-        if origin.is_call or evidence.is_of_model(origin.indices[0]):
-            yield from origin.defects(evidence, "repeats", "of values as before", "compute it once and pass it on")
+    casts_anew = evidence.plan.autocast is not None  # what it gets each time
+
+    def is_of_torch(index: int) -> bool:
+        is_cast = casts_anew and evidence.call(index).rule.facts.casts
+        return is_cast or evidence.place(index) in places or _is_copy_for_product(evidence, index)
+
+    for origin in by_origin(evidence, _repeated(evidence)):
+        of_model = [index for index in origin.indices if not is_of_torch(index)]
+        if of_model and (origin.is_call or evidence.is_of_model(of_model[0])):
+            whole = origin if origin.is_call else origin._replace(indices=of_model)
+            yield from whole.defects(evidence, "repeats", "of values as before", "compute it once and pass it on")
 
 
 def _is_copy_for_product(evidence: Evidence, index: int) -> bool:
