@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["HALF", "Evidence", "Failure", "is_pointwise"]
 
 HALF = (torch.float16, torch.bfloat16)
-"""The operators that multiply matrices, or batches of them."""
 
 
 class Failure(NamedTuple):
@@ -266,19 +265,18 @@ class Evidence:
     @cached_property
     def trained(self) -> dict[str, int]:
         """The parameters that require a gradient, by name, with their storages."""
-        parameters = {name for name, parameter in self._parameters() if parameter.requires_grad}
-        return {name: storage for name, storage in self.trace.tensors.items() if name in parameters}
-
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for fqn, module in self.modules.items():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    yield f"{fqn}.{name}".lstrip("."), parameter
+        trained = {name for name, parameter in self.parameters.items() if parameter.requires_grad}
+        return {name: storage for name, storage in self.trace.tensors.items() if name in trained}
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by name, tied ones under all their names."""
-        return dict(self._parameters())
+        return {
+            f"{fqn}.{name}".lstrip("."): parameter
+            for fqn, module in self.modules.items()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        }
 
     @cached_property
     def weights(self) -> dict[int, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
-from modelsummary.findings.unused import silent_modules
+from modelsummary.findings.unused import modules_around, silent_modules
 from modelsummary.operators.operator_calls import Line
 
 _UNREAD = "unread"
@@ -36,7 +36,7 @@ def parameter_never_used(evidence: Evidence) -> Iterator[Defect]:
     unused = [
         name
         for name, storage in evidence.trained.items()
-        if storage >= 0 and storage not in evidence.touched and not _is_in(name, silent)
+        if storage >= 0 and storage not in evidence.touched and silent.isdisjoint(modules_around(name))
     ]
     for fqn, names in _by_module(unused).items():
         what = f"{_listed(names)}: trained, but never used{evidence.mode}"
@@ -136,10 +136,6 @@ def _fates(evidence: Evidence) -> dict[int, _Fate]:
 
 def _worst(fates: list[_Fate]) -> _Fate:
     return min(fates, key=lambda fate: _WORST_FIRST.index(fate[0]))
-
-
-def _is_in(name: str, fqns: set[str]) -> bool:
-    return any(name.startswith(f"{fqn}.") for fqn in fqns)
 
 
 def _by_module(names: list[str]) -> dict[str, list[str]]:

@@ -115,8 +115,7 @@ def weight_cast_in_each_call(evidence: Evidence) -> Iterator[Defect]:
             continue
         if len(call.tensors[0].shape) < 2:  # norms compute in float32 with reason
             continue
-        module = evidence.module(index)
-        if module is not None and type(module).__module__.startswith("torch."):  # the model's own autocast
+        if not evidence.is_of_model(index):  # the model's own autocast
             continue
         before, after = (str(dtype).removeprefix("torch.") for dtype in (call.tensors[0].dtype, call.outputs[0].dtype))
         casts[evidence.row(index), evidence.line(index), f"from {before} to {after}"].append(index)

@@ -14,7 +14,7 @@ from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line
 
-__all__ = ["Origin", "by_origin", "silent_modules"]
+__all__ = ["Origin", "by_origin", "modules_around", "silent_modules"]
 
 _NAMED = 4  # operators in a message
 _LEAST_SHARE = 1e-5  # of the bytes of parameters and buffers
@@ -24,17 +24,22 @@ def silent_modules(evidence: Evidence) -> set[str]:
     """Return the FQNs of the outermost modules with tensors that never run, and whose tensors nobody reads."""
     tensors = {name for name, storage in evidence.trace.tensors.items() if storage >= 0}
     read = {name for name in tensors if evidence.trace.tensors[name] in evidence.touched}
-    read_in = {around for name in read for around in _modules_around(name)}
-    with_tensors = {around for name in evidence.trace.tensors for around in _modules_around(name)}
+    read_in = {around for name in read for around in modules_around(name)}
+    with_tensors = {around for name in evidence.trace.tensors for around in modules_around(name)}
     silent: set[str] = set()
     for fqn in evidence.modules:  # outer ones come first
         is_dead = fqn in with_tensors and fqn not in evidence.called and fqn not in read_in
-        if is_dead and silent.isdisjoint(_modules_around(fqn)):
+        if is_dead and silent.isdisjoint(modules_around(fqn)):
             silent.add(fqn)
     return silent
 
 
-def _modules_around(name: str) -> Iterator[str]:
+def modules_around(name: str) -> Iterator[str]:
+    """Yield the FQNs of the modules around a module, a parameter or a buffer, the model left out.
+
+    >>> list(modules_around("block.fc.weight"))
+    ['block.fc', 'block']
+    """
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
@@ -68,7 +73,7 @@ def buffer_never_read(evidence: Evidence) -> Iterator[Defect]:
     model = evidence.live.model
     total = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
     for fqn, module in evidence.modules.items():
-        if fqn in silent or not silent.isdisjoint(_modules_around(fqn)):
+        if fqn in silent or not silent.isdisjoint(modules_around(fqn)):
             continue
         for name, buffer in module._buffers.items():
             storage = evidence.trace.tensors.get(f"{fqn}.{name}".lstrip("."), -1)

@@ -92,6 +92,11 @@ class TensorContent(NamedTuple):
     dtype: torch.dtype
     statistics: TensorStatistics | None = None
 
+    @classmethod
+    def of(cls, content: Content, tensor: Tensor) -> TensorContent:
+        """Return what a tensor holds."""
+        return cls(content, tuple(tensor.shape), tensor.dtype)
+
 
 class LoggedOperator:
     """One operator that ran, or a tensor that no operator made.
@@ -239,7 +244,7 @@ class Contents:
             run = self.note(self._name_of(tensor), [], [operand])
             run.is_outside = True
             return operand
-        return TensorContent(content, tuple(tensor.shape), tensor.dtype)
+        return TensorContent.of(content, tensor)
 
     def write(self, tensor: Tensor) -> TensorContent | None:
         """Note the elements of a tensor as they are now; return None if it has none that can be read."""
@@ -260,7 +265,7 @@ class Contents:
         else:
             self._readout.receive(list(bounds_of(elements)), content.receive)
         self._keep(storage, content)
-        return TensorContent(content, tuple(tensor.shape), tensor.dtype)
+        return TensorContent.of(content, tensor)
 
     def bounds_and_sums_of(self, plain: Tensor) -> BoundsAndSums | None:
         """Return what is known of a tensor's elements; None if it is not known of just them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import nan
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -52,12 +53,6 @@ class _Tensor:
         self.statistics: TensorStatistics | None = None
         self.gradient: TensorStatistics | None = None
         self.is_hooked = False
-
-    def receive(self, statistics: TensorStatistics) -> None:
-        self.statistics = statistics
-
-    def receive_gradient(self, statistics: TensorStatistics) -> None:
-        self.gradient = statistics
 
 
 class _Step:
@@ -304,8 +299,12 @@ class Watching:
 
     def _read(self, plain: Tensor) -> _Tensor:
         read = _Tensor()
-        self._readout.add(plain, read.receive, self._contents.bounds_and_sums_of(plain))
+        self._take(plain, read, "statistics")
         return read
+
+    def _take(self, plain: Tensor, holder: object, name: str) -> None:
+        """Set an attribute to the statistics of a plain tensor, now or when they are fetched."""
+        self._readout.add(plain, partial(setattr, holder, name), self._contents.bounds_and_sums_of(plain))
 
     def _gradient_hook(self, read: _Tensor, output_number: int) -> Callable[[Sequence[Tensor | None]], None]:
         def hook(gradients: Sequence[Tensor | None]) -> None:
@@ -313,7 +312,7 @@ class Watching:
             plain = None if gradient is None else as_plain(gradient)
             if plain is not None:
                 with unseen():
-                    self._readout.add(plain, read.receive_gradient, self._contents.bounds_and_sums_of(plain))
+                    self._take(plain, read, "gradient")
                     self._reached(plain)
 
         return hook
@@ -334,7 +333,7 @@ class Watching:
                 if parameter.grad is not None:
                     self._read_gradient(parameter)
                 content = self._contents.content_of(parameter)
-                before = None if content is None else TensorContent(content, tuple(parameter.shape), parameter.dtype)
+                before = None if content is None else TensorContent.of(content, parameter)
                 self._samples[id(parameter)] = sample_of(plain, _SAMPLE), before
         self._is_stepping = bool(self._samples)
 
@@ -355,7 +354,7 @@ class Watching:
                 if after is not None:
                     gradient = parameter.grad
                     content = None if gradient is None else self._contents.content_of(gradient)
-                    read = [] if content is None or gradient is None else [_operand(content, gradient)]
+                    read = [] if content is None or gradient is None else [TensorContent.of(content, gradient)]
                     read += [] if before is None else [before]
                     self._contents.note(f"{type(optimizer).__name__}.step", read, [after], "optimizer")
                 self._read_weight(parameter, plain, sample)
@@ -378,21 +377,12 @@ class Watching:
     def _read_gradient(self, parameter: Tensor) -> None:
         plain = None if parameter.grad is None else as_plain(parameter.grad)
         if plain is not None:
-            row = self._row(parameter)
-
-            def receive(statistics: TensorStatistics) -> None:
-                row.gradient = statistics
-
-            self._readout.add(plain, receive, self._contents.bounds_and_sums_of(plain))
+            self._take(plain, self._row(parameter), "gradient")
             self._reached(plain)
 
     def _read_weight(self, parameter: Tensor, plain: Tensor, before: Tensor | None = None) -> None:
         row = self._row(parameter)
-
-        def receive(statistics: TensorStatistics) -> None:
-            row.weight = statistics
-
-        self._readout.add(plain, receive, self._contents.bounds_and_sums_of(plain))
+        self._take(plain, row, "weight")
         if before is None:
             return
         after = sample_of(plain, _SAMPLE)
@@ -474,7 +464,3 @@ class Watching:
         """Return the parameters of the model with a gradient."""
         parameters = {id(parameter): parameter for parameter in self.model.parameters() if not is_lazy(parameter)}
         return [p for key, p in parameters.items() if key in self._parameters and p.grad is not None]
-
-
-def _operand(content: Content, tensor: Tensor) -> TensorContent:
-    return TensorContent(content, tuple(tensor.shape), tensor.dtype)
