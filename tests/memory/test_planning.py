@@ -488,9 +488,9 @@ def test_a_block_that_the_step_does_not_call():
 
 
 def test_a_model_without_blocks():
-    stats = Statistics(nn.Linear(4, 4), (8, 4))
-    with pytest.raises(InputError, match=r"^budget_bytes=100 is too little: a step takes .*, and the model has no"):
-        stats.memory_plan(100)
+    stats = Statistics(nn.Linear(64, 64), (8, 64))
+    with pytest.raises(InputError, match=r"^budget_bytes=1,000 is too little: a step takes .*, and the model has no"):
+        stats.memory_plan(1000)
 
 
 def test_refusals():

@@ -649,9 +649,9 @@ def test_max_batch_size_of_an_object():
 
 
 def test_a_batch_of_one_may_be_impossible():
-    stats = Statistics(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), (4, 8))
+    stats = Statistics(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64)), (4, 8))
     assert stats.max_batch_size(10**5) > 2
-    assert stats.max_batch_size(100) == 0
+    assert stats.max_batch_size(1000) == 0
 
 
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 5000), st.integers(1, 10))
@@ -682,7 +682,7 @@ def test_largest(offset, slope, limit, steps):
         ({"checkpoint": ["[1:1]"]}, "but the container has children 0 to 2"),
         ({"checkpoint": ["0[0:1]"]}, "but a Linear is not an nn.Sequential"),
         ({"checkpoint": ["[0:2]", "[1:3]"]}, "overlaps another segment"),
-        ({"autocast": "bfloat16"}, "autocast must be a floating point .* got 'bfloat16'"),
+        ({"autocast": "bfloat"}, "autocast must be a floating point .* got 'bfloat'; did you mean 'bfloat16'"),
         ({"block_bytes": 0}, "block_bytes must be an integer >= 1, got 0"),
     ],
 )

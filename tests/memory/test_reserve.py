@@ -96,7 +96,9 @@ def test_expandable_segments_and_a_limit():
     tight = linear().memory(optimizer="adam", device="cuda", reserve="42MiB").reserve
     assert not tight.fits
     assert (tight.missing.category, tight.missing.nbytes) == ("temporary", 4 * MIB)
-    assert "Out of memory: 42.00 MiB leave no room for aten._foreach_sqrt, step, 4,194,304 bytes" in str(tight)
+    assert "Out of memory: 44.04 MB leave no room for aten._foreach_sqrt, step, 4,194,304 bytes" in " ".join(
+        str(tight).split()
+    )
     assert linear().memory(optimizer="adam", device="cuda", reserve=62 * MIB).reserve.fits
 
 
