@@ -1,4 +1,4 @@
-"""What ``torch.compile`` makes of a function. All names hold from torch 2.6 to 2.14; in 2.6, reasons may be missing."""
+"""What ``torch.compile`` makes of a function. Names hold from torch 2.6 to 2.14, unless noted."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from modelsummary._torch.swapping import swapped
+from modelsummary.errors import InputError
 
 __all__ = [
     "CompiledRuns",
@@ -190,10 +191,17 @@ def taken_as_tensors(kind: type) -> Iterator[None]:
     """Run the body with a compiler that takes tensors of a class as plain tensors, as do the graphs that it makes.
 
     It refuses other classes with a ``__torch_dispatch__``.
+
+    Raises:
+        InputError: the compiler of this version cannot be told.
     """
     import torch._functorch.config as functorch
     from torch._dynamo.variables import builder
 
+    if not hasattr(builder, "infer_subclass_type"):
+        raise InputError(
+            f"a compiled step on shapes needs torch >= 2.11, got {torch.__version__}; pass execution='real' to Statistics"
+        )
     wrappers = builder.VariableBuilder._type_dispatch()
     original = builder.infer_subclass_type
     checks = "check_custom_op_aliasing"  # by a mode that takes no such tensors; older versions of torch have none

@@ -16,6 +16,7 @@ from modelsummary.capture.step import loss_of
 from tests.untouched import untouched
 
 pytestmark = [
+    pytest.mark.skipif(torch.__version__ < "2.11", reason="the compiler takes no tensors of other classes"),
     pytest.mark.filterwarnings("ignore:.*Profiler clears events"),  # torch 2.11
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's compiler
 ]
@@ -227,6 +228,18 @@ class Refused(nn.Module):
     def forward(self, x):
         x = self.linear(x)
         return x @ torch.ones(3, 3) if torch.compiler.is_compiling() else x
+
+
+def test_compilers_that_take_no_tensors_of_other_classes(monkeypatch):
+    from torch._dynamo.variables import builder
+
+    monkeypatch.delattr(builder, "infer_subclass_type")  # as in torch 2.6
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    stats = Statistics(model, (2, 4))
+    with untouched(model), pytest.raises(InputError, match=r"needs torch >= 2.11, got .*; pass execution='real'"):
+        stats.memory("compiled")
+    monkeypatch.undo()
+    assert stats.memory("compiled").peak > 0
 
 
 def test_what_cannot_be_compiled_is_refused():
