@@ -10,7 +10,9 @@ labels, get the tokens of all ranks (``modelsummary.parallel.whole_calls``).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,6 +22,8 @@ from modelsummary.capture.inputs import CallArguments, InputTensor
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import Attribute
 from modelsummary.errors import InputError
+from modelsummary.parallel.expert_rows import routing_by_row
+from modelsummary.parallel.experts import find_experts
 from modelsummary.parallel.local_check import calls_of_chunk, chunk_failure
 from modelsummary.parallel.placements import Blocked, Partial, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete
@@ -131,7 +135,8 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
     starts = {value: Shard(dim) for value, dim in dims.items() if dim is not None}
     local, why = calls_of_chunk(live, calls, chunk_of(live.call, n_ranks), {}, n_ranks)
     counting = CountedTokens(calls, length, starts, local)
-    chunks = first_complete(_Tokens(calls, starts, counting), _MOST_ATTEMPTS)
+    mixtures = _mixtures(calls)
+    chunks = first_complete(_Tokens(calls, starts, counting, mixtures), _MOST_ATTEMPTS)
     if chunks.refused is not None:
         raise InputError(f"{name} does not run on chunks of the sequence: {chunks.refused}")
     if not chunks.attentions:
@@ -153,7 +158,9 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
     if chunks.tables:
         local, why = calls_of_chunk(live, calls, chunk_of(live.call, n_ranks), chunks.tables, n_ranks)
     wholes = counting.compared(chunks.wholes, local, n_ranks)
-    why = why or chunk_failure(calls, local, placements, wholes | counting.masking, n_ranks)
+    inside = (calls.events[slice(*calls.entered[mixture.event])] for mixture in mixtures.values())
+    exempt = wholes | counting.masking | set(chain.from_iterable(inside))
+    why = why or chunk_failure(calls, local, placements, exempt, n_ranks)
     if why:
         raise InputError(f"{name} does not do the same with a chunk of the sequence: {why}")
     try:
@@ -185,6 +192,31 @@ def _arguments(model: nn.Module, calls: Calls, gathered: Mapping[Value, Shard]) 
     return tuple((name, gathered[argument].dim if argument in gathered else None) for name, argument in tensors.items())
 
 
+class Mixture(NamedTuple):
+    """A call of experts that take each token by itself.
+
+    Attributes:
+        event: the call.
+        taken: tokens, numbers of their experts, and weights.
+    """
+
+    event: Event
+    taken: tuple[Any, ...]
+
+
+def _mixtures(calls: Calls) -> dict[Event, Mixture]:
+    """Return the first function of each call of stacked experts that take each token by itself -> the call."""
+    mixtures, checked = {}, set[Hashable]()
+    for stacked in find_experts(calls).stacked:
+        with suppress(Blocked):
+            routing = routing_by_row(calls, stacked, checked)
+            for event in stacked.events:
+                arguments = {**dict(enumerate(event.args)), **event.kwargs}
+                first = calls.events[calls.entered[event][0]]
+                mixtures[first] = Mixture(event, tuple(arguments[key] for key in routing))
+    return mixtures
+
+
 class _Averaged(frozenset[Any]):
     """All tensors: the gradients of what is whole are averaged over the ranks, as for parameters."""
 
@@ -197,6 +229,7 @@ class _Tokens(Propagation):
 
     Args:
         counting: the functions of integers that count tokens.
+        mixtures: first function of experts that take each token by itself -> their call.
         wholes: of these, the calls that see the tokens of all ranks.
 
     Attributes:
@@ -211,10 +244,12 @@ class _Tokens(Propagation):
         calls: Calls,
         placements: Mapping[Any, Placement],
         counting: CountedTokens,
+        mixtures: Mapping[Event, Mixture],
         wholes: frozenset[Event] = frozenset(),
     ) -> None:
         super().__init__(calls, placements)
         self._starts, self._counting, self.wholes = dict(placements), counting, wholes
+        self._mixtures = mixtures
         self.attentions: dict[str, bool] = {}
 
     @property
@@ -241,7 +276,10 @@ class _Tokens(Propagation):
         super().apply_rule(event, _Averaged())
 
     def begins_or_ends(self, event: Event) -> bool:
-        """Pass layers, attentions, calls that see all tokens, and the loss, of which a rank has its share."""
+        """Pass layers, attentions, experts, calls that see all tokens, and the loss, of which a rank has its share."""
+        if event in self._mixtures:
+            self._experts(self._mixtures[event])
+            return True
         if event in self.wholes:
             part = self._counting.part(event)
             if part is not None:
@@ -283,6 +321,15 @@ class _Tokens(Propagation):
             raise Blocked(f"{event.fqn} works along the sequence; a layer of the features works")
         for result in values_in(event.result):
             self.place(result, placement)
+
+    def _experts(self, mixture: Mixture) -> None:
+        """Pass experts that take each token by itself. Raises ``Blocked``."""
+        tokens, *others = (self.placement(value) for value in mixture.taken)
+        if any(placement != tokens for placement in others):
+            raise Blocked(f"{mixture.event.fqn} takes tokens and expert numbers of other tokens; the same chunks work")
+        if tokens is not None:
+            self.place(mixture.event.result, tokens)
+        self.position = self.calls.entered[mixture.event][1] - 1
 
     def _attention(self, event: Event) -> None:
         call = self.call_of(event)
@@ -338,7 +385,8 @@ class _Tokens(Propagation):
         numbering = self._counting.numbering(refused.value, self.wholes)
         table = self._table_behind(refused.value) if numbering <= self.wholes else None
         if table is not None:
-            yield _Tokens(self.calls, {**self._starts, table[0]: table[1]}, self._counting, self.wholes)
+            starts = {**self._starts, table[0]: table[1]}
+            yield _Tokens(self.calls, starts, self._counting, self._mixtures, self.wholes)
             return
         yield from self._with(numbering)
         shape = list(self.calls.shape_of(refused.value) or ())
@@ -350,7 +398,7 @@ class _Tokens(Propagation):
     def _with(self, calls: frozenset[Event]) -> Iterator[_Tokens]:
         """Yield the propagation in which these calls see all tokens, too, if it is another one."""
         if not calls <= self.wholes:
-            yield _Tokens(self.calls, self._starts, self._counting, self.wholes | calls)
+            yield _Tokens(self.calls, self._starts, self._counting, self._mixtures, self.wholes | calls)
 
     def _table_behind(self, leaf: Any) -> tuple[Attribute, Shard] | None:
         """Return the buffer with a row for each token that functions make a tensor of, and its placement."""

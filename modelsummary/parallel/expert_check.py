@@ -6,7 +6,9 @@ compared as well.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -116,7 +118,35 @@ def _checked(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: lis
 
 
 def _on_shapes(calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int, rank: int) -> tuple[str, ...]:
-    """Return the kinds of results of one rank, from a run on shapes."""
+    """Return the kinds of results of one rank, from a run on shapes; in half precision if they do not run in their own.
+
+    On shapes torch has no grouped product of float32, which its kernels take.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # it prints a traceback
+    is_disabled, logger.disabled = logger.disabled, True
+    try:
+        return _kinds_on_shapes(calls, stacked, event, n_ranks, rank, None)
+    except Blocked as blocked:
+        with suppress(Blocked):
+            return _kinds_on_shapes(calls, stacked, event, n_ranks, rank, torch.bfloat16)
+        raise blocked from None
+    finally:
+        logger.disabled = is_disabled
+
+
+def _kinds_on_shapes(
+    calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int, rank: int, precision: torch.dtype | None
+) -> tuple[str, ...]:
+    """Return the kinds of results of one rank.
+
+    Args:
+        precision: of floating point tensors; None: their own.
+    """
+
+    def dtype_of(tensor: Any) -> torch.dtype:
+        dtype: torch.dtype = tensor.dtype
+        return precision if precision is not None and dtype.is_floating_point else dtype
+
     module = calls.modules[stacked.fqn]
     device = device_of([*module.parameters()])
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -124,15 +154,15 @@ def _on_shapes(calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int
         def fake(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 grad = leaf.requires_grad and leaf.dtype.is_floating_point
-                return torch.empty(leaf.shape, dtype=leaf.dtype, device=device, requires_grad=grad)
+                return torch.empty(leaf.shape, dtype=dtype_of(leaf), device=device, requires_grad=grad)
             if isinstance(leaf, Foreign):
-                return torch.empty_like(leaf.tensor, device=device)
+                return torch.empty_like(leaf.tensor, dtype=dtype_of(leaf.tensor), device=device)
             if isinstance(leaf, Attribute):
-                return torch.empty(calls.shape_of(leaf) or (), device=device)
+                return torch.empty(calls.shape_of(leaf) or (), dtype=precision, device=device)
             return leaf
 
         def empty(tensor: Tensor, shape: Any) -> Tensor:
-            return torch.empty(shape, dtype=tensor.dtype, device=device)
+            return torch.empty(shape, dtype=dtype_of(tensor), device=device)
 
         args, kwargs = map_template(fake, event.args), map_template(fake, event.kwargs)
         ran = _run(calls, stacked, (args, kwargs), n_ranks, rank, empty)

@@ -10,8 +10,8 @@ from typing import Any
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_check import arguments_of, runs_divided
-from modelsummary.parallel.expert_rows import Routing, check_rows, uncalled_experts
-from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts, routing_of
+from modelsummary.parallel.expert_rows import routing_by_row, uncalled_experts
+from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.record_calls import Calls
@@ -104,21 +104,7 @@ def _stacked_plan(stacked: StackedExperts) -> LayerPlan:
 
 def _sent_plan(calls: Calls, stacked: StackedExperts, checked: set[Hashable]) -> LayerPlan:
     """Return the plan of stacked experts to which ranks send their tokens. Raises ``Blocked``."""
-    if not stacked.events:
-        raise Blocked(
-            "the forward does not call it, so it is not known how it takes tokens; an input that reaches it works"
-        )
-    routes = {routing_of(event) for event in stacked.events}
-    if len(routes) != 1:
-        raise Blocked(
-            f"the calls of {stacked.fqn} take expert numbers and weights as different arguments; equal arguments work"
-        )
-    ((numbers, weights),) = routes
-    tokens = [key for key in stacked.summed if key != weights]
-    if len(tokens) != 1:
-        raise Blocked(f"{stacked.fqn} takes {len(tokens)} tensors besides expert numbers and weights; one works")
-    routing = Routing(tokens[0], numbers, weights)
-    check_rows(calls, stacked, routing, checked)
+    routing = routing_by_row(calls, stacked, checked)
     layer = _stacked_plan(stacked)
     options = {name: layer.options[name] for name in ("shards", "shared")}
     return replace(layer, style="ExpertDispatch", options={**options, **routing._asdict()})

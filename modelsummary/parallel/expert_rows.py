@@ -26,13 +26,13 @@ from modelsummary.capture.run import running
 from modelsummary.capture.templates import Attribute, map_template
 from modelsummary.errors import in_short
 from modelsummary.parallel.expert_check import are_close, twin_of
-from modelsummary.parallel.experts import ExpertList, StackedExperts
+from modelsummary.parallel.experts import ExpertList, StackedExperts, routing_of
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value
 from modelsummary.record.tensors import Foreign
 
-__all__ = ["Routing", "check_rows", "uncalled_experts"]
+__all__ = ["Routing", "routing_by_row", "uncalled_experts"]
 
 _TOKENS = 4
 
@@ -51,12 +51,32 @@ class Routing(NamedTuple):
     weights: int | str
 
 
-def check_rows(calls: Calls, stacked: StackedExperts, routing: Routing, checked: set[Hashable]) -> None:
-    """Raise ``Blocked`` for experts whose result is not the weighted sum of what they make of each token by itself.
+def routing_by_row(calls: Calls, stacked: StackedExperts, checked: set[Hashable]) -> Routing:
+    """Return the arguments by which experts take tokens, each by itself. Raises ``Blocked`` if they do not.
 
     Args:
         checked: kinds of experts of which this is known; another kind is added.
     """
+    if not stacked.events:
+        raise Blocked(
+            "the forward does not call it, so nothing says how it takes tokens; an input that reaches it works"
+        )
+    routes = {routing_of(event) for event in stacked.events}
+    if len(routes) != 1:
+        raise Blocked(
+            f"the calls of {stacked.fqn} take expert numbers and weights as different arguments; equal arguments work"
+        )
+    ((numbers, weights),) = routes
+    tokens = [key for key in stacked.summed if key != weights]
+    if len(tokens) != 1:
+        raise Blocked(f"{stacked.fqn} takes {len(tokens)} tensors besides expert numbers and weights; one works")
+    routing = Routing(tokens[0], numbers, weights)
+    _check_rows(calls, stacked, routing, checked)
+    return routing
+
+
+def _check_rows(calls: Calls, stacked: StackedExperts, routing: Routing, checked: set[Hashable]) -> None:
+    """Raise ``Blocked`` for experts whose result is not the weighted sum of what they make of each token by itself."""
     event, kind = stacked.events[0], (_kind(calls.modules[stacked.fqn]), routing)
     if kind in checked:
         return
@@ -109,11 +129,13 @@ def _ran(
     generator = torch.Generator().manual_seed(0)
 
     def drawn(tensor: Tensor, shape: Any) -> Tensor:
-        """Return values of a shape in little memory: neighbours along all dimensions are the same ones."""
+        """Return values of a shape in the memory of one expert: the next one has the same values, eight places on."""
         if not tensor.is_floating_point():
             return torch.zeros(shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().cpu().clone()
-        values = torch.randn(sum(shape) - len(shape) + 1, generator=generator, dtype=dtype)
-        return (values / (shape[-1] if shape else 1) ** 0.5).as_strided(shape, [1] * len(shape))
+        strides = [*[8] * (len(shape) - 2), *[shape[-1]] * (len(shape) > 1), *[1] * bool(shape)]
+        n_values = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        values = torch.randn(n_values, generator=generator, dtype=dtype)
+        return (values / (shape[-1] if shape else 1) ** 0.5).as_strided(shape, strides)
 
     module, _, _ = twin_of(calls, stacked, drawn, 1)
     n_choices = prod(numbers.shape) // prod(tokens.shape[:-1])

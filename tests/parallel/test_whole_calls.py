@@ -93,7 +93,10 @@ def _transformer(kind, **options):
         sizes |= {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0, "attn_pdrop": 0}
         sizes |= {"embd_pdrop": 0, "pad_token_id": None}
     config = transformers.AutoConfig.for_model(kind, **{**sizes, **options})
-    return transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    if kind == "mixtral":
+        model.set_experts_implementation("batched_mm")  # the grouped product takes no float64
+    return model
 
 
 def _tokens():
@@ -133,6 +136,7 @@ MODELS = {
     "gpt2": lambda: _transformer("gpt2"),
     "gptj": lambda: _transformer("gptj", rotary_dim=4),
     "gemma3_text": lambda: _transformer("gemma3_text", head_dim=8),
+    "mixtral": lambda: _transformer("mixtral", num_local_experts=4),  # each token goes to its experts by itself
     "gpt_neox": lambda: _transformer("gpt_neox", hidden_dropout=0.0),
     "opt": lambda: _transformer("opt", ffn_dim=64, word_embed_proj_dim=32, dropout=0.0),
 }
@@ -209,6 +213,7 @@ def test_plain_decoders_equal_one_process():
 def test_decoders_of_transformers_equal_one_process():
     pytest.importorskip("transformers")
     _check(2, [("llama", "", True, {"context": 2}), ("gpt2", "", False, {"context": 2})])
+    _check(2, [("mixtral", "", True, {"context": 2})])
 
 
 @pytest.mark.parametrize("mask", [_window, _before])
