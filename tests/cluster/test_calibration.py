@@ -11,6 +11,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Factors, Plan, Recipe
+from modelsummary.cluster.published_errors import error_of
 from modelsummary.devices.device_spec import DeviceSpec
 from tests.parallel.models import Decoder
 
@@ -74,7 +75,7 @@ def test_searches_and_errors_take_the_factors(stats, cluster, steps):
     calibrated = cluster.calibrated(measured(steps[:1], Factors(products=1.3)))
     plans = stats.plan(calibrated, 64, tensor=[1, 2], pipeline=[1], micro_batch=[1], checkpoint=[None])
     assert plans[0].cluster.factors == calibrated.factors
-    assert plans[0].error.typical < steps[0].error.typical
+    assert plans[0].error == error_of(plans[0].case, steps=1) != error_of(plans[0].case)
     assert plans[0].memory_error == plans[0].on(cluster).memory_error
 
 

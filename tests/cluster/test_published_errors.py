@@ -23,27 +23,43 @@ def test_a_table_counts_three_times_for_each_attribute_in_common():
     assert error.typical == pytest.approx(3 / 4 * 0.1 + 1 / 4 * 0.2)
     assert error.bias == pytest.approx(3 / 4 * -0.1 + 1 / 4 * 0.2)
     assert (error.runs, error.tables) == (4, ("same",))
-    assert 0.8 <= error.low < error.high <= 1.2
+    assert 0.8 ** (3.078 * 1.5**0.5 / 1.282) <= error.low < error.high <= 1.2 ** (3.078 * 1.5**0.5 / 1.282)
     peaks = error_of(HERE, of_peaks=True, tables=tables)  # the first table has none
     assert (peaks.low, peaks.high, peaks.runs, peaks.tables) == (1.1, 1.1, 1, ("larger",))
     assert peaks.bias == pytest.approx(0.1)
 
 
-def test_a_range_has_four_of_five_runs():
-    error = error_of(HERE, tables=[PublishedTable("one", HERE, tuple(0.5 + number / 100 for number in range(101)))])
-    assert error.low == pytest.approx(0.6, abs=0.006)
-    assert error.high == pytest.approx(1.4, abs=0.006)
-    assert error.range(1.0) == pytest.approx((1 / 1.4, 1 / 0.6), rel=0.01)
+@pytest.mark.parametrize(
+    ("sources", "wider"), [(2, 3.078 * (3 / 2) ** 0.5 / 1.282), (11, 1.372 * (12 / 11) ** 0.5 / 1.282)]
+)
+def test_a_range_is_for_one_more_source(sources, wider):
+    """Four of five ratios are between 0.6 and 1.4, and the prediction interval of Student's distribution is wider."""
+    ratios = tuple(0.5 + number / 100 for number in range(101))
+    tables = [PublishedTable(f"source {number}, table", HERE, ratios) for number in range(sources)]
+    error = error_of(HERE, tables=tables)
+    assert error.low == pytest.approx(0.6**wider, abs=0.006)
+    assert error.high == pytest.approx(1.4**wider, rel=0.01)
+    assert error.range(1.0) == pytest.approx((1 / error.high, 1 / error.low))
+    same_source = [table._replace(name=f"source, {table.name}") for table in tables]  # counts as two
+    assert error_of(HERE, tables=same_source).low == pytest.approx(0.6 ** (3.078 * 1.5**0.5 / 1.282), abs=0.006)
 
 
-def test_tables_left_out_are_in_the_range_of_the_others():
-    tables, shares = published_tables(), []
+@pytest.mark.parametrize(("steps", "of_peaks"), [(0, False), (1, False), (5, False), (0, True)])
+def test_sources_left_out_are_in_the_range_of_the_others(steps, of_peaks):
+    """Averaged over tables, four of five are; of all runs, half are of one source."""
+    tables, shares, runs = published_tables(), {}, []
     for table in tables:
-        error = error_of(table.case, tables=[other for other in tables if other.name != table.name])
-        inside = [error.low <= ratio <= error.high for ratio in table.seconds]
-        shares.append(sum(inside) / len(inside))
-    assert len({table.name for table in tables}) >= 14
-    assert sum(shares) / len(shares) == pytest.approx(0.8, abs=0.08)
+        source = table.name.partition(",")[0]
+        others = [other for other in tables if other.name.partition(",")[0] != source]
+        ratios = table.peaks if of_peaks else table.calibrated.get(steps, ()) if steps else table.seconds
+        if ratios:
+            error = error_of(table.case, of_peaks=of_peaks, steps=steps, tables=others)
+            inside = [error.low <= ratio <= error.high for ratio in ratios]
+            shares.setdefault(table.name, []).extend(inside)
+            runs += inside
+    assert len(shares) >= (3 if of_peaks else 7 if steps else 14)
+    assert sum(sum(inside) / len(inside) for inside in shares.values()) / len(shares) == pytest.approx(0.8, abs=0.06)
+    assert 0.7 < sum(runs) / len(runs) < 0.87
 
 
 def test_estimates_say_how_sure_they_are():
