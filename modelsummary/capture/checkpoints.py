@@ -29,7 +29,9 @@ __all__ = [
     "AppliedCheckpoint",
     "apply_checkpoint",
     "check_kept",
+    "check_names",
     "checked_numbers",
+    "checkpoint_options",
     "checkpointed",
     "copied",
     "is_checkpointed",
@@ -120,7 +122,7 @@ def apply_checkpoint(
     if not all(isinstance(fqn, str) for fqn in chosen):
         raise InputError(f"fqns must be a list of module names, got {fqns!r}")
     kept = {fqn: tuple(fqns[fqn]) if isinstance(fqns, Mapping) else () for fqn in chosen}
-    _check_names(kept)
+    check_names(kept)
     modules = dict(model.named_modules())
     moved = checked_numbers(offload)
     segments: defaultdict[str, list[range]] = defaultdict(list)
@@ -151,7 +153,7 @@ def _applied(
     for fqn in kept:
         if fqn in modules:
             forwards.append((modules[fqn], vars(modules[fqn]).get("forward")))
-            modules[fqn].forward = partial(checkpointed, modules[fqn].forward, _options(kept[fqn]))
+            modules[fqn].forward = partial(checkpointed, modules[fqn].forward, checkpoint_options(kept[fqn]))
     for container, parts in segments.items():
         forwards.append((modules[container], vars(modules[container]).get("forward")))
         kept_by_segment = [(part, kept[f"{container}[{part.start}:{part.stop}]"]) for part in parts]
@@ -181,7 +183,7 @@ def checked_numbers(offload: Any) -> dict[str, frozenset[int]]:
     return moved
 
 
-def _options(kept: tuple[str, ...]) -> dict[str, Any]:
+def checkpoint_options(kept: tuple[str, ...]) -> dict[str, Any]:
     """Return the options of ``checkpoint`` for a region that keeps some of its results."""
     if not kept:
         return {**_OPTIONS}
@@ -297,7 +299,7 @@ def segment_of(fqn: str) -> tuple[str, range | None]:
 _RESULT = re.compile(r"(?P<operator>[^#]+)#(?P<number>\d+)")
 
 
-def _check_names(kept: Mapping[str, Iterable[str]]) -> None:
+def check_names(kept: Mapping[str, Iterable[str]]) -> None:
     """Raise ``InputError`` if a name cannot be the name of a result: torch has no such operator."""
     for fqn, name in ((fqn, name) for fqn, names in kept.items() for name in names):
         match = _RESULT.fullmatch(name) if isinstance(name, str) else None
@@ -357,7 +359,7 @@ def _in_segments(container: nn.Module, segments: Sequence[tuple[range, tuple[str
             position += 1
         else:
             segment, kept = segment_at[position]
-            x = checkpointed(partial(_run, children[segment.start : segment.stop]), _options(kept), x)
+            x = checkpointed(partial(_run, children[segment.start : segment.stop]), checkpoint_options(kept), x)
             position = segment.stop
     return x
 

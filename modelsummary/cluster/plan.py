@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from types import NoneType
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ class Plan:
         object.__setattr__(self, "sharded", level_of(self.sharded, self.shard))
         object.__setattr__(self, "schedule", choice_of(self.schedule, SCHEDULES, "schedule"))
         check_checkpoint(self.checkpoint)
-        if isinstance(self.checkpoint, (list, tuple)):
+        if not isinstance(self.checkpoint, (str, int, NoneType)):
             raise InputError(
                 f"checkpoint={self.checkpoint!r:.80} names modules, which parallel_plan applies and a Plan does not "
                 "cost; pass 'every', 'selective' or a number of blocks of each stage"

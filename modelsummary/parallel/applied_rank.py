@@ -249,8 +249,9 @@ def _repeated_blocks(plan: ParallelPlan) -> dict[str, str]:
             [path for fqn in fqns if (path := inside(fqn)) is not None]
             for fqns in (plan.checkpoint, plan.conditional, plan.averaged, plan.frozen, plan.gathered_with_root)
         ]
+        kept = [(path, results) for fqn, results in plan.kept.items() if (path := inside(fqn)) is not None]
         is_tied = any(inside(name) is not None for name in tied)
-        facts.append((plan._blocks[block], block if is_tied else "", repr((units, layers, attributes, names))))
+        facts.append((plan._blocks[block], block if is_tied else "", repr((units, layers, attributes, names, kept))))
     return {blocks[position]: blocks[other] for position, other in repeats(facts).items()}
 
 

@@ -163,6 +163,7 @@ def part_of(plan: ParallelPlan, stage: nn.Module, without: Sequence[str] = ()) -
         attributes=tuple(attribute for attribute in plan.attributes if holds(attribute.fqn)),
         ties=tuple(map(tuple, ties_of(stage))),
         checkpoint=tuple(fqn for fqn in plan.checkpoint if holds(fqn)),
+        kept={fqn: names for fqn, names in plan.kept.items() if holds(fqn)},
         units=tuple(units[unit] for unit, _ in kept),
         unit_calls=tuple(n_calls for _, n_calls in kept),
         last_unit=units.get(plan.last_unit, ()),

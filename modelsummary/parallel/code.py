@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelsummary import _torch
+from modelsummary.capture.checkpoints import checkpoint_options, keeping
 from modelsummary.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ ExpertDispatch LinearParallel ExpertListParallel ExpertListDispatch ReduceGradie
 WholeCalls TokensOfRank
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles
+    "from collections import Counter": ("Counter",),
+    "from collections.abc import Iterable": ("Iterable",),
     "import inspect": ("inspect",),
     "import math": ("math",),
     "from contextlib import contextmanager": ("contextmanager",),
@@ -43,6 +46,7 @@ _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "from torch import nn": ("nn",),
     _torch.ALL_TO_ALL: ("all_to_all_single_autograd",),
     "from torch.overrides import TorchFunctionMode": ("TorchFunctionMode",),
+    "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts": ("CheckpointPolicy",),
     "from torch.utils.weak import WeakTensorKeyDictionary": ("WeakTensorKeyDictionary",),
     _torch.RUNNING_BACKWARD: ("running_backward",),
     _torch.TREES: ("tree_leaves", "tree_map"),
@@ -92,7 +96,7 @@ def _functions(plan: ParallelPlan) -> dict[str, Any]:
 
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # of torch 2.13
         plan = replace(plan, conditional=())
-    namespace: dict[str, Any] = {style: getattr(styles, style) for style in _OWN_STYLES}
+    namespace: dict[str, Any] = {"keeping": keeping, **{style: getattr(styles, style) for style in _OWN_STYLES}}
     source, name = _module(plan, {}), f"<plan of {plan.model_class}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # tracebacks show its lines
     exec(compile(source, name, "exec"), namespace)
@@ -175,6 +179,8 @@ def _own_sources(plan: ParallelPlan) -> dict[str, str]:
     used |= {"AverageParallel"} if plan.averaged else set()
     used |= {"TokensOfRank"} if plan.context > 1 else set()
     sources = {}
+    if plan.kept:
+        sources["keeping"] = inspect.getsource(keeping)
     for style in reversed(_OWN_STYLES):
         if style in used:
             sources[style] = inspect.getsource(getattr(styles, style))
@@ -229,9 +235,19 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
         yield f"parallelize_module(model, mesh[{every!r}], AverageParallel(n_dims={n_dims}))"
     for fqn in plan.checkpoint:
         yield f"module = model.get_submodule({fqn!r})"
-        yield "module.forward = partial(checkpoint, module.forward, use_reentrant=False)"
+        yield f"module.forward = partial(checkpoint, module.forward, {_checkpoint_options(plan.kept.get(fqn, ()))})"
     if "shard" in plan.mesh_shape:
         yield from _fsdp(plan)
+
+
+def _checkpoint_options(kept: tuple[str, ...]) -> str:
+    """Return the keyword arguments of a checkpoint that keeps results of these names."""
+    if not kept:
+        return "use_reentrant=False"
+    options = {name: value for name, value in checkpoint_options(kept).items() if name != "context_fn"}
+    return ", ".join(
+        [*(f"{name}={value}" for name, value in options.items()), f"context_fn=partial(keeping, {kept!r})"]
+    )
 
 
 def _parallelized(plan: ParallelPlan, mesh: str) -> Iterator[str]:

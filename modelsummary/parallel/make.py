@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelsummary.capture.checkpoints import check_names
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelSummaryError, StepError, UndividedError, check_integers, close_to
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.checkpointing import blocks_of
+from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.context import RingPlan, ring_plan
@@ -67,7 +68,7 @@ def make_plan(
     sequence: bool = False,
     loss_parallel: bool = False,
     split: Callable[..., Any] | None = None,
-    checkpoint: Sequence[str] | str | int | None = None,
+    checkpoint: CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[str] | str | int | None = None,
     precision: torch.dtype | None = None,
     sharded: str | int | None = None,
     offload: bool = False,
@@ -97,7 +98,7 @@ def make_plan(
         cut = cache(partial(split, whole=frozenset(row.fqn for row in blocks_of(root))))
         stages = cut(pipeline)
     boundaries = () if stages is None else tuple(_stage_begins(root, stages.calls))
-    checkpointed = _checkpoint(checkpoint, root, model, boundaries)
+    checkpointed, kept = _checkpoint(checkpoint, root, model, boundaries)
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
@@ -166,6 +167,7 @@ def make_plan(
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
         checkpoint=checkpointed,
+        kept=kept,
         loss_parallel=loss_parallel,
         boundaries=boundaries,
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {layer.fqn for layer in layers}},
@@ -356,31 +358,45 @@ def _check_precision(precision: torch.dtype | None, model: nn.Module) -> None:
 
 
 def _checkpoint(
-    checkpoint: Sequence[str] | str | int | None, root: LayerInfo, model: nn.Module, boundaries: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the FQNs of the modules that run under activation checkpointing.
+    checkpoint: Any, root: LayerInfo, model: nn.Module, boundaries: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Return the FQNs of the modules that run under activation checkpointing, and what some of them keep.
 
     Args:
         boundaries: FQNs of the modules with which the second and each later stage begin.
     """
+    if isinstance(checkpoint, CheckpointPlan):
+        if checkpoint.offload:
+            raise InputError(
+                "parallel_plan moves no saved tensors to the host, as the memory plan in checkpoint= does; make that "
+                "plan without offload="
+            )
+        checkpoint = checkpoint.checkpoint
+    kept = {fqn: tuple(names) for fqn, names in checkpoint.items()} if isinstance(checkpoint, Mapping) else {}
+    check_names(kept)
+    names = _checkpointed(checkpoint, root, model, boundaries)
+    return tuple(names), {fqn: results for fqn, results in kept.items() if results}
+
+
+def _checkpointed(checkpoint: Any, root: LayerInfo, model: nn.Module, boundaries: Sequence[str]) -> Iterable[str]:
     blocks = [row.fqn for row in blocks_of(root)]
     if checkpoint is None or checkpoint == "every":
-        return tuple(blocks if checkpoint else ())
+        return blocks if checkpoint else ()
     if isinstance(checkpoint, str):
         raise InputError(
             "parallel_plan does not apply checkpoint='selective'; pass 'every', a number of blocks of each stage, or a "
             "list of names"
         )
     if isinstance(checkpoint, int):
-        return tuple(_first_blocks(checkpoint, root, blocks, boundaries))
-    names = [name for name, _ in model.named_modules()]
+        return _first_blocks(checkpoint, root, blocks, boundaries)
+    modules = [name for name, _ in model.named_modules()]
     for name in checkpoint:
-        if name not in names:
+        if name not in modules:
             raise InputError(
                 f"checkpoint={name!r} names no module of {type(model).__name__}; pass 'every', or names of modules"
-                f"{close_to(name, names)}"
+                f"{close_to(name, modules)}"
             )
-    return tuple(checkpoint)
+    return list(checkpoint)
 
 
 def _first_blocks(count: int, root: LayerInfo, blocks: Sequence[str], boundaries: Sequence[str]) -> Iterator[str]:

@@ -104,6 +104,7 @@ class ParallelPlan(Printed):
             sharded; empty where all have it, and for a plan that was made without a recipe.
         offload: parameters, gradients and optimizer state live on the CPU.
         checkpoint: FQNs of modules that run under activation checkpointing.
+        kept: FQNs of some of these modules -> names of the results that they keep beside their input.
         tables: buffers with a row for each token, of which a rank of ``context`` has its own, and the dimension of the
             tokens.
         is_causal: every attention is causal, so that ranks of ``context`` have a piece from the beginning and one from
@@ -138,6 +139,7 @@ class ParallelPlan(Printed):
     precision: str | None = None
     offload: bool = False
     checkpoint: tuple[str, ...] = ()
+    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
     loss_parallel: bool = False
     boundaries: tuple[str, ...] = ()
     replicated: dict[str, str] = field(default_factory=dict)

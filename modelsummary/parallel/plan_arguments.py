@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from modelsummary.errors import InputError
+from modelsummary.memory.checkpointing import CheckpointPlan
 
 __all__ = ["LEVELS", "check_checkpoint", "check_dispatch", "check_sending", "check_sequence", "level_of"]
 
@@ -58,11 +60,12 @@ def check_sequence(sequence: Any, tensor: int) -> None:
 def check_checkpoint(checkpoint: Any) -> None:
     """Raise ``InputError`` for a value of ``checkpoint`` that neither a plan of a cluster nor one of layers takes."""
     is_count = type(checkpoint) is int and checkpoint >= 0
-    if not (is_count or isinstance(checkpoint, (list, tuple)) or checkpoint in (None, "every", "selective")):
+    names_modules = isinstance(checkpoint, (list, tuple, Mapping, CheckpointPlan))
+    if not (is_count or names_modules or checkpoint in (None, "every", "selective")):
         advice = "; 'every' recomputes all blocks" if checkpoint in ("full", "all", True) else ""
         raise InputError(
-            "checkpoint must be None, 'every', 'selective', a number of blocks of each stage, or a list of names, got "
-            f"{checkpoint!r:.80}{advice}"
+            "checkpoint must be None, 'every', 'selective', a number of blocks of each stage, a list of names, or a "
+            f"memory plan, got {checkpoint!r:.80}{advice}"
         )
 
 

@@ -23,7 +23,7 @@ __all__ = ["plan_from_json"]
 _LATER = frozenset(
     """
 parameter_dtypes stored_communication context tables is_causal context_shards tokens token_arguments whole_calls
-dispatch
+dispatch kept
 """.split()
 )  # fields that plans of earlier versions lack
 _EARLIER = frozenset({"collectives"})  # fields that only these have: what layers communicate, without FSDP

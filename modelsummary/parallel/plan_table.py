@@ -68,8 +68,7 @@ def report(plan: ParallelPlan) -> Report:
             f"Each rank has {order} of the sequence{tables}: run forward, loss and backward under "
             "plan.context_parallel(model, mesh, inputs, labels)"
         )
-    if plan.checkpoint:
-        lines.append(f"Activation checkpointing: {', '.join(_folded(plan.checkpoint))}")
+    lines += _recomputed(plan)
     if plan.boundaries:
         lines.append(f"Stages begin with: {', '.join(plan.boundaries)}")
     lines += _reasons(plan)
@@ -187,6 +186,17 @@ def _with_root(plan: ParallelPlan) -> Iterator[str]:
     reasons = plan.gathered_with_root
     for group in _grouped(reasons, lambda fqn: starred(reasons[fqn])):
         yield f"Gathered with the root: {', '.join(_folded(group))}: {reasons[group[0]]}"
+
+
+def _recomputed(plan: ParallelPlan) -> Iterator[str]:
+    """Yield what runs under activation checkpointing, and the results that this keeps."""
+    if plan.checkpoint:
+        yield f"Activation checkpointing: {', '.join(_folded(plan.checkpoint))}"
+    modules: dict[tuple[str, ...], list[str]] = {}
+    for fqn, names in plan.kept.items():
+        modules.setdefault(names, []).append(fqn)
+    for names, fqns in modules.items():
+        yield f"Kept in {', '.join(_folded(fqns))}: {', '.join(names)}"
 
 
 def _reasons(plan: ParallelPlan) -> Iterator[str]:

@@ -1058,7 +1058,7 @@ class Statistics(ModelStatistics):
         *,
         sequence: bool = False,
         loss_parallel: bool = False,
-        checkpoint: Sequence[str] | str | int | None = None,
+        checkpoint: CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[str] | str | int | None = None,
         precision: torch.dtype | None = None,
         sharded: str | int | None = None,
         offload: bool = False,
@@ -1081,7 +1081,8 @@ class Statistics(ModelStatistics):
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             loss_parallel: keep the logits sharded by the vocabulary, for ``loss_parallel()`` of torch.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks; an
-                integer: that many blocks of each stage.
+                integer: that many blocks of each stage; or a memory plan of the whole model without ``offload``, or
+                its ``checkpoint``, whose names of results hold where a rank calls the same operators.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
             sharded: what the ranks of ``shard`` hold parts of, each with those before it: ``"optimizer"`` states,
                 ``"gradients"``, ``"parameters"``; 1, 2 and 3, as in ZeRO, are accepted. Default: parameters: gathered

@@ -1071,3 +1071,29 @@ def test_a_whole_tensor_that_meets_chunks_is_the_reason():
     reason = "mul in the model takes a chunk of the sequence and a whole tensor of the shape [2, 4, 1]; one that enters"
     with pytest.raises(InputError, match=re.escape(reason)):
         Statistics(Masked(), torch.randn(2, 4, 8)).parallel_plan(tensor=2, sequence=True)
+
+
+def test_memory_plans():
+    """By hand: a rank keeps the results of the first product of each MLP, which tensor parallelism divides."""
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3))
+    model, x = nn.Sequential(*layers), torch.randn(512, 64)
+    stats = Statistics(model, x)
+    kept = dict.fromkeys(("0", "1", "2"), ("aten.addmm.default#0",))
+    for sizes, divisor in (({"shard": 2}, 1), ({"tensor": 2}, 2)):
+        plan, whole = (stats.parallel_plan(checkpoint=checkpoint, **sizes) for checkpoint in (kept, "every"))
+        kept_bytes = 3 * 512 * 256 * 4 // divisor
+        assert plan.memory(0).activations - whole.memory(0).activations == kept_bytes
+        assert plan.memory(0).recomputed_macs == 0 < whole.memory(0).recomputed_macs
+        assert ParallelPlan.from_json(plan.to_json()).kept == kept
+        assert "Kept in * x 3: aten.addmm.default#0" in str(plan)
+    memory_plan = stats.memory_plan(int(0.9 * stats.memory().peak))
+    plan = stats.parallel_plan(checkpoint=memory_plan)
+    assert {fqn: plan.kept.get(fqn, ()) for fqn in plan.checkpoint} == memory_plan.checkpoint
+    namespace: dict[str, Any] = {}
+    exec(plan.to_code(), namespace)
+    assert {"keeping", "parallelize"} <= namespace.keys()
+    with pytest.raises(InputError, match="names no operator of torch"):
+        stats.parallel_plan(checkpoint={"0": ["aten.addmm"]})
+    with pytest.raises(InputError, match="parallel_plan moves no saved tensors to the host"):
+        stats.parallel_plan(checkpoint=replace(memory_plan, offload={"0": (0,)}))
