@@ -200,7 +200,8 @@ def taken_as_tensors(kind: type) -> Iterator[None]:
 
     if not hasattr(builder, "infer_subclass_type"):
         raise InputError(
-            f"a compiled step on shapes needs torch >= 2.11, got {torch.__version__}; pass execution='real' to Statistics"
+            f"a compiled step on shapes needs torch >= 2.11, got {torch.__version__}; "
+            "pass execution='real' to Statistics"
         )
     wrappers = builder.VariableBuilder._type_dispatch()
     original = builder.infer_subclass_type

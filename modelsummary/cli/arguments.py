@@ -148,7 +148,7 @@ def caches() -> Sequence[str]:
 
 def weights() -> Sequence[str]:
     """Return the names of the forms in which servers keep weights."""
-    from modelsummary.serving.stored import WEIGHTS
+    from modelsummary.serving.number_formats import WEIGHTS
 
     return list(WEIGHTS)
 

@@ -17,7 +17,7 @@ from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
 from modelsummary.memory.checkpointing import is_under_policy
-from modelsummary.operators.kernels import Kernel, StepOperator, Stored, check_mode, kernels_of
+from modelsummary.operators.kernels import Kernel, StepOperator, WorkFormats, check_mode, kernels_of
 from modelsummary.operators.recurrent_layers import join_recurrent
 from modelsummary.subject import subject_of
 
@@ -39,7 +39,7 @@ def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) 
 
 
 def time_operators(
-    live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str, stored: Stored | None = None
+    live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str, formats: WorkFormats | None = None
 ) -> list[Kernel]:
     """Return the kernels that a device runs for some operators, with their predicted seconds.
 
@@ -48,13 +48,13 @@ def time_operators(
         operators: the operators.
         target: the device.
         mode: ``"eager"`` or ``"compiled"``.
-        stored: as for ``kernels_of``.
+        formats: as for ``kernels_of``.
     """
     check_mode(mode)
     timing = timing_on(target)
     whole_calls = target.table is not None  # they were measured as a whole
     kernels = kernels_of(
-        operators, mode, foreach=not target.is_cpu, whole_calls=whole_calls, timing=timing, stored=stored
+        operators, mode, foreach=not target.is_cpu, whole_calls=whole_calls, timing=timing, formats=formats
     )
     if target.model is None:
         return kernels

@@ -28,14 +28,14 @@ from modelsummary.operators.inductor import prefers_channels_last
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, specs_in
 from modelsummary.operators.operator_work import POINTWISE, Work, is_innermost, work_of
 
-__all__ = ["MODES", "Kernel", "StepOperator", "Stored", "Timing", "check_mode", "kernels_of", "one_kernel_of"]
+__all__ = ["MODES", "Kernel", "StepOperator", "Timing", "WorkFormats", "check_mode", "kernels_of", "one_kernel_of"]
 
 MODES = ("eager", "compiled")
 _FUSES = POINTWISE | {"norm", "softmax", "reduction"}
 _OPENS = _FUSES | {"pool"}  # a window reads elements several times, so what it reads is written first
 _LEAST_ROWS = 256  # Inductor computes a reduction to fewer elements in two kernels, as units would be idle otherwise
 Timing = Callable[[Work, OperatorCall | None], tuple[float | None, str]]  # seconds of a kernel, and their source
-Stored = Callable[[OperatorCall, tuple[Work, ...]], tuple[Work, ...]]  # kernels of a call for tensors in another form
+WorkFormats = Callable[[OperatorCall, tuple[Work, ...]], tuple[Work, ...]]  # of a call: the kernels for other formats
 _TENSORS_PER_KERNEL = 48  # of a foreach kernel: as many as fit into the arguments of one launch
 
 
@@ -156,7 +156,7 @@ def kernels_of(
     foreach: bool = False,
     whole_calls: bool = False,
     timing: Timing | None = None,
-    stored: Stored | None = None,
+    formats: WorkFormats | None = None,
 ) -> list[Kernel]:
     """Return the kernels of a step in the order in which they run.
 
@@ -167,7 +167,7 @@ def kernels_of(
         whole_calls: each operator call is one kernel, as on a CPU.
         timing: function that returns the seconds of a kernel and their source, from its work, and its operator call if
             it is the first kernel of one. Default: kernels without a time.
-        stored: returns the kernels of an operator call as they are for tensors that are stored in another form, from
+        formats: returns the kernels of an operator call as they are for tensors that are stored in another form, from
             its kernels for tensors as they are.
 
     Raises:
@@ -180,7 +180,7 @@ def kernels_of(
         if id(operator.run.call) not in works:
             call = operator.run.call
             whole = (one_kernel_of(call),) if whole_calls and call.rule.launches_kernel else work_of(call)
-            works[id(call)] = whole if stored is None else stored(call, whole)
+            works[id(call)] = whole if formats is None else formats(call, whole)
     timing = timing or (lambda *_: (None, ""))
     kernels = _fused(main, works, timing) if mode == "compiled" else _eager(main, works, timing)
     if foreach:

@@ -1,8 +1,8 @@
 """Search for the way to serve a load on a cluster with the most requests per second within limits of latencies.
 
 A way is a number of devices that share a model (tensor parallelism), replicas of them, a form of weights and caches,
-and limits of batches. Each replica gets its share of the requests. All ways are tried but for those that a bound
-excludes: the tokens and steps of a request cost at least what a straight line below the prices says.
+and limits of batches. Each replica gets its share of the requests. All ways are tried unless a bound
+excludes them: the tokens and steps of a request cost at least what a straight line below the prices says.
 """
 
 from __future__ import annotations
@@ -336,14 +336,13 @@ def _ways(
             refused[", ".join(f"{name}={value}" for name, value in changes.items() if value is not None)] = str(error)
             continue
         replicas = devices // tensor
-        for one, its_prices in zip(engines, prices, strict=True):
-            if isinstance(its_prices, InputError):
-                refused[f"tensor={tensor}, max_requests={one.max_requests}, token_budget={one.token_budget}"] = str(
-                    its_prices
-                )
+        for batching, offer in zip(engines, prices, strict=True):
+            if isinstance(offer, InputError):
+                limits = f"max_requests={batching.max_requests}, token_budget={batching.token_budget}"
+                refused[f"tensor={tensor}, {limits}"] = str(offer)
                 continue
-            bound = replicas / least_seconds(its_prices.token_nodes, one, load)
-            ways.append(_Way(bound, tensor, replicas, weights, cache_dtype, one, its_prices, server))
+            bound = replicas / least_seconds(offer.token_nodes, batching, load)
+            ways.append(_Way(bound, tensor, replicas, weights, cache_dtype, batching, offer, server))
     return ways, refused
 
 

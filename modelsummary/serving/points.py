@@ -51,7 +51,7 @@ class Points:
 
     Attributes:
         extrapolated_from: the longest context that was run if others were extrapolated, else None.
-        fold_error: the largest difference of a time from few blocks from that of all blocks, as a fraction.
+        fold_error: the largest difference between the times of few blocks and of all blocks, as a fraction.
     """
 
     def __init__(

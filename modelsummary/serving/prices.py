@@ -138,7 +138,7 @@ class StepPrices:
         return self._tokens.nodes
 
     def paged(self, engine: Engine, memory_bytes: int) -> StepPrices:
-        """Return the same prices with the pages of an engine whose steps are no larger, while the points can run.
+        """Return the prices with the pages of an engine whose steps are at most as large, while the points can run.
 
         Raises:
             InputError: weights and workspace leave no page.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.extras import Records, axes_for
 from modelsummary.serving.load import Load
+from modelsummary.serving.number_formats import WEIGHTS
 from modelsummary.serving.plan import ServingPlans, ServingSpace, search
 from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.scheduler import Engine, serve
 from modelsummary.serving.server import Server
 from modelsummary.serving.simulation import ServingSimulation, largest_rate
-from modelsummary.serving.stored import WEIGHTS
 from modelsummary.tables import Printed, Report, table
 from modelsummary.units import decimals, duration, grouped, scaled
 
@@ -262,7 +262,7 @@ class ServingEstimate(Printed, Records):
             load: the requests of a replica; their rate is changed.
             ttft_ms: limit of the milliseconds from arrival to first token; None: any.
             tpot_ms: limit of the milliseconds per token after the first; None: any.
-            devices: number of devices. Default: those of the cluster that was passed to ``serving``, else 8.
+            devices: number of devices. Default: of the cluster that was passed to ``serving``, all; else 8.
             space: the ways that are tried. Default: ``ServingSpace()``.
             engine: its figures hold but for the limits of batches that are tried. Default: ``Engine()``.
             price: of a device and an hour, for requests per unit of cost.

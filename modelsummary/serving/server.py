@@ -30,13 +30,13 @@ from modelsummary.parallel.make import make_plan
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.depth import Folds, folds_of
 from modelsummary.serving.links import communication
+from modelsummary.serving.number_formats import NumberFormats, check_device, check_formats
 from modelsummary.serving.points import Points
 from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import Request, request_of
 from modelsummary.serving.run import RequestRun, run_request
 from modelsummary.serving.scheduler import Engine
-from modelsummary.serving.stored import Stored, check_device, check_stored
 from modelsummary.serving.times import PhaseTime, phase_time
 from modelsummary.units import parse_bytes
 
@@ -79,7 +79,7 @@ class ServingOptions:
             object.__setattr__(self, "mode", choice_of(self.mode, MODES, "mode", " or None"))
         if self.cluster is not None and not isinstance(self.cluster, Cluster):
             raise InputError(f"cluster must be a Cluster or None, got {self.cluster!r:.80}")
-        if self.stored.cache_dtype is not None and self.cache is not None:
+        if self.formats.cache_dtype is not None and self.cache is not None:
             raise InputError(
                 "pass cache= or cache_dtype=, not both: cache_dtype= keeps the model's own cache in a dtype"
             )
@@ -92,9 +92,9 @@ class ServingOptions:
             raise InputError(f"batches must be a list of integers >= 1 and <= {MOST_REQUESTS}, got {self.batches!r}")
 
     @property
-    def stored(self) -> Stored:
+    def formats(self) -> NumberFormats:
         """How weights and caches are kept."""
-        return check_stored(self.weights, self.cache_dtype)
+        return check_formats(self.weights, self.cache_dtype)
 
 
 class Server:
@@ -134,7 +134,7 @@ class Server:
         target = self.target = target_of(device)
         self.mode = options.mode or ("eager" if target.model is None else "compiled")
         self.request, self._make_cache = request_of(live), cache_maker(options.cache)
-        check_device(options.stored, options.weights, target)
+        check_device(options.formats, options.weights, target)
         self.memory = _memory_of(target, options)
         self._communicate = communication(target, options.tensor, options.cluster)
         self._all_runs = {} if runs is None else runs
@@ -180,7 +180,7 @@ class Server:
                     if self.options.tensor > 1 and batch == 1 and not index:
                         run_of(self.live.model, batch, context)  # a shard of a table does not tell its positions
                     self._runs[key] = run_of(version(index), batch, context)
-                return self.options.stored.bytes_of(self._runs[key])
+                return self.options.formats.bytes_of(self._runs[key])
 
             def run_of(model: nn.Module, batch: int, context: int) -> RequestRun:
                 dtype, make_cache = self.options.dtype, self._make_cache
@@ -194,7 +194,7 @@ class Server:
 
     def _times(self, request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
         prefill, decode = (
-            phase_time(self.live, phase, self.target, self.mode, self._communicate, self.options.stored)
+            phase_time(self.live, phase, self.target, self.mode, self._communicate, self.options.formats)
             for phase in (request_run.prefill, request_run.decode)
         )
         return prefill, decode

@@ -22,6 +22,7 @@ __all__ = ["ServingSimulation", "Spread", "check_limits", "keeps_limits", "large
 
 _FIGURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _SLOWEST, _FASTEST = 2.0**-20, 2.0**20  # requests per second between which a rate is searched
+_CHANCE = 0.05  # growth of the wait per time, below which the queue may as well stay as it is
 _PRECISION = 1.01  # ratio of a rate that is met to one that is not
 
 
@@ -145,6 +146,22 @@ class ServingSimulation(Printed, Records):
         """How often requests lost their pages."""
         return sum(request.preemptions for request in self.requests)
 
+    @cached_property
+    def excess(self) -> float:
+        """The fraction by which requests arrive faster than they are served, as the queue grows; 0.0 if it does not.
+
+        Waiting for the first token grows by this fraction of the time between arrivals, from the third quarter of the
+        requests to the last. Less than a twentieth is taken for chance.
+        """
+        quarter = len(self.requests) // 4
+        third, last = self.requests[2 * quarter : 3 * quarter], self.requests[3 * quarter :]
+        if not third or third[0].arrival == last[-1].arrival:
+            return 0.0
+        between = mean(request.arrival for request in last) - mean(request.arrival for request in third)
+        waited = mean(request.ttft_ms for request in last) - mean(request.ttft_ms for request in third)
+        growth = 1e-3 * waited / between
+        return growth if growth > _CHANCE else 0.0
+
     @property
     def limited_by(self) -> str:
         """What most of the time goes to: see ``timeline.seconds_by_limit``."""
@@ -177,6 +194,8 @@ class ServingSimulation(Printed, Records):
             f"Prices of steps: at most {percent(self.price_error)} off the forwards that checked them; typical error "
             f"of forwards {percent(self.typical_error, 0)}",
         ]
+        if self.excess:
+            below.append(f"The queue grows: requests arrive {percent(self.excess, 0)} faster than they are served")
         if self.error is not None:
             below.append(f"Throughput: {self.error.describe()}")
         above = [

@@ -11,8 +11,8 @@ from modelsummary.latency.predict import time_operators
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.merged import with_merged_products
+from modelsummary.serving.number_formats import NumberFormats
 from modelsummary.serving.run import Phase
-from modelsummary.serving.stored import Stored
 
 __all__ = ["PhaseTime", "phase_time"]
 
@@ -44,7 +44,7 @@ def phase_time(
     target: Target,
     mode: str,
     communicate: Communicate | None = None,
-    stored: Stored | None = None,
+    formats: NumberFormats | None = None,
 ) -> PhaseTime:
     """Return the time of a forward on the device of ``target``.
 
@@ -57,7 +57,7 @@ def phase_time(
             where an eager one copies a growing cache; on a named device, products of one input with several weights are
             one product.
         communicate: returns the seconds of collectives; None: there are none.
-        stored: how weights and caches are kept; None: as the model has them.
+        formats: how weights and caches are kept; None: as the model has them.
     """
     operators = (
         phase.operators
@@ -66,7 +66,7 @@ def phase_time(
     )
     if mode == "compiled" and target.model is not None:
         operators = with_merged_products(operators)
-    works = None if stored is None else stored.works_in(phase)
+    works = None if formats is None else formats.works_in(phase)
     kernels = time_operators(live, operators, target, mode, works)
     device = sum(kernel.seconds or 0.0 for kernel in kernels)
     computing = launching = waiting = host = 0.0

@@ -117,6 +117,20 @@ def test_a_simulation(estimate):
     assert "Limited by: requests" in text
 
 
+def test_a_queue_that_grows(estimate):
+    """A request alone takes ``one`` seconds; twice as many arrive, or half as many."""
+    engine = Engine(token_budget=256, max_requests=1)
+    one = estimate.simulate(Load(1, prompt=60, output=20), engine).seconds
+    fast, slow = (
+        estimate.simulate(Load(80, prompt=60, output=20, arrivals=[gap * n for n in range(80)]), engine)
+        for gap in (one / 2, one * 2)
+    )
+    assert fast.excess == pytest.approx(1.0, rel=0.01)  # each waits half a request longer than the one before it
+    assert "The queue grows: requests arrive 100% faster than they are served" in str(fast)
+    assert slow.excess == 0.0
+    assert "queue" not in str(slow)
+
+
 def test_little_memory_preempts(estimate):
     """Eight requests end with 100 tokens, 7 pages, of 30 pages: four of them have room at the end."""
     room = WEIGHTS + 31 * 16 * PER_TOKEN

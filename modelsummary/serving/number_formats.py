@@ -1,4 +1,4 @@
-"""``Stored``: weights and caches as a server keeps them, in fewer bits than hidden states, and its kernels then.
+"""``NumberFormats``: weights and caches as a server keeps them, in fewer bits than hidden states, and its kernels then.
 
 The forward runs with tensors of the dtype of hidden states. The operators that read their storages tell which weights
 and caches are kept in another form:
@@ -8,7 +8,7 @@ and caches are kept in another form:
 - of a cache, what attention reads.
 
 Fewer bytes are moved then. Products of 8-bit floats compute at the peak of that dtype, and their other operand is cast,
-too. Other formats are dequantised on the way to the multiply-adds, which are those of the dtype of hidden states, while
+too. Other formats are dequantised on the way to the multiply-adds, which have the dtype of hidden states, while
 the next weights are loaded.
 """
 
@@ -22,13 +22,12 @@ import torch
 
 from modelsummary.devices.target import Target
 from modelsummary.errors import InputError, close_to
-from modelsummary.operators.kernels import StepOperator
-from modelsummary.operators.kernels import Stored as StoredWorks
+from modelsummary.operators.kernels import StepOperator, WorkFormats
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_work import Work
 from modelsummary.serving.run import Phase, RequestRun
 
-__all__ = ["WEIGHTS", "Stored", "WeightFormat", "check_device", "check_stored"]
+__all__ = ["WEIGHTS", "NumberFormats", "WeightFormat", "check_device", "check_formats"]
 
 
 class WeightFormat(NamedTuple):
@@ -56,7 +55,7 @@ WEIGHTS: dict[str, WeightFormat] = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class NumberFormats:
     """How a server keeps weights and caches.
 
     Attributes:
@@ -77,9 +76,9 @@ class Stored:
             decode=self._phase(run.decode, weights),
         )
 
-    def works_in(self, phase: Phase) -> StoredWorks | None:
+    def works_in(self, phase: Phase) -> WorkFormats | None:
         """Return the function from an operator call of a phase and its kernels to the kernels for what is kept."""
-        if self == Stored():
+        if self == NumberFormats():
             return None
         tables = _tables(phase.operators)
         cached = {id(operator.run.call): _cache_operands(operator, phase) for operator in phase.operators}
@@ -170,7 +169,7 @@ def _cache_operands(operator: StepOperator, phase: Phase) -> tuple[int, ...]:
     return tuple([position for position, storage in enumerate(run.reads) if storage in phase.cache_storages])
 
 
-def check_stored(weights: str | None, cache_dtype: torch.dtype | None) -> Stored:
+def check_formats(weights: str | None, cache_dtype: torch.dtype | None) -> NumberFormats:
     """Return how a server keeps weights and caches.
 
     Args:
@@ -180,7 +179,7 @@ def check_stored(weights: str | None, cache_dtype: torch.dtype | None) -> Stored
     Raises:
         InputError: a value is unknown.
 
-    >>> check_stored("int4", None).weights.bits
+    >>> check_formats("int4", None).weights.bits
     4.15625
     """
     if weights is not None and (not isinstance(weights, str) or weights not in WEIGHTS):
@@ -188,25 +187,25 @@ def check_stored(weights: str | None, cache_dtype: torch.dtype | None) -> Stored
         raise InputError(f"weights must be {names} or None, got {weights!r:.80}{close_to(weights, WEIGHTS)}")
     if cache_dtype is not None and not (isinstance(cache_dtype, torch.dtype) and cache_dtype.is_floating_point):
         raise InputError(f"cache_dtype must be a floating point torch.dtype or None, got {cache_dtype!r:.80}")
-    return Stored(None if weights is None else WEIGHTS[weights], cache_dtype)
+    return NumberFormats(None if weights is None else WEIGHTS[weights], cache_dtype)
 
 
-def check_device(stored: Stored, name: str | None, target: Target) -> None:
+def check_device(formats: NumberFormats, name: str | None, target: Target) -> None:
     """Raise ``InputError`` if a device has no kernels for the weights or the cache.
 
     Args:
-        stored: how they are kept.
-        name: that of the format.
+        formats: how they are kept.
+        name: name of the format of the weights.
         target: the device.
     """
-    if stored == Stored():
+    if formats == NumberFormats():
         return
     if target.model is None:
         raise InputError(
             f"weights= and cache_dtype= are for named devices; the operators of {target.name} were measured with the "
             "weights as the model has them: pass device='H100', or a quantised model"
         )
-    format_ = stored.weights
+    format_ = formats.weights
     if format_ is not None and format_.computes is not None and not target.model.spec.has(format_.computes):
         raise InputError(
             f"weights={name!r} needs products of {format_.computes}, which {target.name} does not have; pass "
