@@ -111,4 +111,4 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self) -> None:  # type: ignore[override]
         """Update the parameters that have a gradient."""
         for part in self._parts:
-            part.step()  # type: ignore[no-untyped-call]
+            part.step()
