@@ -190,9 +190,11 @@ def parts_of(
         for index in _after_the_last_kept(observed, part_names):
             marks[index] += _LAST
     copies, gathered = tokens_first(observed.operators) if token_shares > 1 else (frozenset(), frozenset())
+    cuts = _cuts(observed)
     labelled = [
         operator._replace(
-            row=(part_name, mark), phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase
+            row=(BEFORE if index in cuts else part_name, mark),
+            phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase,
         )
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
         if index not in copies
@@ -338,6 +340,16 @@ def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
             end = ends.get(row[0]) if row is not None else None
             part_names[index] = end or (AFTER if index < first or not blocks else BEFORE)
     return [part_name or AFTER for part_name in part_names]
+
+
+def _cuts(observed: Observed) -> frozenset[int]:
+    """Return the operators that copy a chunk of a block's input, where only the first block takes all of it."""
+    first: dict[CallKey, int] = {}
+    for index, operator in enumerate(observed.operators):
+        row, rule = operator.row, operator.run.call.rule
+        if operator.phase == "forward" and row is not None and row[0] in observed.cut_once and not rule.is_view:
+            first.setdefault(row, index)
+    return frozenset(index for index in first.values() if observed.operators[index].run.call.rule.facts.copies)
 
 
 def _marks(operators: Sequence[StepOperator], columns: set[str]) -> list[int]:

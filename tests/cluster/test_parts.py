@@ -68,6 +68,18 @@ def test_collectives_of_a_block(model):
             assert {name: found.count(name) for name in found} == wanted
 
 
+def test_tokens_of_megatron_need_no_copies_and_are_shared_out_behind_frozen_layers():
+    """Its sequence comes first, so chunks of several samples are in one piece."""
+    module, ids = gpt(fused=True)
+    module.tokens.requires_grad_(False)
+    stats = Statistics(module, ids)
+    eager = StepModel(stats.live, stats.root, Recipe(kernels="eager", sequence="megatron"))
+    alone, shared = (parts(eager, 2, 2, sequence=sequence)["blocks.0"] for sequence in (False, True))
+    operators = [{work.operator for work, _ in part.works["forward"]} for part in (alone, shared)]
+    assert operators[0] == operators[1]
+    assert (shared.entered_bytes, shared.crossing_bytes) == (0, 2 * 2 * S * H // 2)  # nothing before it is trained
+
+
 def test_parts_hold_all_work_and_all_parameters(model):
     stats = statistics()
     whole, halves = parts(model, 1), parts(model, 2)
