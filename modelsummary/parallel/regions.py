@@ -269,7 +269,8 @@ class _Columns(Propagation):
         shape, placement = taken[0].shape, self.placements[taken[0]]
         assert isinstance(placement, Shard)
         dim = placement.dim
-        is_split = len(results) > 1 and sum(result.shape[dim] for result in results) == shape[dim]
+        keeps_dims = all(len(result.shape) == len(shape) for result in results)  # not so for unbind()
+        is_split = keeps_dims and len(results) > 1 and sum(result.shape[dim] for result in results) == shape[dim]
         unit = (stop - start) // shape[dim]
         for result in results:
             end = start + unit * result.shape[dim] if is_split else stop

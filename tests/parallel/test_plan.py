@@ -1099,3 +1099,19 @@ def test_memory_plans():
         stats.parallel_plan(checkpoint={"0": ["aten.addmm"]})
     with pytest.raises(InputError, match="parallel_plan moves no saved tensors to the host"):
         stats.parallel_plan(checkpoint=replace(memory_plan, offload={"0": (0,)}))
+
+
+def test_pieces_that_are_unbound_from_heads_in_the_last_dimension():
+    """Results of ``unbind`` have a dimension less than what it takes, as in Hiera and MViT of timm."""
+
+    class Unbound(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 1, 4, 3).unbind(0)
+            return self.out((q.sigmoid() * k + v).transpose(2, 3).flatten(2))
+
+    plan = Statistics(Unbound(), torch.randn(2, 8, 16)).parallel_plan(tensor=2)
+    assert [(layer.fqn, layer.role) for layer in plan.layers] == [("qkv", "column"), ("out", "row")]
