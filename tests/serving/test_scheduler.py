@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from modelsummary import InputError
 from modelsummary.serving import Engine, Load
-from modelsummary.serving.scheduler import Pages, StepPrice, serve
+from modelsummary.serving.scheduler import Pages, StepPrice, _Loop, serve
 
 
 def pages(total, size=4, longest=200):
@@ -220,6 +220,20 @@ def test_conservation(load, engine, n_pages):
     for batch in batches:
         assert batch.tokens >= batch.results
         assert batch.tokens >= sum(after - before for before, after in batch.chunks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads, engines, st.integers(20, 60))
+def test_steps_that_are_alike_are_computed_as_each_alone(load, engine, n_pages):
+    """Also with prices that depend on all contexts, so that no step may be left out or taken twice."""
+
+    def price(batch):
+        return StepPrice(0.1 + 0.01 * batch.tokens + 0.001 * sum(batch.contexts), "memory")
+
+    together = serve(load, engine, pages(n_pages), price)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Loop, "_step_alike", lambda self, scheduled: None)
+        assert serve(load, engine, pages(n_pages), price) == together
 
 
 def test_waiting_time_of_a_queue():
