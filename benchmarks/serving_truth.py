@@ -2,12 +2,12 @@
 
     python benchmarks/serving_truth.py [--only TEXT] [--rows] [--all] [--docs] [--write]
 
-``serving_truth.json`` has the tables: facts with their sources. Nothing is fitted to them. A row is a load: requests
-that come at once, tokens of their prompts and outputs; then what was measured. All are predicted by the simulation of
-``serving``; ``continuous`` tables with a quarter of the requests, at most 6,000, and of these only rows with outputs of
-up to 1,000 tokens unless ``--all`` is passed. First tokens and times per token are compared for single requests: of
-several, sources begin with one alone, or give the median over steps. Models run in bfloat16, which takes as long as
-float16.
+``serving_truth.json`` has the tables: facts with their sources. No coefficient is fitted to them. A row is a load:
+requests that come at once, tokens of their prompts and outputs; then what was measured. All are predicted by the
+simulation of ``serving``; ``continuous`` tables with a quarter of the requests, at most 6,000, and of these only rows
+with outputs of up to 1,000 tokens unless ``--all`` is passed. First tokens and times per token are compared for single
+requests: of several, sources begin with one alone, or give the median over steps. Models run in bfloat16, which takes
+as long as float16.
 
 A ratio is predicted / measured time; of throughput, measured / predicted tokens per second. ``--write`` stores the
 ratios in the package.
@@ -45,7 +45,7 @@ SIZES = {
     "llama-3.1-8b": (4096, 14336, 32, 32, 8, 128256),
     "llama-3.3-70b": (8192, 28672, 80, 64, 8, 128256),
 }
-# As the sources say, or else by default; steps take no time besides their forward.
+# Assumed where the sources do not say; steps take no time besides their forward.
 ENGINES = {
     "LMDeploy 0.1": Engine(page_tokens=128, memory_share=0.95, token_budget=8192),
     "gpt-fast": Engine(token_budget=None),
