@@ -37,8 +37,8 @@ def folds_of(root: LayerInfo) -> Folds | None:
     >>> from modelsummary import Statistics
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(8)))
     >>> folds = folds_of(Statistics(model, (1, 4)).root)
-    >>> [len(same) for same in folds.same], folds.factors
-    ([6, 5], (-5.0, 6.0))
+    >>> [len(same) for same in folds.same], folds.factors  # the first block takes no gradient, so it is another kind
+    ([5, 4], (-4.0, 5.0))
     """
     rows = blocks_of(root)
     kinds, names = kinds_of_blocks(root, rows), [row.fqn for row in rows]
