@@ -187,6 +187,7 @@ class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
         return axes
 
     def _report(self) -> Report:
+        moves = any(plan.offloaded for plan in self)
         rows = [
             [
                 scaled(plan.peak, "B"),
@@ -195,13 +196,15 @@ class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
                 NOTHING if plan.seconds is None else duration(1e3 * plan.seconds),
                 str(len(plan.fqns)),
                 str(sum(map(len, plan.kept.values()))),
+                *([scaled(plan.offloaded, "B")] if moves else []),
             ]
             for plan in self
         ]
-        headers = ["Peak", "Of the peak without", "MACs again", "Time again", "Modules", "Results kept"]
+        headers = ["Peak", "Of the peak without", "MACs again", "Longer by", "Modules", "Results kept"]
+        headers += ["On the host"] if moves else []
         above = [f"Memory plans of a {self[0].case}"]
-        above += [] if self[0].device is None else [f"Time again: predicted for {self[0].device}"]
-        return Report(rows, headers, "rrrrrr", above=above, optional=("Results kept", "MACs again"))
+        above += [] if self[0].device is None else [f"Longer by: predicted for {self[0].device}"]
+        return Report(rows, headers, "r" * len(headers), above=above, optional=("Results kept", "MACs again"))
 
 
 _CODE = """from collections import Counter, deque
