@@ -738,3 +738,13 @@ def test_megatron_passes_through_its_buffers_of_gradients(simulator):
         seconds = simulator.time_model.buffers(weights, Recipe(precision=None, kernels="fused"), averages=averages)
         assert seconds == pytest.approx(simulator.time_model.moved("buffers", moved.nbytes), rel=1e-6)
     assert simulator.time_model.buffers(weights, Recipe(precision=None), averages=True) == 0
+
+
+def test_checkpoints_that_do_not_stop_early_are_not_applied():
+    stats, plan = Statistics(Decoder(64, 32, 2), torch.zeros(1, 16, dtype=torch.long)), Plan(checkpoint="every")
+    whole, plain = (
+        stats.simulate(plan, Cluster("A100"), 8, recipe=Recipe(early_stop=stops)) for stops in (False, None)
+    )
+    assert whole.hardware_flops > plain.hardware_flops > plain.model_flops == whole.model_flops
+    assert whole.obstacle.startswith("parallel_plan does not apply Recipe(early_stop=False): its checkpoints stop")
+    assert not plain.obstacle
