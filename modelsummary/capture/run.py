@@ -39,6 +39,7 @@ __all__ = [
     "EVEN_ROUTES",
     "WANTS_GRADIENT",
     "Recording",
+    "arguments_in",
     "capture",
     "check_execution",
     "list_layers",
@@ -325,12 +326,9 @@ def running(
     with recording, pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
         execution = ShapeOnly(reported, dtype) if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
         try:
+            args, kwargs = arguments_in(execution, modules, call, raw_arrays=raw_arrays)
             if isinstance(execution, ShapeOnly):
-                args, kwargs = call.on_meta(execution.input)
-                replace_in_objects(execution.input, (args, kwargs))
                 execution.replace_tensors_of(held.modules)
-            else:
-                args, kwargs = call.on_device(execution.input, model_device, raw_arrays=raw_arrays)
             hidden = nullcontext() if as_is else nothing_hidden()
             asked = execution.answering() if isinstance(execution, ShapeOnly) else nullcontext()
             records = grad and (not on_shapes or takes_gradients(reported))
@@ -341,6 +339,21 @@ def running(
                 yield execution, args, kwargs
         finally:
             execution.end()
+
+
+def arguments_in(
+    execution: ShapeOnly | RealExecution,
+    modules: Sequence[nn.Module],
+    call: CallArguments,
+    *,
+    raw_arrays: bool = False,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments of a call as an execution passes them to the model."""
+    if isinstance(execution, RealExecution):
+        return call.on_device(execution.input, _device_of(modules, call), raw_arrays=raw_arrays)
+    args, kwargs = call.on_meta(execution.input)
+    replace_in_objects(execution.input, (args, kwargs))
+    return args, kwargs
 
 
 def _check_whole(modules: Sequence[nn.Module]) -> None:

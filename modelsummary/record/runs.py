@@ -22,7 +22,7 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
-from modelsummary.capture.run import running
+from modelsummary.capture.run import arguments_in, running
 from modelsummary.capture.templates import Marker, Unknown, leaves_of
 from modelsummary.errors import ForwardError, ModelSummaryError, in_short
 from modelsummary.record.changes import Unreadable, check_kept
@@ -69,8 +69,8 @@ def record(
     for opened in (rules, replace(rules, checks_decisions=True)):
         trace = _tracing(model, execution, opened)
         first = trace(call)
-        if _is_settled(first, call, trace):
-            trace = partial(trace, is_second=True)
+        if _is_settled(first, call, trace, batch_dim):
+            trace = partial(trace, after=call)
             first = trace(call)
         else:
             _check_assignments(first, call, trace)
@@ -121,15 +121,32 @@ def _calls(root: Event) -> list[tuple[str, Any]]:
     return [(event.fqn, event.function) for event in root.walk()]
 
 
-def _is_settled(first: Run, call: CallArguments, trace: TraceRun) -> bool:
-    """Return True if the forward assigns attributes once, and runs the same calls from then on.
+def _is_settled(first: Run, call: CallArguments, trace: TraceRun, batch_dim: int | None) -> bool:
+    """Return True if the forward assigns attributes once, which follow neither from the batch size nor from the mode.
 
-    A classifier of transformers assigns ``config.problem_type`` when it is first called with labels.
+    A classifier of transformers assigns ``config.problem_type`` when it is first called with labels. In both modes, and
+    at another batch size, a forward after the one of ``call`` must run the same calls as one before it.
     """
     if not any(event.assigned for event in first.root.walk()):
         return False
-    again = trace(call, is_second=True)
-    return not any(event.assigned for event in again.root.walk()) and _runs_alike(first, again)
+    fresh = [(first, call, False)]
+    with suppress(Exception):  # it has one mode only
+        fresh.append((trace(call, other_mode=True), call, True))
+    for dim in (0, 1) if batch_dim is None else (batch_dim,):
+        size = call.size_along(dim)
+        if size:
+            with suppress(Exception):  # this dimension is not the batch
+                other = call.with_batch(dim, size, size + 1)
+                fresh.append((trace(other), other, False))
+                break
+    for run, arguments, other_mode in fresh:
+        try:
+            later = trace(arguments, other_mode=other_mode, after=call)
+        except Exception:  # what it assigned holds for the first call alone
+            return False
+        if any(event.assigned for event in later.root.walk()) or not _runs_alike(run, later):
+            return False
+    return True
 
 
 def _check_assignments(first: Run, call: CallArguments, trace: TraceRun) -> None:
@@ -144,7 +161,7 @@ def _check_assignments(first: Run, call: CallArguments, trace: TraceRun) -> None
     with suppress(Exception):  # it has one mode only
         runs.append(trace(call, other_mode=True))
     for run, other_mode in zip(runs, (False, True), strict=False):
-        for options in ({"is_second": True}, {"unreadable": assigned}):
+        for options in ({"after": call}, {"unreadable": assigned}):
             try:
                 repeated = trace(call, other_mode=other_mode, **options)
             except Exception:  # it reads the attributes
@@ -242,14 +259,16 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
         batch: int | None = None,
         *,
         other_mode: bool = False,
-        is_second: bool = False,
+        after: CallArguments | None = None,
         unreadable: frozenset[str] = frozenset(),
     ) -> Run:
         nonlocal watches_draws
-        with running(modules, call, on_shapes=execution == "shape", grad=True, device=device) as (runner, args, kwargs):
-            if is_second:
+        begun = running(modules, after or call, on_shapes=execution == "shape", grad=True, device=device)
+        with begun as (runner, args, kwargs):
+            if after is not None:
                 with Operators(runner):
                     model(*args, **kwargs)
+                args, kwargs = arguments_in(runner, modules, call)
             for fqn in unreadable:
                 owner, _, name = fqn.rpartition(".")
                 vars(model.get_submodule(owner))[name] = Unreadable()
@@ -265,7 +284,7 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
             check_kept(model, unreadable)
         if tracer.draws and not watches_draws:  # the next run shows in which module
             watches_draws = True
-            return trace(call, batch, other_mode=other_mode, is_second=is_second, unreadable=unreadable)
+            return trace(call, batch, other_mode=other_mode, after=after, unreadable=unreadable)
         return Run(tracer, batch, other_mode, fingerprint=fingerprint)
 
     return trace

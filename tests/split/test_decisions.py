@@ -222,10 +222,30 @@ def test_hooks_that_the_first_forward_installs():
     assert torch.equal(captured, expected_captured)
 
 
+def settles_the_batch_size(self, x):
+    if self.seen is None:
+        self.seen = len(x)
+    return self.b(self.a(x)) / self.seen
+
+
+def settles_the_mode(self, x):
+    if self.seen is None:
+        self.seen = 2 if self.training else 3
+    return self.b(self.a(x)) / self.seen
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "forward",
-    [deletes, reads_in_eval, reads_the_one_before_the_last, asks_for_the_type, changes_from_the_second_on],
+    [
+        deletes,
+        reads_in_eval,
+        reads_the_one_before_the_last,
+        asks_for_the_type,
+        changes_from_the_second_on,
+        settles_the_batch_size,
+        settles_the_mode,
+    ],
 )
 def test_attributes_that_some_later_forward_reads(forward, training):
     model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).train(training)
