@@ -263,11 +263,12 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
         unreadable: frozenset[str] = frozenset(),
     ) -> Run:
         nonlocal watches_draws
-        begun = running(modules, after or call, on_shapes=execution == "shape", grad=True, device=device)
-        with begun as (runner, args, kwargs):
+        prepared = running(modules, after or call, on_shapes=execution == "shape", grad=True, device=device)
+        with prepared as (runner, first_args, first_kwargs):
+            args, kwargs = first_args, first_kwargs
             if after is not None:
                 with Operators(runner):
-                    model(*args, **kwargs)
+                    model(*first_args, **first_kwargs)
                 args, kwargs = arguments_in(runner, modules, call)
             for fqn in unreadable:
                 owner, _, name = fqn.rpartition(".")
