@@ -163,7 +163,7 @@ class LayerNotFoundError(ModelSummaryError, KeyError):
     >>> import torch, modelsummary
     >>> modelsummary.Statistics(torch.nn.Sequential(torch.nn.Linear(4, 2)), (1, 4))["1"]
     Traceback (most recent call last):
-    modelsummary.errors.LayerNotFoundError: no layer named '1' in Sequential; there are 0
+    modelsummary.errors.LayerNotFoundError: no layer named '1' in Sequential; expected one of '0'
     """
 
     def __str__(self) -> str:  # KeyError prints the repr of its argument

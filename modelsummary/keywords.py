@@ -101,15 +101,15 @@ _OTHERS = ("int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "com
 
 
 def listed(names: Collection[str], near: Any = None) -> str:
-    """Return names as a list; of more than twelve the five that are nearest to a text, and the number of the others.
+    """Return names as a list; of more than twelve the five nearest to a text, or the first, and how many others.
 
     >>> listed(["macs", "params"]), listed([f"column{index}" for index in range(40)], "column7")
     ('macs, params', 'column7, column9, column8, column6, column5 and 35 more')
     """
     if len(names) <= _ALL:
         return ", ".join(names)
-    nearest = get_close_matches(str(near), list(names), n=_MOST, cutoff=0.3)
-    shown = [*nearest, *(name for name in names if name not in nearest)][:_MOST]
+    similar = [] if near is None else get_close_matches(str(near), list(names), n=_MOST, cutoff=0.3)
+    shown = [*similar, *(name for name in names if name not in similar)][:_MOST]
     return f"{', '.join(shown)} and {len(names) - len(shown)} more"
 
 
@@ -117,10 +117,11 @@ def nearest(name: Any, names: Collection[str]) -> str:
     """Return a suggestion to append to a message: similar names, or what there is.
 
     >>> nearest("layr1", ["layer1", "fc"]), nearest("decoder", ["layer1", "fc"])
-    ("; did you mean 'layer1'?", '; there are layer1, fc')
+    ("; did you mean 'layer1'?", "; expected one of 'layer1', 'fc'")
     """
     names = [other for other in names if other]
-    return close_to(name, names) or (f"; there are {listed(names, name)}" if names else "")
+    quoted = [repr(other) for other in names]
+    return close_to(name, names) or (f"; expected one of {listed(quoted, name)}" if names else "")
 
 
 def _plain(name: str) -> str:

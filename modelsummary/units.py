@@ -45,7 +45,7 @@ PREFIXES: dict[str, int] = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-_LEAST = 1000  # bytes; a smaller number is one of gigabytes without their unit
+_LEAST = 1000  # bytes; a smaller number without a unit is one of gigabytes
 _AUTO = ("P", "T", "G", "M", "K")
 _BINARY = ("Ti", "Gi", "Mi", "Ki")
 
@@ -54,16 +54,18 @@ def parse_bytes(value: int | str, name: str) -> int:
     """Return a number of bytes >= 1, given as an integer or as text with a prefix.
 
     Raises:
-        InputError: ``value`` is neither, or so small that its unit is missing; the message calls it ``name``.
+        InputError: ``value`` is neither, or has no unit and is too small for bytes; the message calls it ``name``.
 
-    >>> parse_bytes("24GB", "memory_bytes"), parse_bytes("1.5 GiB", "memory_bytes"), parse_bytes(4096, "memory_bytes")
-    (24000000000, 1610612736, 4096)
+    >>> parse_bytes("1.5 GiB", "memory_bytes"), parse_bytes(4096, "memory_bytes"), parse_bytes("512B", "memory_bytes")
+    (1610612736, 4096, 512)
     """
     amount = parse_amount(value) if isinstance(value, str) else value
     if type(amount) is not int or amount < 1:
         raise InputError(f"{name} must be an integer >= 1 or text such as '24GB' or '16GiB', got {value!r}")
-    if amount < _LEAST:
-        raise InputError(f"{name} is in bytes, and {value!r} is {amount} of them; pass text such as '{amount}GB'")
+    if amount < _LEAST and str(value).strip()[-1].isdigit():
+        raise InputError(
+            f"{name} is in bytes, and {value!r} is {amount} of them; pass text such as '{amount}GB', or '{amount}B'"
+        )
     return amount
 
 

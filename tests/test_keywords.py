@@ -157,24 +157,33 @@ def test_a_number_of_blocks_is_checkpointed_in_each_stage():
         (lambda stats: stats.memory(accumulates="yes"), "accumulates must be True or False, got 'yes'"),
         (
             lambda stats: stats.max_batch_size(24),
-            "memory_bytes is in bytes, .*; pass text such as '24GB'",
+            "memory_bytes is in bytes, .*; pass text such as '24GB', or '24B'",
         ),
         (lambda stats: stats.max_batch_size(), "missing a required argument: 'memory_bytes'; expected memory_bytes, "),
         (lambda stats: stats.top(-3), "n must be an integer >= 1, got -3"),
         (lambda stats: stats.simulate(Plan(), Cluster("A100"), batch=8), "'batch' of simulate; .* 'global_batch'"),
         (lambda stats: Cluster("A100", gpus=8), "unknown option 'gpus' of Cluster; .* did you mean 'devices_per_node'"),
         (lambda stats: Plan(schedule="1f2b"), "schedule must be one of 'gpipe', .*, got '1f2b'; did you mean '1f1b'"),
-        (lambda stats: stats["9"], "no layer named '9' in Sequential; there are 0, 1, 2, 3"),
+        (lambda stats: stats["9"], "no layer named '9' in Sequential; expected one of '0', '1', '2', '3'"),
         (
             lambda stats: stats.table(columns=["mac"]),
             "unknown column 'mac'; .* more; did you mean 'macs'",
         ),
+        (lambda stats: stats.table(columns=5), "pass some of: input_size, output_size, "),
+        (lambda stats: stats.split(2, max_memory=["1GB", "a lot"]), "max_memory must be .* '24GB' .*, got 'a lot'"),
     ],
 )
 def test_a_mistake_is_told_what_was_meant(mistake, said):
     with pytest.raises(ModelSummaryError, match=said) as caught:
         mistake(_statistics())
     assert len(str(caught.value)) < 400
+
+
+def test_small_amounts_need_their_unit():
+    stats = _statistics()
+    assert not stats.memory(device="cuda", reserve="512B").reserve.fits
+    mixed, equal = stats.split(2, max_memory=["1GB", 10**9]), stats.split(2, max_memory="1GB")
+    assert mixed.facts == equal.facts
 
 
 def test_case_and_marks_in_names_do_not_count():

@@ -67,6 +67,13 @@ def _with_levels(keywords: dict[str, Any]) -> dict[str, Any]:
     return keywords
 
 
+def _in_bytes(amounts: Any) -> Any:
+    """Return bytes, or a sequence of bytes, with texts such as ``"24GB"`` as integers."""
+    if isinstance(amounts, str):
+        return parse_bytes(amounts, "max_memory")
+    return [_in_bytes(amount) for amount in amounts] if isinstance(amounts, (list, tuple)) else amounts
+
+
 @methods_take_keywords
 class Statistics(ModelStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
@@ -928,7 +935,7 @@ class Statistics(ModelStatistics):
         n_stages: int,
         by: By = "macs",
         *,
-        max_memory: int | str | Sequence[int] | None = None,
+        max_memory: int | str | Sequence[int | str] | None = None,
         boundaries: Sequence[str] | None = None,
         max_crossing_bytes: int | None = None,
         single_tensor_cuts: bool = False,
@@ -946,7 +953,7 @@ class Statistics(ModelStatistics):
                 cost of the module with everything in it; or a function that returns the cost of a leaf from its
                 ``LayerInfo``.
             max_memory: bytes that a stage may hold in parameters, buffers and results of its calls: one number, text
-                such as ``"24GB"``, or one number per stage.
+                such as ``"24GB"``, or one of these per stage.
             boundaries: FQNs of modules with which a stage begins.
             max_crossing_bytes: most bytes that may cross a cut, for the recorded batch.
             single_tensor_cuts: cut only where a single tensor crosses.
@@ -962,9 +969,7 @@ class Statistics(ModelStatistics):
         """
         from modelsummary.split import Wishes
 
-        if isinstance(max_memory, str):
-            max_memory = parse_bytes(max_memory, "max_memory")
-        wishes = Wishes(n_stages, max_memory, boundaries, max_crossing_bytes, single_tensor_cuts)
+        wishes = Wishes(n_stages, _in_bytes(max_memory), boundaries, max_crossing_bytes, single_tensor_cuts)
         with self._splitting() as splitter:
             return splitter.split(by, wishes)
 
