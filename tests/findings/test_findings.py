@@ -127,7 +127,7 @@ def test_other_steps_and_devices():
     assert slow[0].seconds > fast[0].seconds
     with pytest.raises(InputError, match="no accelerator 'A10000'"):
         stats.check("A10000")
-    with pytest.raises(InputError, match="unknown option of a step: 'losss'"):
+    with pytest.raises(InputError, match="unknown option 'losss' of a step"):
         stats.check(losss=None)
     with pytest.raises(NotLiveError):
         Statistics(nn.Linear(2, 2)).check()

@@ -292,7 +292,7 @@ def test_the_layout_of_images_is_in_the_kernel():
 
 
 def test_unknown_options_and_dtypes():
-    with pytest.raises(InputError, match=r"unknown option of a step: 'autocst'; expected .*; did you mean 'autocast'"):
+    with pytest.raises(InputError, match=r"unknown option 'autocst' of a step; expected .*; did you mean 'autocast'"):
         statistics().estimate_latency("A100", autocst=torch.float16)
     with pytest.raises(InputError, match=r"no forward computes in 8 bits alone.*_scaled_mm"):
         statistics().estimate_latency("H100", dtype=torch.float8_e4m3fn)

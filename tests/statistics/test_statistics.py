@@ -204,6 +204,6 @@ def test_options_of_a_step_are_checked():
     stats = Statistics(nn.Linear(4, 2), (3, 4))
     for call in (stats.measure_memory, partial(stats.max_batch_size, 10**6), partial(stats.suggest_checkpoint, 10**6)):
         with pytest.raises(
-            InputError, match=r"unknown option 'optimiser' of a step; known: .*; did you mean 'optimizer'\?"
+            InputError, match=r"unknown option 'optimiser' of a step; expected .*; did you mean 'optimizer'\?"
         ):
             call(optimiser="adam")

@@ -310,7 +310,7 @@ def test_errors():
     plot = Statistics(WithOwn(), (2, 2)).plot
     with pytest.raises(
         InputError,
-        match=r"by must be an amount that adds up .* got 'parms'; known: .*; did you mean .*'params'.*\?$",
+        match=r"by must be an amount that adds up .* got 'parms'; expected .*; did you mean .*'params'.*\?$",
     ):
         plot.bars("parms")
     with pytest.raises(InputError, match="by must be an amount that adds up over modules, got 'output_bytes'"):

@@ -53,5 +53,5 @@ def test_errors(stats):
         stats.table(sort="macs", fold=True)
     with pytest.raises(InputError, match=r"sort='latency' was not measured; call measure_latency\(\) first"):
         stats.table(sort="latency")
-    with pytest.raises(InputError, match=r"sort must be an amount .* got 'mac'; known: .*; did you mean 'macs'"):
+    with pytest.raises(InputError, match=r"sort must be an amount .* got 'mac'; expected .*; did you mean 'macs'"):
         stats.table(sort="mac")
