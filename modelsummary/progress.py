@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from modelsummary.tables import is_terminal
+
 __all__ = ["counted", "followed"]
 
 _AFTER_S = 2.0
@@ -62,7 +64,7 @@ def _nothing() -> None:
 
 def _is_seen() -> bool:
     """Return True if stderr is a terminal, or this process runs a notebook."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         return True
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -11,13 +11,23 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from tabulate import MIN_PADDING, DataRow, Line, TableFormat, tabulate
 
 from modelsummary.errors import harmless
 
-__all__ = ["Printed", "Report", "Screen", "folded_names", "name_range", "screen_of_output", "starred", "table"]
+__all__ = [
+    "Printed",
+    "Report",
+    "Screen",
+    "folded_names",
+    "is_terminal",
+    "name_range",
+    "screen_of_output",
+    "starred",
+    "table",
+]
 
 _WIDTH = 120  # characters of a line that is not printed on a terminal
 _READABLE = 26  # characters of a text that is shortened before a column is left out
@@ -89,17 +99,27 @@ class Screen(NamedTuple):
         return wrap(line, self.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return True if a stream is a terminal; one that is closed, or that a program put there to write alone, is none.
+
+    >>> from io import StringIO
+    >>> is_terminal(StringIO()), is_terminal(None)
+    (False, False)
+    """
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 def screen_of_output() -> Screen:
     """Return what ``print`` writes on: the terminal; 120 characters where the output is not one.
 
     >>> screen_of_output().width >= 20
     True
     """
-    stream = sys.stdout
-    if stream is None:
-        return Screen()
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    if not stream.isatty():
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if not is_terminal(sys.stdout):
         return Screen(encoding=encoding)
     return Screen(max(shutil.get_terminal_size().columns, _READABLE), encoding, True)
 

@@ -15,11 +15,12 @@ import modelsummary
 PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
-    ["errors", "_torch", "progress"],
+    ["errors"],
+    ["_torch"],
     ["keywords", "extras"],
     ["file_contents"],
     ["units", "tables"],
-    ["layer_info"],
+    ["layer_info", "progress"],
     ["equality", "subject"],
     ["operators"],
     ["devices"],

@@ -1,10 +1,13 @@
 """Tables of text."""
 
+import io
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelsummary.tables import Report, Screen, table
+from modelsummary.tables import Report, Screen, screen_of_output, table
 
 TEXTS = st.text(alphabet="abc .", max_size=30)
 CELLS = st.lists(st.tuples(TEXTS, TEXTS, st.integers(0, 10**12)), max_size=4)
@@ -68,6 +71,23 @@ def test_a_page_has_only_characters_of_its_encoding(encoding):
     assert report.encode(encoding).decode(encoding) == report
     assert ("│" in report) == (encoding in ("cp437", "utf-8"))
     assert "Linear" in report
+
+
+class _WritesAlone:
+    def write(self, text):
+        return len(text)
+
+
+def _closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, _closed(), _WritesAlone()])
+def test_reports_do_not_need_a_terminal(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert screen_of_output() == Screen()
 
 
 def test_equal_blocks_are_one_row():

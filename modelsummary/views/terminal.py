@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from modelsummary.layer_info import LayerInfo
+from modelsummary.tables import is_terminal
 from modelsummary.units import percent
 from modelsummary.views.folding import Shown
 
@@ -20,9 +21,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 def shows_colours(stream: TextIO | None) -> bool:
     """Return True if ``stream`` is a terminal with colours; ``NO_COLOR`` (no-color.org) turns them off."""
-    if stream is None or not stream.isatty():
-        return False
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def red(text: str, stream: TextIO | None) -> str:

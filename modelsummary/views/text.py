@@ -39,6 +39,8 @@ def render(
         InputError: a column is unknown.
     """
     chosen, screen = options.fitted_to(root), screen_of_output()
+    if options.ascii_only:
+        screen = screen._replace(encoding="ascii")
     table = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim)
     shares_of_rows = shares(rows_shown(root, chosen), root, chosen.level) if colours and root.macs else []
     remarks = [*remarks, *_unmeasured(root, chosen), *_left_out(root, chosen, len(table.rows))]
@@ -46,7 +48,8 @@ def render(
     if options.columns is not None and not screen.is_terminal:
         screen = screen._replace(width=max(screen.width, table.width))  # these columns were asked for
     elif table.width > screen.width:
-        short = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim, short_names=True)
+        is_short = not options.var_names
+        short = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim, short_names=is_short)
         table = _narrow(table, short, options, screen)
     if shares_of_rows:
         barred = table.with_column(_BARS, share_bars(shares_of_rows), "l")
@@ -60,7 +63,7 @@ def render(
 def _narrow(table: Report, short: Report, options: TableOptions, screen: Screen) -> Report:
     """Return a table for a narrow screen: without the shapes of inputs, then with short names, then without the others.
 
-    Columns that were asked for stay.
+    Columns and names of attributes that were asked for stay.
     """
     if options.columns is not None:
         return short

@@ -11,6 +11,7 @@ from wcwidth import wcswidth
 
 from modelsummary import InputError, Statistics
 from modelsummary.layer_info import LayerInfo
+from modelsummary.tables import Screen
 from modelsummary.views.columns import COLUMNS
 from tests.models import Call, Decoder, Stack
 
@@ -115,6 +116,14 @@ def test_ascii(stats):
     assert "|    + Conv2d: 2-1" in text
 
 
+def test_a_narrow_table_keeps_what_was_asked_for(monkeypatch):
+    monkeypatch.setattr("modelsummary.views.text.screen_of_output", lambda: Screen(50, "utf-8", True))
+    stats = Statistics(nn.Sequential(nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1)), (1, 3, 4, 4))
+    assert stats.table(ascii_only=True, columns=["kernel_size", "macs", "params_percent"]).isascii()
+    assert "(1)" not in stats.table()
+    assert "(1)" in stats.table(var_names=True)
+
+
 def test_recursive_rows():
     shared = nn.Linear(4, 4)
     stats = Statistics(nn.Sequential(shared, nn.ReLU(), shared), (2, 4))
@@ -187,7 +196,7 @@ def test_columns_of_one_layer(stats):
 
 def test_an_unknown_column_lists_the_known_ones(stats):
     with pytest.raises(
-        InputError, match=r"unknown column 'mac'; expected some of: input_size, .*; did you mean 'macs'.*\?$"
+        InputError, match=r"unknown column 'mac'; expected some of: macs, .* and \d+ more; did you mean 'macs'.*\?$"
     ):
         stats.table(columns=["mac"])
     with pytest.raises(InputError, match="columns must be a list of names, got 3"):
