@@ -21,7 +21,7 @@ def subject_of(root: LayerInfo, dtype: torch.dtype | str | None = None, autocast
 
     Args:
         root: row of the model.
-        dtype: dtype in which it runs; None: the dtype that most of its parameters have.
+        dtype: dtype in which it runs; None: the one that most of its parameters have, if these are there to tell.
         autocast: dtype of ``torch.autocast`` around the forward; None: there is none.
 
     >>> from modelsummary import Statistics
@@ -32,7 +32,10 @@ def subject_of(root: LayerInfo, dtype: torch.dtype | str | None = None, autocast
     inputs = list(_inputs(root.input_size)) if root.executed else []
     more = [f"{len(inputs) - _NAMED} more inputs"] if len(inputs) > _NAMED else []
     cast = [] if autocast is None else [f"autocast {dtype_name(autocast)}"]
-    return ", ".join([root.class_name, *inputs[:_NAMED], *more, dtype_name(dtype or dtype_of(root.module)), *cast])
+    if dtype is None and root.module is not None:
+        dtype = dtype_of(root.module)
+    dtypes = [] if dtype is None else [dtype_name(dtype)]
+    return ", ".join([root.class_name, *inputs[:_NAMED], *more, *dtypes, *cast])
 
 
 def _inputs(sizes: Sizes, name: str = "") -> Iterator[str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import InputError, Statistics
+from modelsummary import InputError, ModelStatistics, Statistics
 from modelsummary.views.reports import flops_with_elementwise, top_classes
 
 
@@ -112,6 +112,13 @@ def test_a_module_called_again_counts_its_parameters_once():
     layer = nn.Linear(4, 4)
     stats = Statistics(nn.Sequential(layer, layer), (2, 4))
     assert top_classes(stats.root)[1][0][1:3] == (20, 64)
+
+
+def test_the_dtype_of_a_model_that_is_not_there_is_not_told():
+    stats = Statistics(nn.Linear(4, 2).bfloat16(), torch.ones(3, 4, dtype=torch.bfloat16))
+    loaded = ModelStatistics.from_json(stats.to_json())
+    assert stats.profile_report().startswith("Profile of Linear, [3, 4], bfloat16\n")
+    assert loaded.profile_report().startswith("Profile of Linear, [3, 4]\n")
 
 
 def test_after_unpickling():
