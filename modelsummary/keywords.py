@@ -213,7 +213,7 @@ def warn_renamed(call: str, old: str, new: str) -> None:
 
 
 def takes(call: str, modern: Modern | None = None) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
-    """Return a decorator of a function whose keyword arguments are checked by name.
+    """Return a decorator of a function that refuses unknown keyword arguments with a guess, and missing ones.
 
     Args:
         call: what the function is called in messages.
@@ -230,7 +230,11 @@ def takes(call: str, modern: Modern | None = None) -> Callable[[Callable[_Args, 
         signature = inspect.signature(function)
         parameters = signature.parameters.values()
         is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        arguments = [parameter.name for parameter in parameters if parameter.name != "self"]
+        arguments = [
+            f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
+            for parameter in parameters
+            if parameter.name != "self"
+        ]
 
         @wraps(function)
         def checked(*args: _Args.args, **keywords: _Args.kwargs) -> _Result:
