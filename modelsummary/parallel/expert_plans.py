@@ -10,7 +10,7 @@ from typing import Any
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_check import arguments_of, runs_divided
-from modelsummary.parallel.expert_rows import routing_by_row, uncalled_experts
+from modelsummary.parallel.expert_rows import mixing_experts, routing_by_row, uncalled_experts
 from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
@@ -43,9 +43,10 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> 
         except Blocked as blocked:
             experts.reasons[stacked.fqn] = str(blocked)
     if experts.lists and dispatch == "all_to_all":
-        reasons = uncalled_experts(live, calls, experts.lists)
-        experts.reasons.update(reasons)
-        experts.lists = [listed for listed in experts.lists if listed.fqn not in reasons]
+        experts.reasons.update(mixing_experts(calls, experts.lists))
+        experts.lists = [listed for listed in experts.lists if listed.fqn not in experts.reasons]
+        experts.reasons.update(uncalled_experts(live, calls, experts.lists) if experts.lists else {})
+        experts.lists = [listed for listed in experts.lists if listed.fqn not in experts.reasons]
     style = "ExpertListParallel" if dispatch == "all_reduce" else "ExpertListDispatch"
     for listed in experts.lists:
         options = {"width": listed.width, **({"draws": True} if listed.draws else {})}

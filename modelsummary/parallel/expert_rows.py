@@ -4,14 +4,18 @@ Stacked experts must take each row of tokens by itself. A copy of the module run
 the first expert, and then on each pair of a token and an expert alone: the weighted sum must be the same. A capacity,
 which drops tokens of an expert, makes a difference.
 
-Of experts in a list, a forward must call all, as the rank of an expert waits for the tokens of the others. The model
-runs once with all tokens at the first experts.
+Of experts in a list, each must take each row by itself, too: a copy runs on a few tokens, and on each token alone. A
+forward must call all, as the rank of an expert waits for the tokens of the others. The model runs once with all tokens
+at the first experts.
+
+Dropout is left out of these runs of copies, as it is drawn anew for each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -32,9 +36,10 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value
 from modelsummary.record.tensors import Foreign
 
-__all__ = ["Routing", "routing_by_row", "uncalled_experts"]
+__all__ = ["Routing", "mixing_experts", "routing_by_row", "uncalled_experts"]
 
 _TOKENS = 4
+_DROPS = "dropout"  # in the names of torch's functions that set random elements to zero
 
 
 class Routing(NamedTuple):
@@ -91,22 +96,36 @@ def _check_rows(calls: Calls, stacked: StackedExperts, routing: Routing, checked
         raise Blocked(
             f"{stacked.fqn} has a parameter without dimensions, which FSDP cannot shard; one of one element works"
         )
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):  # some products have no kernel for double precision
-        try:
-            whole, summed = _ran(calls, stacked, event, routing, tokens, numbers, dtype)
-            break
-        except Blocked:
-            raise
-        except Exception as error:
-            if dtype is torch.bfloat16:
-                why = f"{stacked.fqn} cannot be tried with a few tokens on the CPU: {in_short(error)}"
-                raise Blocked(f"{why}; dispatch='all_reduce' works") from error
+    whole, summed = _in_widest(stacked.fqn, partial(_ran, calls, stacked, event, routing, tokens, numbers))
     if not are_close(whole, summed):
         raise Blocked(
             f"the result of {stacked.fqn} is not the weighted sum of what its experts make of each token by itself, as "
-            "with a capacity that drops tokens; dispatch='all_reduce' works"
+            "with a capacity that drops tokens, or with random numbers; dispatch='all_reduce' works"
         )
     checked.add(kind)
+
+
+def _in_widest(fqn: str, run: Callable[[torch.dtype], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the two results of a run in the widest dtype in which it runs. Raises ``Blocked`` if it runs in none."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):  # some products have no kernel for double precision
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), _WithoutDropout():
+                return run(dtype)
+        except Blocked:
+            raise
+        except Exception as error:
+            failed = error
+    why = f"{fqn} cannot be tried with a few tokens on the CPU: {in_short(failed)}"
+    raise Blocked(f"{why}; dispatch='all_reduce' works") from failed
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Lets dropout return what it takes."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _DROPS in getattr(function, "__name__", ""):
+            return args[0] if args else (kwargs or {})["input"]
+        return function(*args, **(kwargs or {}))
 
 
 def _kind(module: nn.Module) -> Hashable:
@@ -127,17 +146,7 @@ def _ran(
 ) -> tuple[Tensor, Tensor]:
     """Return what experts make of a few tokens, and the weighted sum of what they make of each token by itself."""
     generator = torch.Generator().manual_seed(0)
-
-    def drawn(tensor: Tensor, shape: Any) -> Tensor:
-        """Return values of a shape in the memory of one expert: the next one has the same values, eight places on."""
-        if not tensor.is_floating_point():
-            return torch.zeros(shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().cpu().clone()
-        strides = [*[8] * (len(shape) - 2), *[shape[-1]] * (len(shape) > 1), *[1] * bool(shape)]
-        n_values = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        values = torch.randn(n_values, generator=generator, dtype=dtype)
-        return (values / (shape[-1] if shape else 1) ** 0.5).as_strided(shape, strides)
-
-    module, _, _ = twin_of(calls, stacked, drawn, 1)
+    module, _, _ = twin_of(calls, stacked, _draws(generator, dtype), 1)
     n_choices = prod(numbers.shape) // prod(tokens.shape[:-1])
     has_choices = len(numbers.shape) >= len(tokens.shape) or n_choices > 1
 
@@ -157,21 +166,74 @@ def _ran(
         (out,) = tensors_of(module(*args, **kwargs))
         return out.flatten(0, -2)
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        rows = torch.randn(_TOKENS, tokens.shape[-1], generator=generator, dtype=dtype)
-        weights = torch.rand(_TOKENS, n_choices, generator=generator, dtype=dtype) + 0.2
-        others = torch.arange(_TOKENS)[:, None] + torch.arange(n_choices - 1)
-        experts = torch.cat([torch.zeros(_TOKENS, 1, dtype=torch.long), 1 + others % (stacked.number - 1)], 1)
-        whole = result(rows, experts, weights)
-        parts = [
-            result(rows[n, None], experts[n, None, k, None], torch.ones(1, 1, dtype=dtype)) * weights[n, k]
-            for n in range(_TOKENS)
-            for k in range(n_choices)
-        ]
+    rows = torch.randn(_TOKENS, tokens.shape[-1], generator=generator, dtype=dtype)
+    weights = torch.rand(_TOKENS, n_choices, generator=generator, dtype=dtype) + 0.2
+    others = torch.arange(_TOKENS)[:, None] + torch.arange(n_choices - 1)
+    experts = torch.cat([torch.zeros(_TOKENS, 1, dtype=torch.long), 1 + others % (stacked.number - 1)], 1)
+    whole = result(rows, experts, weights)
+    parts = [
+        result(rows[n, None], experts[n, None, k, None], torch.ones(1, 1, dtype=dtype)) * weights[n, k]
+        for n in range(_TOKENS)
+        for k in range(n_choices)
+    ]
     return whole, torch.cat(parts).unflatten(0, (_TOKENS, n_choices)).sum(1)
 
 
+def _draws(generator: torch.Generator, dtype: torch.dtype) -> Callable[[Tensor, Any], Tensor]:
+    """Return a function that draws the values of a parameter or buffer."""
+
+    def drawn(tensor: Tensor, shape: Any) -> Tensor:
+        """Return values of a shape in the memory of one expert: the next one has the same values, eight places on."""
+        if not tensor.is_floating_point():
+            return torch.zeros(shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().cpu().clone()
+        strides = [*[8] * (len(shape) - 2), *[shape[-1]] * (len(shape) > 1), *[1] * bool(shape)]
+        n_values = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        values = torch.randn(n_values, generator=generator, dtype=dtype)
+        return (values / (shape[-1] if shape else 1) ** 0.5).as_strided(shape, strides)
+
+    return drawn
+
+
 # ---------------------------------------------------------------------------------------------------- lists
+
+
+def mixing_experts(calls: Calls, lists: Sequence[ExpertList]) -> dict[str, str]:
+    """Return FQN of a list whose experts do not take each row by itself -> why that is refused."""
+    failures: dict[Hashable, str] = {}  # kind of an expert -> why; empty for one that does
+    reasons = {}
+    for experts in lists:
+        for event in experts.events:
+            kind = _kind(calls.modules[event.fqn]), len(event.args[0].shape)
+            if kind not in failures:
+                failures[kind] = _mixes(calls, event)
+            if failures[kind]:
+                reasons.setdefault(experts.fqn, failures[kind])
+    return reasons
+
+
+def _mixes(calls: Calls, event: Event) -> str:
+    """Return why an expert of a list does not take each row by itself; empty if it does."""
+    try:
+        whole, rows = _in_widest(event.fqn, partial(_ran_by_row, calls, event))
+    except Blocked as blocked:
+        return str(blocked)
+    return (
+        ""
+        if are_close(whole, rows)
+        else f"the result of {event.fqn} is not what it makes of each token by itself, as with a norm over tokens, or "
+        "with random numbers; dispatch='all_reduce' works"
+    )
+
+
+def _ran_by_row(calls: Calls, event: Event, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return what an expert of a list makes of a few tokens, and what it makes of each alone, as rows."""
+    generator = torch.Generator().manual_seed(0)
+    alone = StackedExperts(event.fqn, 1, (), (), (), (event,))
+    module, _, _ = twin_of(calls, alone, _draws(generator, dtype), 1)
+    (taken,) = event.args
+    x = torch.randn(*[2] * (len(taken.shape) - 1), taken.shape[-1], generator=generator, dtype=dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    return module(x).reshape(len(rows), -1), torch.cat([module(row[None]) for row in rows])
 
 
 class _FirstExperts(TorchFunctionMode):
@@ -189,7 +251,8 @@ class _FirstExperts(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         scores = next(iter((*args, *(kwargs or {}).values())), None)
         is_choice = getattr(function, "__name__", "") in ("topk", "sort", "argsort", "max", "argmax")
-        if not (is_choice and isinstance(scores, Tensor) and scores.dim() and scores.shape[-1] in self.counts):
+        is_scored = isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() > 0
+        if not (is_choice and is_scored and scores.shape[-1] in self.counts):
             return result
         numbers = result if isinstance(result, Tensor) else result[-1]
         if numbers.is_floating_point() or numbers.shape[: scores.dim() - 1] != scores.shape[:-1]:

@@ -6,12 +6,14 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
+from modelsummary.parallel.expert_rows import _FirstExperts
 from tests.parallel import collectives, mixtures, processes
-from tests.parallel.expert_models import MixtralList, Residual
+from tests.parallel.expert_models import DenseList, MixtralList, Residual
 from tests.parallel.models import make
 from tests.untouched import untouched
 
@@ -246,3 +248,74 @@ def test_a_list_whose_calls_depend_on_values():
     model = Residual(Skipping).double()
     with pytest.raises(InputError, match="an expert without tokens is not called, and its rank waits"):
         Statistics(model, torch.randn(2, 6, 16, dtype=torch.float64)).parallel_plan(expert=2, data=2, **SENT)
+
+
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(16, 16), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.layer(x))
+
+
+class Centred(Expert):
+    """The mean over its tokens would be over the tokens of all ranks."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y - y.mean(0, keepdim=True)
+
+
+class Summing(Expert):
+    """It takes batch x length x features, and would get rows."""
+
+    def forward(self, x):
+        return super().forward(x).cumsum(1) if x.dim() == 3 else super().forward(x)
+
+
+class Noisy(Expert):
+    def forward(self, x):
+        return super().forward(x) * torch.rand_like(x)
+
+
+def listed(mixture, expert):
+    model = Residual(mixture).double()
+    model.mixture.experts = nn.ModuleList(expert() for _ in range(4)).double()
+    return Statistics(model, torch.randn(2, 6, 16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("mixture", "expert"),
+    [(MixtralList, Centred), (DenseList, Centred), (DenseList, Summing), (MixtralList, Noisy)],
+)
+def test_lists_of_experts_that_need_all_tokens(mixture, expert):
+    stats = listed(mixture, expert)
+    with (
+        untouched(stats.live.model),
+        pytest.raises(InputError, match=r"experts\.0 is not what it makes of each token by"),
+    ):
+        stats.parallel_plan(expert=2, data=2, **SENT)
+
+
+def test_dropout_takes_each_token_by_itself():
+    (layer,) = listed(MixtralList, Expert).parallel_plan(expert=2, data=2, **SENT).layers
+    assert layer.style == "ExpertListDispatch"
+
+
+class Dropping(mixtures.Loop):
+    def expert(self, i, x):
+        return F.dropout(super().expert(i, x), 0.5, self.training)
+
+
+def test_dropout_of_stacked_experts():
+    model, inputs = mixtures.Routed(Dropping()), torch.randn(3, 5, mixtures.DIM)
+    (layer,) = Statistics(model, inputs).parallel_plan(expert=2, data=2, **SENT).layers
+    assert layer.style == "ExpertDispatch"
+
+
+def test_only_scores_choose_experts():
+    """Numbers of experts that are sorted are as many as experts, too, of one token that goes to all."""
+    with _FirstExperts({4}):
+        assert torch.tensor([3, 1, 2, 0]).argsort().tolist() == [3, 1, 2, 0]
+        assert torch.tensor([0.1, 0.2, 0.4, 0.3]).argsort().tolist() == [0, 1, 2, 3]
