@@ -84,7 +84,7 @@ def divide(calls: Calls, ranks: int) -> DividedExperts:
     if experts.lists:
         raise InputError(
             f"expert={ranks}: the experts in {experts.lists[0].fqn} are modules in a list; stack their weights in one "
-            "parameter, or pass expert=1"
+            "parameter, or pass dispatch='all_reduce' or expert=1"
         )
     if not layers:
         raise no_experts(calls, experts, ranks)

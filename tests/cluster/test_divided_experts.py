@@ -405,8 +405,11 @@ def test_what_cannot_be_divided(stats):
         stats.simulate(Plan(data=16, expert=16), Cluster("A100", nodes=2), 16)
     with pytest.raises(InputError, match="expert=2: Sequential has no experts that can be divided"):
         Statistics(nn.Sequential(nn.Linear(4, 4)), (2, 4)).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
-    with pytest.raises(InputError, match=r"experts.* are modules in a list; stack their weights"):
-        Statistics(*make("dense_list")).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
+    listed = Statistics(*make("dense_list"))
+    message = r"experts.* are modules in a list; stack their weights .*, or pass dispatch='all_reduce'"
+    with pytest.raises(InputError, match=message):
+        listed.simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
+    assert listed.simulate(Plan(expert=2, **APPLIED), Cluster("A100"), 4).seconds_by_cause["expert"] > 0
 
 
 def test_a_model_that_cannot_be_recorded_has_no_experts_to_divide(stats, monkeypatch):
