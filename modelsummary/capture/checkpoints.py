@@ -29,13 +29,13 @@ __all__ = [
     "AppliedCheckpoint",
     "apply_checkpoint",
     "check_kept",
-    "check_names",
     "checked_numbers",
     "checkpoint_options",
     "checkpointed",
     "copied",
     "is_checkpointed",
     "keeping",
+    "kept_results",
     "result_name",
     "segment_of",
 ]
@@ -121,8 +121,7 @@ def apply_checkpoint(
     chosen = list(dict.fromkeys(fqns)) if isinstance(fqns, Iterable) else [fqns]
     if not all(isinstance(fqn, str) for fqn in chosen):
         raise InputError(f"fqns must be a list of module names, got {fqns!r}")
-    kept = {fqn: tuple(fqns[fqn]) if isinstance(fqns, Mapping) else () for fqn in chosen}
-    check_names(kept)
+    kept = kept_results(fqns) if isinstance(fqns, Mapping) else dict.fromkeys(chosen, ())
     modules = dict(model.named_modules())
     moved = checked_numbers(offload)
     segments: defaultdict[str, list[range]] = defaultdict(list)
@@ -299,16 +298,29 @@ def segment_of(fqn: str) -> tuple[str, range | None]:
 _RESULT = re.compile(r"(?P<operator>[^#]+)#(?P<number>\d+)")
 
 
-def check_names(kept: Mapping[str, Iterable[str]]) -> None:
-    """Raise ``InputError`` if a name cannot be the name of a result: torch has no such operator."""
-    for fqn, name in ((fqn, name) for fqn, names in kept.items() for name in names):
-        match = _RESULT.fullmatch(name) if isinstance(name, str) else None
-        parts = match["operator"].split(".") if match else []
-        if match is None or (len(parts) == 3 and not _is_operator(*parts)):
+def kept_results(checkpoint: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the results that each module keeps.
+
+    Raises:
+        InputError: they are no list, or one of them cannot be the name of a result: torch has no such operator.
+    """
+    kept: dict[str, tuple[str, ...]] = {}
+    for fqn, names in checkpoint.items():
+        if not isinstance(names, Iterable):
             raise InputError(
-                f"checkpoint keeps {name!r:.80} in {fqn!r}, which names no operator of torch and the number of "
-                "its call; pass names such as 'aten.mm.default#0'"
+                f"checkpoint must have a list of names of results for {fqn!r:.80}, got {names!r:.80}; an empty one "
+                "keeps none"
             )
+        kept[fqn] = tuple(names)
+        for name in kept[fqn]:
+            match = _RESULT.fullmatch(name) if isinstance(name, str) else None
+            parts = match["operator"].split(".") if match else []
+            if match is None or (len(parts) == 3 and not _is_operator(*parts)):
+                raise InputError(
+                    f"checkpoint keeps {name!r:.80} in {fqn!r}, which names no operator of torch and the number of "
+                    "its call; pass a list of names such as 'aten.mm.default#0'"
+                )
+    return kept
 
 
 def _is_operator(namespace: str, name: str, overload: str) -> bool:

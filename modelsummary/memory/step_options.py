@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from modelsummary.capture.checkpoints import checked_numbers
+from modelsummary.capture.checkpoints import checked_numbers, kept_results
 from modelsummary.capture.devices import available_device, named_device
 from modelsummary.capture.step_plan import MakeOptimizer, StepPlan, check_loss
 from modelsummary.errors import InputError, check_integers
@@ -133,7 +133,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
 def _kept_by_name(checkpoint: Mapping[str, Sequence[str]] | Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the modules that run under activation checkpointing, each with the results that it keeps."""
     if isinstance(checkpoint, Mapping):
-        return tuple((fqn, tuple(kept)) for fqn, kept in checkpoint.items())
+        return tuple(kept_results(checkpoint).items())
     return tuple((fqn, ()) for fqn in checkpoint)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.capture.checkpoints import check_names
+from modelsummary.capture.checkpoints import kept_results
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelSummaryError, StepError, UndividedError, check_integers, close_to
@@ -372,8 +372,7 @@ def _checkpoint(
                 "plan without offload="
             )
         checkpoint = checkpoint.checkpoint
-    kept = {fqn: tuple(names) for fqn, names in checkpoint.items()} if isinstance(checkpoint, Mapping) else {}
-    check_names(kept)
+    kept = kept_results(checkpoint) if isinstance(checkpoint, Mapping) else {}
     names = _checkpointed(checkpoint, root, model, boundaries)
     return tuple(names), {fqn: results for fqn, results in kept.items() if results}
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import torch
 from torch.distributed.tensor import parallel
 
+from modelsummary.capture.checkpoints import kept_results
 from modelsummary.errors import InputError
 from modelsummary.operators.collective_calls import OPERATIONS
 from modelsummary.parallel.plan_arguments import check_sending
@@ -156,9 +157,9 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
         raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")
     if plan.last_unit and plan.last_unit not in plan.units:
         raise InputError(f"last_unit of a plan must be one of its units, got {plan.last_unit!r:.80}")
-    kinds = _styles()
-    for layer in plan.layers:
-        _check_layer(layer, kinds)
+    if not kept_results(plan.kept).keys() <= set(plan.checkpoint):
+        raise InputError(f"kept of a plan must be of modules in its checkpoint, got {plan.kept!r:.80}")
+    _check_layers(plan.layers)
     for call in plan.whole_calls:
         _check_whole_call(call)
     _check_communication(plan.stored_communication or (), mesh_names)
@@ -187,6 +188,12 @@ def _check_whole_call(call: Any) -> None:
             f"whole_calls of a plan must be {kinds}, and have a dim if they are part, got {call.kind!r:.40} and "
             f"{call.dim!r:.40}"
         )
+
+
+def _check_layers(layers: Sequence[Any]) -> None:
+    kinds = _styles()
+    for layer in layers:
+        _check_layer(layer, kinds)
 
 
 def _check_layer(layer: Any, kinds: Mapping[str, type]) -> None:

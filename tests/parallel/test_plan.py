@@ -1097,6 +1097,9 @@ def test_memory_plans():
     assert {"keeping", "parallelize"} <= namespace.keys()
     with pytest.raises(InputError, match="names no operator of torch"):
         stats.parallel_plan(checkpoint={"0": ["aten.addmm"]})
+    for method in (stats.parallel_plan, stats.memory):
+        with pytest.raises(InputError, match="must have a list of names of results for '0', got None; an empty one"):
+            method(checkpoint={"0": None})
     with pytest.raises(InputError, match="parallel_plan moves no saved tensors to the host"):
         stats.parallel_plan(checkpoint=replace(memory_plan, offload={"0": (0,)}))
 

@@ -76,6 +76,8 @@ def test_a_wrong_value_is_refused_in_one_line_or_the_plan_is_whole(data):
         ({"mesh": {"tensor": 4}}, r"mesh of a plan must be {'shard': 2, 'tensor': 2}, as its other fields say, got"),
         ({"last_unit": ["nope"]}, r"last_unit of a plan must be one of its units, got \('nope',\)"),
         ({"averaged": float("inf")}, "this is not the JSON of a plan: .*no number Infinity"),
+        ({"kept": {"nope": ["aten.mm.default#0"]}}, "kept of a plan must be of modules in its checkpoint, got {'nope'"),
+        ({"kept": {"nope": ["mm"]}}, "checkpoint keeps 'mm' in 'nope', which names no operator of torch"),
         ({"unit_calls": [1]}, "unit_calls of a plan must have a number for each of units"),
     ],
 )
