@@ -281,6 +281,9 @@ def uncalled_experts(live: LiveModel, calls: Calls, lists: Sequence[ExpertList])
                 handles.append(expert.register_forward_pre_hook(lambda module, _args: n_calls.update([module])))
             with _FirstExperts({experts.number for experts in lists}):
                 live.model(*args, **kwargs)
+        except Exception as error:
+            why = f"the forward raises with all tokens at the first experts ({in_short(error)})"
+            return dict.fromkeys(members, f"{why}; dispatch='all_reduce' works")
         finally:
             for handle in handles:
                 handle.remove()

@@ -298,6 +298,21 @@ def test_lists_of_experts_that_need_all_tokens(mixture, expert):
         stats.parallel_plan(expert=2, data=2, **SENT)
 
 
+class Balancing(MixtralList):
+    def forward(self, x):
+        if self.gate(x.flatten(0, -2)).topk(2).indices.amax() < 2:
+            raise ValueError("no token takes the last experts")
+        return super().forward(x)
+
+
+def test_a_forward_that_refuses_its_first_experts():
+    model, inputs = Residual(Balancing).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+    message = "raises with all tokens at the first experts .*no token takes the last experts"
+    with untouched(model), pytest.raises(InputError, match=message):
+        Statistics(model, inputs).parallel_plan(expert=2, data=2, **SENT)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_dropout_takes_each_token_by_itself():
     (layer,) = listed(MixtralList, Expert).parallel_plan(expert=2, data=2, **SENT).layers
     assert layer.style == "ExpertListDispatch"
