@@ -167,20 +167,23 @@ def add_exchange(model: nn.Module, layer: LayerPlan) -> None:
     """
     index, options = layer.options["index"], layer.options
     token_keys = [key for key in options["summed"] if key != options["weight"]]
-    copies = 1
+    copies, takes_gradients = 1, False
 
-    def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        nonlocal copies
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        nonlocal copies, takes_gradients
+        takes_gradients = any(parameter.requires_grad for parameter in module.parameters())
         arguments = {**dict(enumerate(args)), **kwargs}
         chosen = arguments[index].numel()
         for key in token_keys:
             rows = arguments[key].numel() // arguments[key].shape[-1]
             copies = max(chosen // rows, 1)
-            arguments[key] = _Exchange.apply(arguments[key], copies)
+            takes_gradients |= arguments[key].requires_grad
+            arguments[key] = _Exchange.apply(arguments[key], copies, True)
         return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
 
     def after(_module: nn.Module, _args: Any, out: Any) -> Any:
-        return map_tensors(lambda tensor: _Exchange.apply(tensor, copies), out)
+        # Gradients of the weights of experts alone are computed where the tokens are.
+        return map_tensors(lambda tensor: _Exchange.apply(tensor, copies, takes_gradients), out)
 
     module = model.get_submodule(layer.fqn)
     module.register_forward_pre_hook(before, with_kwargs=True)
@@ -188,20 +191,21 @@ def add_exchange(model: nn.Module, layer: LayerPlan) -> None:
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange of rows, of which each token has so many, and of their gradients."""
+    """An exchange of rows, of which each token has so many, and of their gradients if these are sent, too."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, copies: int) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, copies: int, sends_gradients: bool) -> Tensor:
         """Send the rows of tokens."""
-        ctx.copies = copies
+        ctx.copies, ctx.sends_gradients = copies, sends_gradients
         _send(tokens, copies)
         return tokens.view_as(tokens)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Send the rows of a gradient."""
-        _send(gradients[0], ctx.copies)
-        return gradients[0], None
+        if ctx.sends_gradients:
+            _send(gradients[0], ctx.copies)
+        return gradients[0], None, None
 
 
 def _send(tokens: Tensor, copies: int) -> None:

@@ -317,6 +317,24 @@ def test_ranks_that_sum_results_of_experts_cost_what_is_applied(name, sizes):
     assert (rank.parameters, rank.buffers) == (memory.params, memory.buffers)
 
 
+@pytest.mark.parametrize(("trained", "n_backward"), [(".", 2), (".embed.", 2), (".experts.", 1), (".gate.", 0)])
+def test_ranks_that_send_tokens_move_what_is_applied(trained, n_backward):
+    """Rows to experts and back, by hand; a parallel plan sends their numbers, too. Frozen parts need no gradients."""
+    model, inputs = make("mixture")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained in f".{name}")
+    stats, sizes = Statistics(model, inputs), {"expert": 2, "shard": 2, "dispatch": "all_to_all"}
+    parts = StepModel(stats.live, stats.root, Recipe(precision=None)).parts(Plan(**sizes, micro_batch=4))
+    moved, planned = Counter(), Counter()
+    for collective in (collective for part in parts.values() for collective in part.collectives):
+        moved[collective.phase] += collective.nbytes
+    for collective in stats.parallel_plan(**sizes).communication:
+        if (collective.operation, collective.dtype) == ("all_to_all", "float64"):
+            planned[collective.phase] += collective.nbytes
+    rows = 4 * 8 * 2 * 16 * 8  # tokens x experts of each x features x bytes of float64
+    assert moved == planned == Counter({"forward": 2 * rows, "backward": n_backward * rows})
+
+
 def test_shards_of_experts_whose_results_are_summed():
     """FSDP shards the experts of a rank as it shards the other layers, and stages divide them."""
     stats, recipe = Statistics(*make("mixture")), Recipe(precision=None, gradient_dtype=None, kernels="eager")
