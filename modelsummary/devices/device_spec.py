@@ -31,21 +31,21 @@ _RUNS = 5
 _OF_BOARD = {"sustained_flops", "watts", "factors"}  # what may differ between boards of one type
 _SUSTAINED = (torch.float32, torch.float16, torch.bfloat16)
 # variants with the same name and other figures, and parts of a device
-_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID"})
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID", "3E"})
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 _MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
 _SMALL, _LARGE = 1e6, 1e9  # a peak or a bandwidth below, where the other is above, lacks its unit
 _SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself
 
 # Copies to pinned memory reach about 80 % of sixteen lanes of PCIe, whose data sheets have 15.75, 31.5 and 63 GB/s for
-# the third, fourth and fifth generation; NVLink-C2C of Grace has 450 GB/s.
+# the third, fourth and fifth generation. NVLink-C2C of Grace has 450 GB/s in one direction, which two Blackwells share.
 _PCIE_3, _PCIE_4, _PCIE_5 = 12.5e9, 25e9, 50e9
 _HOST_BANDWIDTHS = {
     **dict.fromkeys(("pascal", "volta", "turing"), _PCIE_3),
     **dict.fromkeys(("ampere", "ada"), _PCIE_4),
     **dict.fromkeys(("hopper", "blackwell", "cdna3", "cdna4"), _PCIE_5),
 }
-_ON_GRACE = dict.fromkeys(("GH200", "GB200"), 360e9)
+_ON_GRACE = {"GH200": 360e9, "GB200": 180e9, "GB300": 180e9}
 
 
 class Bound(NamedTuple):

@@ -105,16 +105,16 @@ TABLE: dict[str, DeviceFigures] = {
     ),
     "RTX 3060": _F(
         {_HALF: 25.5, _TF32: 12.7, _FLOAT32: 12.7, _INT8: 102},
-        *(0.36, 12, None, 32, 28, 3, 170, "ampere"),
+        *(0.36, 12, None, 64, 28, 3, 170, "ampere"),
         "NVIDIA GeForce RTX 3060 specifications, 2021; tensor cores as in the Ampere GA102 whitepaper",
     ),
     "RTX 3070": _F(
         {_HALF: 40.6, _TF32: 20.3, _FLOAT32: 20.3, _INT8: 162.6},
-        *(0.448, 8, None, 32, 46, 4, 220, "ampere", "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
+        *(0.448, 8, None, 64, 46, 4, 220, "ampere", "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
     ),
     "RTX 3080": _F(
         {_HALF: 59.5, _TF32: 29.8, _FLOAT32: 29.8, _INT8: 238},
-        *(0.76, 10, None, 32, 68, 5, 320, "ampere", "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
+        *(0.76, 10, None, 64, 68, 5, 320, "ampere", "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
     ),
     "A6000": _F(
         {_HALF: 154.8, _TF32: 77.4, _FLOAT32: 38.7, _INT8: 309.7},
@@ -123,11 +123,6 @@ TABLE: dict[str, DeviceFigures] = {
     "A40": _F(
         {_HALF: 149.7, _TF32: 74.8, _FLOAT32: 37.4, _INT8: 299.3},
         *(0.696, 48, None, 112.5, 84, 6, 300, "ampere", "NVIDIA A40 data sheet, 2021"),
-    ),
-    "AGX Orin": _F(
-        {_HALF: 42.5, _TF32: 21.2, _FLOAT32: 5.3, _INT8: 85},
-        *(0.2048, 64, None, 32, 16, 4, 60, "ampere"),
-        f"NVIDIA Jetson AGX Orin technical brief, 2022, GPU of the module with 64 GB{_SPARSE}",
     ),
     "L4": _F(
         {_HALF: 121, _TF32: 60, _FLOAT32: 30.3, _INT8_FP8: 242.5},
@@ -143,12 +138,12 @@ TABLE: dict[str, DeviceFigures] = {
     ),
     "RTX 4070": _F(
         {_HALF: 58.3, _TF32: 29.1, _FLOAT32: 29.1, _INT8: 233.2, _FP8: 116.6},
-        *(0.504, 12, None, 32, 46, 36, 200, "ada"),
+        *(0.504, 12, None, 64, 46, 36, 200, "ada"),
         "NVIDIA GeForce RTX 4070 specifications, 2023; tensor cores as in the Ada whitepaper",
     ),
     "RTX 4080": _F(
         {_HALF: 97.5, _TF32: 48.7, _FLOAT32: 48.7, _INT8: 389.9, _FP8: 194.9},
-        *(0.717, 16, None, 32, 76, 64, 320, "ada", "NVIDIA Ada GPU architecture whitepaper, appendix A"),
+        *(0.717, 16, None, 64, 76, 64, 320, "ada", "NVIDIA Ada GPU architecture whitepaper, appendix A"),
     ),
     "RTX 4090": _F(
         {_HALF: 165.2, _TF32: 82.6, _FLOAT32: 82.6, _INT8: 660.6, _FP8: 330.3},
@@ -193,12 +188,12 @@ TABLE: dict[str, DeviceFigures] = {
     ),
     "RTX 5070": _F(
         {_HALF: 61.7, _TF32: 30.9, _FLOAT32: 30.9, _INT8: 246.9, _FP8: 123.5},
-        *(0.672, 12, None, 64, 48, 48, 250, "blackwell"),
+        *(0.672, 12, None, 128, 48, 48, 250, "blackwell"),
         "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix",
     ),
     "RTX 5080": _F(
         {_HALF: 112.6, _TF32: 56.3, _FLOAT32: 56.3, _INT8: 450.2, _FP8: 225.1},
-        *(0.96, 16, None, 64, 84, 64, 360, "blackwell"),
+        *(0.96, 16, None, 128, 84, 64, 360, "blackwell"),
         "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix",
     ),
     "RTX 5090": _F(

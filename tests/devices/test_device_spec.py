@@ -40,11 +40,23 @@ def test_names(name, found):
         ["A100"],
         *"4090,nothing,,NVIDIA H100 NVL,NVIDIA H200 NVL,RTX 4090 Laptop GPU,RTX 3090 Ti".split(","),
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA H20-3e",  # 141 GB at 4.8 TB/s
     ],
 )
 def test_unknown_names(name):
     with pytest.raises(InputError, match=r"in the table; (the nearest are|expected one of P100, P4, V100)"):
         DeviceSpec.of(name)
+
+
+def test_the_interconnect_of_a_card_without_nvlink_is_its_pcie_slot():
+    """Sixteen lanes have 32 GB/s in the fourth generation and 64 GB/s in the fifth; both directions count."""
+    for names, nbytes in (("3060 3070 3080 3090 4070 4080 4090", 64e9), ("5070 5080 5090", 128e9)):
+        assert {DeviceSpec(f"RTX {name}").interconnect for name in names.split()} == {nbytes}
+
+
+def test_the_blackwells_of_a_superchip_share_the_link_to_grace():
+    assert DeviceSpec("GB200").host_bandwidth == DeviceSpec("GB300").host_bandwidth == 0.8 * 450e9 / 2
+    assert DeviceSpec("B300").host_bandwidth == 50e9
 
 
 def test_an_unknown_name_gets_the_nearest():
