@@ -132,9 +132,10 @@ def apply_checkpoint(
         if segment is not None:
             _check_segment(fqn, modules[container], segment, segments[container])
             segments[container].append(segment)
-    for container, fqn in {segment_of(fqn)[0]: fqn for fqn in (*moved, *chosen)}.items():
-        if container not in modules:
+    for fqn in moved:
+        if fqn not in modules:
             raise InputError(f"offload names {fqn!r}, but the model has no such module{nearest(fqn, modules)}")
+    for container, fqn in {segment_of(fqn)[0]: fqn for fqn in (*moved, *chosen)}.items():
         if container in segments and container in chosen:
             raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; pass only one of them")
         if is_checkpointed(modules[container]):
@@ -173,10 +174,13 @@ def checked_numbers(offload: Any) -> dict[str, frozenset[int]]:
     if offload is not None and not isinstance(offload, Mapping):
         raise InputError(f"offload must map names of modules to numbers of saved tensors, got {offload!r:.80}")
     moved = {}
-    for fqn, numbers in (offload or {}).items():
-        if not isinstance(numbers, Iterable) or not all(type(number) is int and number >= 0 for number in numbers):
+    for fqn, items in (offload or {}).items():
+        numbers = [*items] if isinstance(items, Iterable) else [None]
+        if not isinstance(fqn, str):
+            raise InputError(f"offload must map names of modules to numbers of saved tensors, got {fqn!r:.80} as a name")
+        if not all(type(number) is int and number >= 0 for number in numbers):
             raise InputError(
-                f"offload must give numbers of saved tensors of {fqn!r}, such as [0, 2], got {numbers!r:.80}"
+                f"offload must give numbers of saved tensors of {fqn!r}, such as [0, 2], got {items!r:.80}"
             )
         moved[fqn] = frozenset(numbers)
     return moved

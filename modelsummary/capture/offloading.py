@@ -66,10 +66,11 @@ class HostStorage:
         self.nbytes, self.before, self.n_saved = elements.nbytes, before, 0
         self._device, self._stream = elements.device, stream
         self._elements: Tensor | None = elements
+        self._event: Any = None  # of the transfer that was begun last
         self._copy, self._event = to_host(elements, stream)
 
     def _wait(self) -> None:
-        """Let the device wait for the transfer that was begun last."""
+        """Let the device wait for the last transfer."""
         if self._event is not None:
             torch.get_device_module(self._device).current_stream(self._device).wait_event(self._event)
             self._event = None

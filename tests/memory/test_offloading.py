@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 from functools import partial
@@ -191,6 +192,25 @@ def test_an_error_leaves_nothing_on_its_way():
     assert all(map(torch.equal, bits(model, x), bits(plain, x)))
 
 
+def test_a_host_without_memory_ends_the_step_alone(monkeypatch):
+    def fails(*_):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("modelsummary.capture.offloading.to_host", fails)
+    model, x = decoder()
+    apply_checkpoint(model, [], offload={"1": [0]})
+    with pytest.raises(MemoryError):
+        model(x)
+    gc.collect()  # an error in ``__del__`` is a warning, and a failure
+
+
+def test_numbers_may_come_from_any_iterable():
+    model, x = decoder()
+    stats = Statistics(model, x)
+    moved = [stats.memory(offload={"1": numbers}).offloaded for numbers in ([0], iter([0]), {0})]
+    assert moved == [INPUT] * 3
+
+
 def test_twice_through_a_graph_and_several_forwards():
     model, x = decoder()
     plain = copy.deepcopy(model)
@@ -223,10 +243,14 @@ def test_refusals():
         ({"7": [1]}, "offload names '7', but the model has no such module"),
         ({"0": [-1]}, "offload must give numbers of saved tensors of '0'"),
         ({"0": 3}, "offload must give numbers of saved tensors of '0', such as \\[0, 2\\], got 3"),
+        ({"1[0:2]": [0]}, "offload names '1\\[0:2\\]', but the model has no such module"),
+        ({0: [1]}, "offload must map names of modules to numbers of saved tensors, got 0 as a name"),
         (["0"], "offload must map names of modules to numbers of saved tensors"),
     ]:
         with pytest.raises(InputError, match=message):
             stats.memory(offload=offload)
+        with pytest.raises(InputError, match=message), untouched(stats._live.model):
+            apply_checkpoint(stats._live.model, ["0"], offload=offload)
     with pytest.raises(InputError, match="a compiled step moves no saved tensors to the host"):
         stats.memory("compiled", offload={"0": [1]})
     own = Statistics(nn.Sequential(*(Checkpointed() for _ in range(3)), nn.Linear(64, 8)), (8, 64, 64))
