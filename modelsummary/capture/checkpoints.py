@@ -177,7 +177,7 @@ def checked_numbers(offload: Any) -> dict[str, frozenset[int]]:
     for fqn, items in (offload or {}).items():
         numbers = [*items] if isinstance(items, Iterable) else [None]
         if not isinstance(fqn, str):
-            raise InputError(f"offload must map names of modules to numbers of saved tensors, got {fqn!r:.80} as a name")
+            raise InputError(f"offload must map names of modules to numbers of saved tensors, got {fqn!r:.80}")
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise InputError(
                 f"offload must give numbers of saved tensors of {fqn!r}, such as [0, 2], got {items!r:.80}"

@@ -207,7 +207,7 @@ def test_a_host_without_memory_ends_the_step_alone(monkeypatch):
 def test_numbers_may_come_from_any_iterable():
     model, x = decoder()
     stats = Statistics(model, x)
-    moved = [stats.memory(offload={"1": numbers}).offloaded for numbers in ([0], iter([0]), {0})]
+    moved = [stats.memory(checkpoint=["1"], offload={"1": numbers}).offloaded for numbers in ([0], iter([0]), {0})]
     assert moved == [INPUT] * 3
 
 
@@ -244,7 +244,7 @@ def test_refusals():
         ({"0": [-1]}, "offload must give numbers of saved tensors of '0'"),
         ({"0": 3}, "offload must give numbers of saved tensors of '0', such as \\[0, 2\\], got 3"),
         ({"1[0:2]": [0]}, "offload names '1\\[0:2\\]', but the model has no such module"),
-        ({0: [1]}, "offload must map names of modules to numbers of saved tensors, got 0 as a name"),
+        ({0: [1]}, "offload must map names of modules to numbers of saved tensors, got 0"),
         (["0"], "offload must map names of modules to numbers of saved tensors"),
     ]:
         with pytest.raises(InputError, match=message):
