@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.devices.attention_time import KERNELS
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
 from modelsummary.errors import InputError
 from modelsummary.extras import Records
+from modelsummary.keywords import choice_of
 from modelsummary.latency import predicted
 from modelsummary.latency.options import TimeOptions, time_plan
 from modelsummary.layer_info import LayerInfo
@@ -33,7 +35,8 @@ class DeviceFit:
         device: name of the device.
         memory_bytes: its memory, as torch sees it.
         needed_bytes: what the step needs.
-        step_ms: predicted milliseconds of the step; None if it does not fit, or the device lacks its dtype.
+        step_ms: predicted milliseconds of the step; None if it does not fit, or its time cannot be predicted there, as
+            for a dtype that the device lacks.
 
     >>> DeviceFit("T4", 15 * 10**9, 20 * 10**9, None).fits
     False
@@ -108,19 +111,30 @@ def fits_of(
         devices = [devices]
     names = [name for name, figures in TABLE.items() if figures.generation != "tpu"] if devices is None else devices
     specs = [spec if isinstance(spec, DeviceSpec) else DeviceSpec(spec) for spec in names]
+    memory_bytes = [_memory_of(spec) for spec in specs]
+    if options.get("attention") is not None:
+        options = {**options, "attention": choice_of(options["attention"], KERNELS, "attention")}
     plan = time_plan(backward, optimizer, options, root, "A100")
     estimate = predict(live, root, plan, AllocatorSettings(None, False))
     assert estimate.reserve is not None
     needed = estimate.reserve.reserved + _CONTEXT
 
     def step_ms(spec: DeviceSpec) -> float | None:
-        if needed > (spec.memory_bytes or 0):
-            return None
         try:
             return float(predicted(live, root, spec, "eager", backward, optimizer, options))
-        except InputError:  # it lacks the dtype
+        except InputError:  # it lacks the dtype, or a kernel was not measured there
             return None
 
     return Fits.of(
-        (DeviceFit(spec.name, spec.memory_bytes or 0, needed, step_ms(spec)) for spec in specs), estimate.case
+        (
+            DeviceFit(spec.name, nbytes, needed, step_ms(spec) if needed <= nbytes else None)
+            for spec, nbytes in zip(specs, memory_bytes, strict=True)
+        ),
+        estimate.case,
     )
+
+
+def _memory_of(spec: DeviceSpec) -> int:
+    if not spec.memory_bytes:
+        raise InputError(f"the memory of {spec.name!r} is not known; pass memory_bytes= to its DeviceSpec")
+    return spec.memory_bytes

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import InputError, Statistics
+from modelsummary import DeviceSpec, InputError, Statistics
 
 WIDTH, LAYERS = 4096, 8
 
@@ -40,3 +40,10 @@ def test_the_table_says_where_it_does_not_fit(stats):
     assert [record["fits"] for record in fits.to_records()] == [fit.fits for fit in fits]
     with pytest.raises(InputError, match="no accelerator 'H1000' in the table"):
         stats.fits_on(["H1000"])
+
+
+def test_what_no_table_could_say_is_refused(stats):
+    with pytest.raises(InputError, match="the memory of 'mine' is not known; pass memory_bytes= to its DeviceSpec"):
+        stats.fits_on(DeviceSpec("mine", {torch.float32: 1e13}, 1e12))
+    with pytest.raises(InputError, match=r"attention must be one of 'flash1', .*, got 'flash9'"):
+        stats.fits_on(["A100"], attention="flash9")
