@@ -86,7 +86,10 @@ def _states(parameter: Tensor) -> dict[str, Tensor]:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """``torch.optim.Muon`` for matrices, and AdamW for all other parameters, as in its usual recipe.
+    """``torch.optim.Muon`` for all matrices, and AdamW for the other parameters.
+
+    An optimizer sees parameters, not layers: embeddings and the last layer count as matrices, with one momentum. Where
+    AdamW updates them, as Muon's authors advise, their states take twice as much.
 
     >>> weight, bias = nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(4))
     >>> weight.grad, bias.grad = torch.ones(4, 2), torch.ones(4)

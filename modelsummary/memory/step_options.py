@@ -41,8 +41,9 @@ class StepOptions(TypedDict, total=False):
 
     Attributes:
         optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, ``"lion"``,
-            ``"adamw-8bit"`` (as bitsandbytes' ``AdamW8bit``), ``"muon"`` (matrices; AdamW for the rest), a class of any
-            library, or an instance, whose class and settings are used. Default: None, no optimizer step.
+            ``"adamw-8bit"`` (as bitsandbytes' ``AdamW8bit``), ``"muon"`` (all matrices, embeddings too; AdamW for
+            the rest), a class of any library, or an instance, whose class and settings are used. Default: None, no
+            optimizer step.
         dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
         device: device whose kernels to choose. Default: None, the model's device, or the CPU for a model on meta.
         loss: function from the model's result to a scalar. Default: None, the result's ``loss`` if it has one, else the
