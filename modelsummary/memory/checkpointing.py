@@ -168,7 +168,7 @@ class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
         return [plan.to_dict() for plan in self]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the peak of each plan against what it runs again, with matplotlib.
+        """Draw what each plan costs over its peak, with matplotlib.
 
         Args:
             ax: axes to draw into; None: new axes.
@@ -182,7 +182,7 @@ class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
         axes = axes_for(ax, layout="constrained")
         device = self[0].device
         axes.plot([plan.peak / 1e9 for plan in self], [plan.cost for plan in self], marker="o", drawstyle="steps-post")
-        label = "MACs recomputed" if device is None else f"seconds recomputed on {device}"
+        label = "MACs recomputed" if device is None else f"seconds longer on {device}"
         axes.set(xlabel="peak (GB)", ylabel=label)
         return axes
 

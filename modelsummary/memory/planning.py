@@ -131,11 +131,13 @@ def _link(offload: Any, device: Any, target: Target | None) -> float | None:
             "a memory plan chooses what moves to the host; pass offload=True, or the bytes per second of the link in "
             f"one direction, got {offload!r:.80}"
         )
-    if target is None or target.is_cpu:
+    if names_own_device(device) if target is None else target.is_cpu:
         raise InputError(
             f"offload= moves tensors from an accelerator to its host, by seconds, but device={device!r:.80}; pass the "
             "name of an accelerator, such as device='A100'"
         )
+    if target is None:
+        raise InputError("offload= weighs seconds, but by='macs' counts multiply-adds; pass by='latency'")
     if offload is not True:
         return float(offload)
     bandwidth = None if target.model is None else target.model.spec.host_bandwidth
@@ -506,7 +508,8 @@ class Planner:
             return f"{text}no module that could run again; pass a larger budget or a smaller batch"
         count = len(best.fqns)
         blocks = f"all {count}" if count == len(self._blocks) else f"{count} of {len(self._blocks)}"
-        text = f"budget_bytes={budget_bytes:,} is too little: with {blocks} blocks recomputed a step takes "
+        moved = f" and {best.offloaded:,} bytes on the host" if best.offload else ""
+        text = f"budget_bytes={budget_bytes:,} is too little: with {blocks} blocks recomputed{moved} a step takes "
         text += f"{best.peak:,} bytes"
         if self._has_checkpoints:
             text += ", as the model has checkpoints of its own"

@@ -236,6 +236,7 @@ def test_refusals():
         ),
         ({"offload": {"0": [1]}, "device": "A100"}, "a memory plan chooses what moves to the host"),
         ({"offload": True, "device": "TPU v5e"}, "the link of TPU v5e to its host is not known"),
+        ({"offload": True, "device": "A100", "by": "macs"}, "by='macs' counts multiply-adds; pass by='latency'"),
     ]:
         with pytest.raises(InputError, match=message):
             stats.memory_plan(10**6, **options)
@@ -266,6 +267,8 @@ def test_batch_norm_moves_where_it_must_not_run_again():
     plan = stats.memory_plan(budget, device="A100", offload=True)
     assert plan.peak <= budget
     assert plan.offload
+    with pytest.raises(InputError, match=r"blocks recomputed and [\d,]+ bytes on the host a step takes"):
+        stats.memory_plan(budget // 4, device="A100", offload=True)
 
 
 @pytest.mark.gpu
