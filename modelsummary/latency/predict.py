@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
@@ -16,7 +16,7 @@ from modelsummary.devices.target import Target, host_calls, timing_on
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.row_times import with_inner
 from modelsummary.layer_info import CallKey, LayerInfo
-from modelsummary.memory.checkpointing import is_under_policy
+from modelsummary.memory.checkpointing import under_policy
 from modelsummary.operators.kernels import Kernel, StepOperator, WorkFormats, check_mode, kernels_of
 from modelsummary.operators.recurrent_layers import join_recurrent
 from modelsummary.subject import subject_of
@@ -73,9 +73,9 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
             for name, parameter in live.model.named_parameters()
             if parameter.requires_grad and name not in trace.without_gradient
         }
-        checkpoint = dict(plan.checkpoint)
+        asks_policy = under_policy(dict(plan.checkpoint), live.model)
         calls_of_host = _dispatches(kernels, target, mode)
-        calls_of_host += _calls_beside_kernels(operators, checkpoint, root, trained, mode)
+        calls_of_host += _calls_beside_kernels(operators, asks_policy, root, trained, mode)
         row_seconds, phase_seconds, limited_by = _own_seconds(kernels, calls_of_host, target)
     columns = _columns(root, row_seconds)
     forward_ms, backward_ms = columns["estimated_latency_ms"], columns["estimated_backward_latency_ms"]
@@ -180,7 +180,7 @@ def _dispatches(kernels: Sequence[Kernel], target: Target, mode: str) -> _Calls:
 
 def _calls_beside_kernels(
     operators: Sequence[StepOperator],
-    checkpoint: Mapping[str, Sequence[str]],
+    asks_policy: Callable[[StepOperator], bool],
     root: LayerInfo,
     trained: set[int],
     mode: str,
@@ -193,7 +193,7 @@ def _calls_beside_kernels(
 
     Args:
         operators: operators of the step.
-        checkpoint: modules that run under activation checkpointing -> names of the results that they keep.
+        asks_policy: tells at which operators a checkpoint asks whether it keeps their results.
         root: row of the model.
         trained: ids of the parameters that get a gradient.
         mode: ``"eager"`` or ``"compiled"``.
@@ -202,7 +202,7 @@ def _calls_beside_kernels(
     for operator in operators if mode == "eager" else ():
         row = operator.row or _OUTSIDE
         counts.update(((phase, row), kind) for phase, kind in host_calls(operator))
-        if is_under_policy(operator, checkpoint):
+        if asks_policy(operator):
             counts[(operator.phase, row), "policy"] += 1
     phases = {operator.phase for operator in operators}
     accumulated: set[int] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import getsource
 from itertools import groupby, pairwise
@@ -14,7 +14,14 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from modelsummary import _torch
-from modelsummary.capture.checkpoints import AppliedCheckpoint, apply_checkpoint, checkpointed, copied, keeping
+from modelsummary.capture.checkpoints import (
+    AppliedCheckpoint,
+    apply_checkpoint,
+    checkpointed,
+    copied,
+    keeping,
+    segment_of,
+)
 from modelsummary.capture.offloading import HostStorage, Offloading, SavedView, offloaded, to_device, to_host
 from modelsummary.capture.templates import make_object
 from modelsummary.extras import Records, axes_for
@@ -32,8 +39,8 @@ __all__ = [
     "block_of",
     "blocks_of",
     "bytes_by_block",
-    "is_under_policy",
     "square_root",
+    "under_policy",
 ]
 
 
@@ -283,17 +290,30 @@ def block_of(fqn: str | None, numbers: Mapping[str, int]) -> int | None:
     return None
 
 
-def is_under_policy(operator: StepOperator, checkpoint: Mapping[str, Sequence[str]]) -> bool:
-    """Return True for an operator at which torch asks whether the checkpoint around it keeps the result.
+def under_policy(checkpoint: Mapping[str, Sequence[str]], model: nn.Module) -> Callable[[StepOperator], bool]:
+    """Return a function that tells at which operators torch asks whether the checkpoint around them keeps the result.
 
     Args:
-        operator: an operator of a step with these checkpoints.
-        checkpoint: modules that run under activation checkpointing -> names of the results that they keep.
+        checkpoint: modules and segments that run under activation checkpointing -> names of the results that they keep.
+        model: the model; the function takes operators of its step with these checkpoints.
     """
-    if operator.row is None or not (operator.phase == "forward" or operator.run.with_grad):
-        return False
-    kept = {fqn: number for number, fqn in enumerate(checkpoint) if checkpoint[fqn]}
-    return bool(kept) and block_of(operator.row[0], kept) is not None
+    names = [name for fqn, kept in checkpoint.items() if kept for name in _modules_in(fqn, model)]
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def asks(operator: StepOperator) -> bool:
+        runs_checkpoint = operator.phase == "forward" or operator.run.with_grad
+        return runs_checkpoint and operator.row is not None and block_of(operator.row[0], numbers) is not None
+
+    return asks
+
+
+def _modules_in(fqn: str, model: nn.Module) -> list[str]:
+    """Return the name of a module, or those of the modules of a segment."""
+    container, segment = segment_of(fqn)
+    if segment is None:
+        return [fqn]
+    children = [name for name, _ in model.get_submodule(container).named_children()]
+    return [f"{container}.{children[index]}".lstrip(".") for index in segment]
 
 
 def blocks_of(root: LayerInfo) -> list[LayerInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -399,3 +400,16 @@ def test_kernels_of_attention_are_an_option():
         stats.estimate_latency("cpu", attention="flash2")
     with pytest.raises(InputError, match="attention must be None or one of"):
         stats.kernels("H100", attention="flash")
+
+
+def test_the_policy_of_a_segment_takes_the_time_of_the_host():
+    """A segment of all layers asks as often as the module that has them."""
+    parts = {"up": nn.Linear(64, 256), "act": nn.GELU(), "down": nn.Linear(256, 64)}
+    stats = Statistics(nn.Sequential(nn.Sequential(OrderedDict(parts)), nn.Linear(64, 8)), (16, 64))
+    kept = ("aten.addmm.default#1",)
+    segment, whole, nothing = (
+        stats.estimate_latency("A100", backward=True, checkpoint=checkpoint)
+        for checkpoint in ({"0[0:3]": kept}, {"0": kept}, {"0": ()})
+    )
+    assert segment == whole
+    assert whole.forward_ms > nothing.forward_ms + 4 * 0.045  # two products, two views and an activation at 45 us
