@@ -268,10 +268,11 @@ class DeviceModel:
             return max(seconds, work.flops / self.sustained)
         path = self._path(work)
         if work.op_class == "attention":
-            is_cudnn = bool(self.attention) and self.attention_kernel == "cudnn" and self._is_half(work.dtype)
-            rate = self._attention_rate(work) * (share_of_options(work) if is_cudnn else 1.0)
-            diagonal = diagonal_of(self.spec.generation) if is_cudnn else None
-            return attention_seconds(work, rate, units, self.attention_kernel, diagonal)
+            is_measured = bool(self.attention) and self._is_half(work.dtype)
+            kernel = self.attention_kernel if is_measured else "efficient"
+            rate = self._attention_rate(work) * (share_of_options(work) if kernel == "cudnn" else 1.0)
+            diagonal = diagonal_of(self.spec.generation) if kernel == "cudnn" else None
+            return attention_seconds(work, rate, units, kernel, diagonal)
         peak *= self.tensor if self._on_tensor_cores(work) else self.simt
         if work.op_class == "rnn":  # each step waits for the one before
             return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch

@@ -307,6 +307,12 @@ def test_flash_attention_1_is_as_fast_as_was_published(head):
         assert least < work.flops / model.computing(work) / 312e12 < most
 
 
+def test_float32_attention_is_the_memory_efficient_kernel_whichever_runs_in_half_precision():
+    work = attention(64, 1024, 1024, 64)._replace(dtype=torch.float32, is_backward=True)
+    seconds = {device_model(DeviceSpec("A100"), attention=kernel).seconds(work) for kernel in ("flash1", "flash2")}
+    assert len(seconds) == 1
+
+
 def test_unknown_kernels_of_attention():
     with pytest.raises(InputError, match=r"attention must be None or one of .flash1., .*.efficient., got .flash."):
         device_model(DeviceSpec("RTX 3090"), attention="flash")
