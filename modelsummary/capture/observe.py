@@ -156,6 +156,7 @@ def observe(
             shapes.assume_values((args, kwargs))
         kind = StepRun if plan.stage is None else StageRun
         run = kind(model, args, kwargs, plan, device, block, level="storages" if storages else "arguments")
+        run.observer.host_is_apart = wanted.type != "cpu"
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
@@ -172,6 +173,7 @@ def observe(
     with nullcontext() if plan.compiled else eager_optimizers(), real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
         run = StepRun(model, args, kwargs, plan, model_device, block, level="storages")
+        run.observer.host_is_apart = wanted.type != "cpu"
         with as_step_error(lambda: run.doing, remedies), _operators(run, execution, on_shapes=False):
             apply_checkpoint(model, dict(plan.checkpoint), offload=dict(plan.offload))
             run.step()

@@ -181,6 +181,7 @@ class Observer:
         read: identities of the storages whose elements Python got without an operator, if storages are followed.
         saves: the tensors that autograd saves and that stay on the device, in order.
         offloaded: bytes that were moved to the host.
+        host_is_apart: the memory of the host is not the memory that is observed, so that these count no bytes.
     """
 
     def __init__(self, block_bytes: int = 1, level: Level = "storages") -> None:
@@ -195,6 +196,7 @@ class Observer:
         self.read: set[int] = set()
         self.saves: list[Save] = []
         self.offloaded = 0
+        self.host_is_apart = True
         self._live: dict[int, tuple[Any, Allocation]] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
         self._params: set[int] = set()  # identities of the storages of parameters
@@ -440,7 +442,7 @@ class Observer:
         """Return a context that tells of resized storages, layers that add biases in place, and elements that are read.
 
         FSDP2 frees gathered parameters by resizing. Linear and recurrent functions add biases in place. Copies of saved
-        tensors in the memory of the host count no bytes.
+        tensors in the memory of the host count no bytes of a device.
         """
         original: Any = torch.UntypedStorage.resize_
 
@@ -474,16 +476,16 @@ class Observer:
         ]
         to_host = offloading.to_host
 
-        def to_host_uncounted(elements: Tensor, stream: Any) -> tuple[Tensor, Any]:
+        def to_host_noted(elements: Tensor, stream: Any) -> tuple[Tensor, Any]:
             copy, event = to_host(elements, stream)
             allocation = self.of(copy)
             if allocation is not None:
                 self.offloaded += allocation.nbytes
-                allocation.nbytes = 0
+                allocation.nbytes = 0 if self.host_is_apart else allocation.nbytes
             return copy, event
 
         with ExitStack() as stack:
-            stack.enter_context(_torch.swapped(offloading, "to_host", to_host_uncounted))
+            stack.enter_context(_torch.swapped(offloading, "to_host", to_host_noted))
             stack.enter_context(_torch.swapped(torch.UntypedStorage, "resize_", resize_))
             for owner, name in _LAYERS:
                 stack.enter_context(_torch.swapped(owner, name, followed(getattr(owner, name))))

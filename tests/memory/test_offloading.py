@@ -57,11 +57,23 @@ def test_bytes_that_leave():
     model, x = decoder()
     stats = Statistics(model, x)
     inputs = {str(number): [0] for number in range(4)}
-    plain, moved = (stats.memory(checkpoint=list(inputs), offload=offload) for offload in (None, inputs))
+    plain, moved = (stats.memory(device="cuda", checkpoint=list(inputs), offload=offload) for offload in (None, inputs))
     assert plain.held_after_forward - moved.held_after_forward == 2 * INPUT  # the first one is the input of the step
     assert moved.offloaded == 4 * INPUT
     assert moved.recomputed_macs == plain.recomputed_macs
     assert f"Moved to the host until the backward: {4 * INPUT / 1e3:.2f} kB" in str(moved)
+
+
+def test_a_cpu_saves_nothing():
+    """Its memory is the host's: what was copied stays, and takes the bytes that a real step takes."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU()), nn.Linear(256, 64)))
+    stats = Statistics(model, (512, 64))
+    plain, moved = stats.memory(), stats.memory(offload={"0": [1]})
+    assert moved.offloaded > 0
+    assert moved.held_after_forward >= plain.held_after_forward
+    measured = stats.measure_memory(offload={"0": [1]})
+    assert measured.held_after_forward == pytest.approx(moved.held_after_forward, abs=64)
+    assert measured.peak == pytest.approx(moved.peak, abs=64)
 
 
 def test_transfers_of_one_block_are_under_way(monkeypatch):
