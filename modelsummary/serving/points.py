@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from modelsummary.errors import InputError
@@ -15,8 +16,7 @@ __all__ = ["Point", "Points"]
 _MOST_OPERATORS = 10_000  # of the prompt of one run; about a second
 _PROBES = (64, 128, 256)  # multiples of the chunks in which linear attention works
 _FEW = _PROBES[-1]  # tokens that are always run
-_CHECKED = 64  # tokens of the request that compares few blocks with all
-_FOLD_ERROR = 0.01  # of its time
+_FOLD_ERROR = 0.01  # of the time of a request that compares few blocks with all
 _ODDS = 0.5  # more operators of a longer prompt, as a fraction of the operators of a token: masks, but no loop
 
 
@@ -48,10 +48,12 @@ class Points:
         run: runs a batch of requests of a context on shapes.
         time: returns the times of prefill and decode of a run.
         folded: points of versions of the model with few of its equal blocks, each with its factor.
+        checked: contexts of the requests that compare few blocks with all.
 
     Attributes:
         extrapolated_from: the longest context that was run if others were extrapolated, else None.
-        fold_error: the largest difference between the times of few blocks and of all blocks, as a fraction.
+        fold_error: the largest difference between the times of few blocks and of all blocks, as a fraction; 0.0 if all
+            blocks run.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class Points:
         run: Callable[[int, int], RequestRun],
         time: Callable[[RequestRun], tuple[PhaseTime, PhaseTime]],
         folded: Sequence[tuple[Points, float]] = (),
+        checked: Sequence[int] = (),
     ) -> None:
-        self._run, self._time, self._folded = run, time, folded
+        self._run, self._time, self._folded, self._checked = run, time, folded, checked
         self._is_folded: bool | None = None  # None: not checked
         self.fold_error = 0.0
         self._points: dict[tuple[int, int], Point] = {}
@@ -80,27 +83,29 @@ class Points:
         """Return a point of which the times, the cache and the weights count: few of equal blocks tell them.
 
         The highest peak may be of another part of a model with few blocks, so ``at`` tells the peaks. The first call
-        compares the sum with a forward of all blocks; if they differ, all blocks run.
+        compares the sum with forwards of all blocks; if they differ, all blocks run.
         """
         if self._is_folded is None:
-            self._is_folded = bool(self._folded) and self._agrees(1, min(context, _CHECKED))
+            errors = [self._difference(tokens) for tokens in self._checked] if self._folded else []
+            self._is_folded = bool(errors) and max(errors) <= _FOLD_ERROR
+            self.fold_error = max(errors) if self._is_folded else 0.0
         return self._sum_of_folds(batch, context) if self._is_folded else self.at(batch, context)
 
     def _sum_of_folds(self, batch: int, context: int) -> Point:
         points, factors = zip(*self._folded, strict=True)
         return _sum([point.at(batch, context) for point in points], factors)
 
-    def _agrees(self, batch: int, context: int) -> bool:
-        """Return True if few blocks tell what all of them take."""
-        whole = self.at(batch, context)
+    def _difference(self, context: int) -> float:
+        """Return the difference of few blocks from all in the times of a request; infinite if bytes differ, too."""
+        whole = self.at(1, context)
         try:
-            few = self._sum_of_folds(batch, context)
+            few = self._sum_of_folds(1, context)
         except InputError:  # such as a block that does not return a tensor of the size that it takes
-            return False
+            return inf
+        if (few.cache.nbytes, few.weight_bytes) != (whole.cache.nbytes, whole.weight_bytes):
+            return inf
         phases = ((few.prefill, whole.prefill), (few.decode, whole.decode))
-        self.fold_error = max(abs(one.seconds / all_.seconds - 1) for one, all_ in phases)
-        nbytes = (few.cache.nbytes, few.weight_bytes) == (whole.cache.nbytes, whole.weight_bytes)
-        return nbytes and self.fold_error <= _FOLD_ERROR
+        return max(abs(one.seconds / all_.seconds - 1) for one, all_ in phases)
 
     def _measured(self, batch: int, context: int) -> Point:
         run = self._run(batch, context)

@@ -43,6 +43,7 @@ from modelsummary.units import parse_bytes
 __all__ = ["MOST_REQUESTS", "Server", "ServingOptions", "calibrate"]
 
 MOST_REQUESTS = 2**16
+_CHECKED = 64  # tokens of a request that compares few blocks with all; the longest context is another
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ class Server:
             folded = [
                 (Points(partial(run, index), self._times), factor) for index, factor in enumerate(factors, start=1)
             ]
-            yield Points(partial(run, 0), self._times, folded)
+            context = self.options.context
+            yield Points(partial(run, 0), self._times, folded, sorted({min(context, _CHECKED), context}))
 
     def _times(self, request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
         prefill, decode = (

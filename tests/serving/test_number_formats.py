@@ -7,11 +7,13 @@ import torch
 
 from modelsummary import DeviceSpec, InputError, Statistics
 from modelsummary.serving import Engine
+from modelsummary.serving.depth import folds_of
 from modelsummary.serving.merged import with_merged_products
 from modelsummary.serving.points import Points
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import run_request
-from tests.serving.models import WIDTH, WORDS, Decoder
+from modelsummary.serving.server import Server, ServingOptions
+from tests.serving.models import WIDTH, WORDS, Cache, Decoder
 from tests.serving.test_serving import DEVICE, IDS
 from tests.untouched import untouched
 
@@ -100,3 +102,25 @@ def test_few_blocks_tell_what_all_take(monkeypatch):
     assert few.pages == every.pages
     for few_curve, curve in ((few._tokens, every._tokens), (few._cached, every._cached), (few._bytes, every._bytes)):
         assert [point.y for point in few_curve.nodes] == pytest.approx([point.y for point in curve.nodes], rel=0.01)
+
+
+class Alternating(Cache):
+    """Every second layer keeps 80 tokens; nothing but the number of a layer tells which."""
+
+    def update(self, number, keys, values):
+        self.window = 80 if number % 2 else None
+        return super().update(number, keys, values)
+
+
+class AlternatingDecoder(Decoder):
+    def forward(self, ids, past=None, use_cache=True):
+        return super().forward(ids, Alternating() if past is None else past)
+
+
+def test_blocks_that_differ_in_long_contexts_only_are_not_folded():
+    """Half of eight layers keep 80 of 100 tokens, which a request of 64 tokens does not show."""
+    stats = Statistics(AlternatingDecoder(layers=8), IDS)
+    server = Server(stats.live, stats.root, BYTES, ServingOptions(CONTEXT, dtype=torch.bfloat16))
+    with server.points(folds_of(stats.root)) as points:
+        assert points.timed(1, CONTEXT).cache.nbytes == (4 * CONTEXT + 4 * 80) * 2 * WIDTH * 2
+        assert points.fold_error == 0.0  # nothing is folded
