@@ -67,7 +67,7 @@ class _Serving:
         return ServingEstimate(
             model=type(self.model).__name__,
             device=self.target.name,
-            dtype=self._dtype_name(),
+            dtype=self._server.dtype_name,
             mode=self.mode,
             context=context,
             batch=batch,
@@ -129,9 +129,10 @@ class _Serving:
         while weights * self.options.tensor > ranks * self.memory:
             ranks *= 2
         have = f"{scaled(self.memory, 'B')} of {self.target.name}"
+        fewer = "" if self.options.weights or self.target.model is None else ", weights='int4'"
         raise InputError(
-            f"the weights take {scaled(weights, 'B')} in {self.options.weights or self._dtype_name()}, more than the "
-            f"{have}: pass tensor={ranks}, a smaller dtype, weights='int4', or a device with more memory"
+            f"the weights take {scaled(weights, 'B')} in {self.options.weights or self._server.dtype_name}, more than "
+            f"the {have}: pass tensor={ranks}, a smaller dtype{fewer}, or a device with more memory"
         )
 
     def _peak(self, batch: int, context: int) -> int:
@@ -174,15 +175,6 @@ class _Serving:
             throughputs.append(Throughput(batch, 1e3 * seconds, batch / seconds, peak, peak <= self.memory))
         return tuple(throughputs)
 
-    def _dtype(self) -> torch.dtype:
-        if self.options.dtype is not None:
-            return self.options.dtype
-        floats = (parameter.dtype for parameter in self.model.parameters() if parameter.dtype.is_floating_point)
-        return next(floats, torch.get_default_dtype())
-
-    def _dtype_name(self) -> str:
-        return str(self._dtype()).removeprefix("torch.")
-
     def _source(self) -> str:
         model = self.target.model
         return f"kernel table of {self.target.name}" if model is None else f"fit: {model.fit}"
@@ -201,10 +193,10 @@ class _Serving:
         if self._max_context_limited_by() == "model":
             refusal = self._refusal(self._max_context + 1)
             notes.append(f"Contexts of more than {grouped(self._max_context)} tokens are not accepted: {refusal}")
-        if self._dtype().itemsize == 1:
+        if self._server.dtype.itemsize == 1:
             notes.append(
-                f"Weights, hidden states and cache in {self._dtype_name()}, as a server with scaled products keeps "
-                "them: PyTorch's own products of such tensors need scales; scales are not counted"
+                f"Weights, hidden states and cache in {self._server.dtype_name}, as a server with scaled products "
+                "keeps them: PyTorch's own products of such tensors need scales; scales are not counted"
             )
         if self.options.cache_dtype is not None:
             name = str(self.options.cache_dtype).removeprefix("torch.")

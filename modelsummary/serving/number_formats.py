@@ -3,8 +3,8 @@
 The forward runs with tensors of the dtype of hidden states. The operators that read their storages tell which weights
 and caches are kept in another form:
 
-- weights are the parameters that products read, except for tables of embeddings and heads of the same shape, which
-  quantisers leave as they are;
+- weights are the parameters that products read, except for tables of embeddings and as many heads of the same shape,
+  which quantisers leave as they are;
 - of a cache, what attention reads.
 
 Fewer bytes are moved then. Products of 8-bit floats compute at the peak of that dtype, and their other operand is cast,
@@ -14,20 +14,21 @@ the next weights are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from modelsummary.devices.target import Target
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError
+from modelsummary.keywords import choice_of, dtype_named
 from modelsummary.operators.kernels import StepOperator, WorkFormats
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_work import Work
 from modelsummary.serving.run import Phase, RequestRun
 
-__all__ = ["WEIGHTS", "NumberFormats", "WeightFormat", "check_device", "check_formats"]
+__all__ = ["WEIGHTS", "NumberFormats", "WeightFormat", "check_device", "named_formats"]
 
 
 class WeightFormat(NamedTuple):
@@ -118,13 +119,7 @@ class NumberFormats:
         if self.weights is None:
             return 0
         tables = _tables(operators)
-        kept = {
-            storage: spec
-            for operator in operators
-            if operator.run.call.cost.macs
-            for storage, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False)
-            if _is_weight(spec, tables)
-        }
+        kept = {storage: spec for storage, spec in _read_by_products(operators) if _is_weight(spec, tables)}
         bits = self.weights.bits
         return round(sum(spec.numel * (spec.dtype.itemsize - bits / 8) for spec in kept.values()))
 
@@ -136,7 +131,7 @@ class NumberFormats:
         return replace(phase, cache=cache, peak_bytes=phase.peak_bytes - weights - saved)
 
     def _saved_of_cache(self, phase: Phase) -> int:
-        """Return the bytes by which the cache after a phase is smaller."""
+        """Return the bytes by which the cache after a phase is smaller; negative if it is larger."""
         if self.cache_dtype is None:
             return 0
         read: dict[int, TensorSpec] = {}
@@ -147,14 +142,36 @@ class NumberFormats:
 
     def _saved(self, spec: TensorSpec) -> int:
         assert self.cache_dtype is not None
-        return spec.numel * max(spec.dtype.itemsize - self.cache_dtype.itemsize, 0)
+        return spec.numel * (spec.dtype.itemsize - self.cache_dtype.itemsize)
 
 
 def _tables(operators: Sequence[StepOperator]) -> frozenset[tuple[int, ...]]:
-    """Return the shapes of tables of embeddings."""
-    gathering = (operator.run.call for operator in operators if operator.run.call.rule.gathers)
-    shapes = {spec.shape for call in gathering for spec in call.tensors if spec.is_param}
+    """Return the shapes of tables of embeddings, and of heads.
+
+    A square table of positions has the shape of other weights, of which there are more than tables.
+    """
+    tables: dict[tuple[int, ...], set[int]] = {}
+    for operator in operators:
+        if operator.run.call.rule.gathers:
+            for storage, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False):
+                if spec.is_param:
+                    tables.setdefault(spec.shape, set()).add(storage)
+    others: dict[tuple[int, ...], set[int]] = {}
+    for storage, spec in _read_by_products(operators):
+        others.setdefault(max(spec.shape, spec.shape[::-1]), set()).add(storage)
+    shapes = {
+        shape for shape, storages in tables.items() if len(others.get(max(shape, shape[::-1]), ())) <= len(storages)
+    }
     return frozenset(shapes | {shape[::-1] for shape in shapes})
+
+
+def _read_by_products(operators: Sequence[StepOperator]) -> Iterator[tuple[int, TensorSpec]]:
+    """Yield the parameters that operators with multiply-adds read, each with its storage."""
+    for operator in operators:
+        if operator.run.call.cost.macs:
+            for storage, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False):
+                if spec.is_param:
+                    yield storage, spec
 
 
 def _is_weight(spec: TensorSpec, tables: frozenset[tuple[int, ...]]) -> bool:
@@ -169,25 +186,23 @@ def _cache_operands(operator: StepOperator, phase: Phase) -> tuple[int, ...]:
     return tuple([position for position, storage in enumerate(run.reads) if storage in phase.cache_storages])
 
 
-def check_formats(weights: str | None, cache_dtype: torch.dtype | None) -> NumberFormats:
-    """Return how a server keeps weights and caches.
+def named_formats(weights: Any, cache_dtype: Any) -> tuple[str | None, torch.dtype | None]:
+    """Return how a server keeps weights and caches, as ``WEIGHTS`` and torch name it.
 
     Args:
         weights: one of ``WEIGHTS``, or None.
-        cache_dtype: a floating point dtype, or None.
+        cache_dtype: a floating point dtype or its name, or None.
 
     Raises:
         InputError: a value is unknown.
 
-    >>> check_formats("int4", None).weights.bits
-    4.15625
+    >>> named_formats("INT4", "e5m2")
+    ('int4', torch.float8_e5m2)
     """
-    if weights is not None and (not isinstance(weights, str) or weights not in WEIGHTS):
-        names = ", ".join(map(repr, WEIGHTS))
-        raise InputError(f"weights must be {names} or None, got {weights!r:.80}{close_to(weights, WEIGHTS)}")
-    if cache_dtype is not None and not (isinstance(cache_dtype, torch.dtype) and cache_dtype.is_floating_point):
-        raise InputError(f"cache_dtype must be a floating point torch.dtype or None, got {cache_dtype!r:.80}")
-    return NumberFormats(None if weights is None else WEIGHTS[weights], cache_dtype)
+    return (
+        None if weights is None else choice_of(weights, WEIGHTS, "weights", " or None"),
+        None if cache_dtype is None else dtype_named(cache_dtype, "cache_dtype", end=" or None"),
+    )
 
 
 def check_device(formats: NumberFormats, name: str | None, target: Target) -> None:

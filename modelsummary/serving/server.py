@@ -30,7 +30,7 @@ from modelsummary.parallel.make import make_plan
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.depth import Folds, folds_of
 from modelsummary.serving.links import communication
-from modelsummary.serving.number_formats import NumberFormats, check_device, check_formats
+from modelsummary.serving.number_formats import WEIGHTS, NumberFormats, check_device, named_formats
 from modelsummary.serving.points import Points
 from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.published import ServedCase
@@ -80,7 +80,10 @@ class ServingOptions:
             object.__setattr__(self, "mode", choice_of(self.mode, MODES, "mode", " or None"))
         if self.cluster is not None and not isinstance(self.cluster, Cluster):
             raise InputError(f"cluster must be a Cluster or None, got {self.cluster!r:.80}")
-        if self.formats.cache_dtype is not None and self.cache is not None:
+        weights, cache_dtype = named_formats(self.weights, self.cache_dtype)
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "cache_dtype", cache_dtype)
+        if cache_dtype is not None and self.cache is not None:
             raise InputError(
                 "pass cache= or cache_dtype=, not both: cache_dtype= keeps the model's own cache in a dtype"
             )
@@ -95,7 +98,7 @@ class ServingOptions:
     @property
     def formats(self) -> NumberFormats:
         """How weights and caches are kept."""
-        return check_formats(self.weights, self.cache_dtype)
+        return NumberFormats(None if self.weights is None else WEIGHTS[self.weights], self.cache_dtype)
 
 
 class Server:
@@ -154,8 +157,21 @@ class Server:
         """Return what decides which published tables a simulation is compared with; None on this machine, or eager."""
         if self.target.model is None or self.mode == "eager":
             return None
-        generation, weights = self.target.model.spec.generation, self.options.weights or "bfloat16"
-        return ServedCase(generation, weights, "one" if self.options.tensor == 1 else "several")
+        weights = self.options.weights or {1: "fp8", 2: "bfloat16"}.get(self.dtype.itemsize, self.dtype_name)
+        return ServedCase(self.target.model.spec.generation, weights, "one" if self.options.tensor == 1 else "several")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of weights and hidden states."""
+        if self.options.dtype is not None:
+            return self.options.dtype
+        floats = (parameter.dtype for parameter in self.live.model.parameters() if parameter.dtype.is_floating_point)
+        return next(floats, torch.get_default_dtype())
+
+    @property
+    def dtype_name(self) -> str:
+        """Return the name of that dtype, without ``torch.``."""
+        return str(self.dtype).removeprefix("torch.")
 
     @contextmanager
     def points(self, folds: Folds | None = None) -> Iterator[Points]:

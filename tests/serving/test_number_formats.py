@@ -10,6 +10,7 @@ from modelsummary.serving import Engine
 from modelsummary.serving.depth import folds_of
 from modelsummary.serving.merged import with_merged_products
 from modelsummary.serving.points import Points
+from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import run_request
 from modelsummary.serving.server import Server, ServingOptions
@@ -61,12 +62,43 @@ def test_cache_dtype_by_hand(stats, plain):
     assert "kept in float8_e4m3fn" in str(estimate)
 
 
+def test_a_wider_cache_takes_more(stats, plain):
+    wide = served(stats, cache_dtype="fp32")
+    assert wide.cache_bytes == 2 * plain.cache_bytes
+    assert wide.decode_ms > plain.decode_ms
+    assert wide.peak_bytes > plain.peak_bytes
+
+
+def points_of(stats, **options):
+    return Server(stats.live, stats.root, BYTES, ServingOptions(16, dtype=torch.bfloat16, **options)).points()
+
+
+def test_weights_with_the_shape_of_a_table_of_positions():
+    """Four weights of attention have the shape of the one table of positions: they are no heads."""
+    stats = Statistics(Decoder(positions=WIDTH), IDS)
+    with points_of(stats) as plain, points_of(stats, weights="FP8") as kept:
+        assert plain.at(1, 16).weight_bytes - kept.at(1, 16).weight_bytes == IN_PRODUCTS
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({}, "float32"),
+        ({"dtype": torch.float16}, "bfloat16"),
+        ({"dtype": "fp8"}, "fp8"),
+        ({"dtype": "fp8", "weights": "int4"}, "int4"),
+    ],
+)
+def test_the_form_of_weights_decides_which_tables_are_near(stats, options, weights):
+    assert Server(stats.live, stats.root, BYTES, ServingOptions(16, **options)).case == ServedCase("none", weights)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "int5"}, "weights must be 'fp8', .* or None, got 'int5'; did you mean 'int"),
-        ({"weights": 4}, "weights must be 'fp8', .* or None, got 4"),
-        ({"cache_dtype": torch.int8}, "cache_dtype must be a floating point torch.dtype or None, got torch.int8"),
+        ({"weights": "int5"}, "weights must be one of 'fp8', .* or None, got 'int5'; did you mean 'int"),
+        ({"weights": 4}, "weights must be one of 'fp8', .* or None, got 4"),
+        ({"cache_dtype": torch.int8}, "cache_dtype must be a floating point torch.dtype or None, .*, got torch.int8"),
         ({"cache_dtype": torch.float16, "cache": "static"}, "pass cache= or cache_dtype=, not both"),
         ({"weights": "fp8", "device": DEVICE}, "needs products of torch.float8_e4m3fn, which made up does not have"),
     ],
