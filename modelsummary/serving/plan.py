@@ -18,8 +18,9 @@ import torch
 from modelsummary.errors import InputError, check_integers, close_to, is_number
 from modelsummary.extras import Records
 from modelsummary.serving.load import Load
+from modelsummary.serving.number_formats import named_formats
 from modelsummary.serving.prices import CurvePoint, StepPrices
-from modelsummary.serving.scheduler import Engine
+from modelsummary.serving.scheduler import Engine, check_longest
 from modelsummary.serving.server import Server
 from modelsummary.serving.simulation import ServingSimulation, check_limits, keeps_limits, largest_rate
 from modelsummary.tables import Printed, Report
@@ -44,7 +45,7 @@ _FLAGS: dict[str, dict[str, str]] = {
         "replicas": "--dp-size",
         "max_requests": "--max-running-requests",
         "token_budget": "--chunked-prefill-size",
-        "memory_share": "--mem-fraction-static",
+        "static_share": "--mem-fraction-static",
         "weights": "--quantization",
         "cache_dtype": "--kv-cache-dtype",
     },
@@ -52,10 +53,12 @@ _FLAGS: dict[str, dict[str, str]] = {
         "tensor": "--tp_size",
         "max_requests": "--max_batch_size",
         "token_budget": "--max_num_tokens",
-        "memory_share": "--kv_cache_free_gpu_memory_fraction",
+        "free_share": "--kv_cache_free_gpu_memory_fraction",
     },
 }
-_WEIGHTS = {"fp8": "fp8", "int4": "awq", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"}  # vLLM and SGLang
+# Of vLLM and SGLang; "awq" forces slower kernels than "awq_marlin", and takes float16 alone. 8-bit integers are told by
+# the checkpoint.
+_WEIGHTS = {"fp8": "fp8", "int4": "awq_marlin", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"}
 _CACHES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 
 
@@ -64,11 +67,11 @@ class ServingSpace:
     """The ways of serving that are tried.
 
     Attributes:
-        tensor: numbers of devices that share a model. Default: powers of two up to the devices of a node.
+        tensor: numbers of devices that share a model; more than there are, are left out.
         weights: forms of weights, as for ``Statistics.serving``; None: as the estimate has them.
         cache_dtype: dtypes of caches; None: as the estimate has them.
         max_requests: largest numbers of requests that run together.
-        token_budget: tokens of a step.
+        token_budget: tokens of a step; ones that are fewer than ``max_requests`` are left out.
 
     Raises:
         InputError: a list is empty or a value is unusable.
@@ -88,6 +91,8 @@ class ServingSpace:
         for name in ("tensor", "max_requests", "token_budget"):
             for value in getattr(self, name):
                 check_integers(**{name: value})
+        object.__setattr__(self, "weights", tuple(named_formats(value, None)[0] for value in self.weights))
+        object.__setattr__(self, "cache_dtype", tuple(named_formats(None, value)[1] for value in self.cache_dtype))
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,11 @@ class ServingPlan:
     Attributes:
         tensor: devices that share a model.
         replicas: models that share the requests.
-        weights, cache_dtype: forms of weights and caches; None: as the estimate has them.
+        weights, cache_dtype: forms of weights and caches; None: the dtype of the forward.
         simulation: of one replica at the largest rate within the limits.
         rate: that rate, of one replica; ``inf`` if all requests may come at once.
+        memory_bytes: memory of a device.
+        weight_bytes: bytes of parameters and buffers on a device.
     """
 
     tensor: int
@@ -108,11 +115,18 @@ class ServingPlan:
     cache_dtype: torch.dtype | None
     simulation: ServingSimulation
     rate: float
+    memory_bytes: int
+    weight_bytes: int
 
     @property
     def engine(self) -> Engine:
         """How a replica batches requests."""
         return self.simulation.engine
+
+    @property
+    def cache_name(self) -> str | None:
+        """The name of ``cache_dtype``, without ``torch.``."""
+        return None if self.cache_dtype is None else str(self.cache_dtype).removeprefix("torch.")
 
     @property
     def devices(self) -> int:
@@ -133,6 +147,10 @@ class ServingPlan:
     def flags(self, engine: str) -> str:
         """Return the options of an engine's command line for this plan.
 
+        Each engine has its own share of the memory: vLLM of all that the engine takes, SGLang of weights and pages, and
+        TensorRT-LLM of the pages in what weights and workspace leave free. Weights in int8 have no option: the
+        checkpoint tells them.
+
         Args:
             engine: ``"vllm"``, ``"sglang"`` or ``"tensorrt-llm"``. TensorRT-LLM takes the forms of weights and caches
                 from the checkpoint, and replicas are servers of their own there.
@@ -143,12 +161,15 @@ class ServingPlan:
         if engine not in _FLAGS:
             names = ", ".join(map(repr, _FLAGS))
             raise InputError(f"engine must be one of {names}, got {engine!r:.80}{close_to(engine, _FLAGS)}")
+        pages = self.simulation.n_pages * self.simulation.page_bytes
         values = {
             "tensor": self.tensor,
             "replicas": self.replicas if self.replicas > 1 else None,
             "max_requests": self.engine.max_requests,
             "token_budget": self.engine.token_budget,
             "memory_share": self.engine.memory_share,
+            "static_share": _share(self.weight_bytes + pages, self.memory_bytes),
+            "free_share": _share(pages, pages + (1 - self.engine.memory_share) * self.memory_bytes),
             "weights": _WEIGHTS.get(self.weights or ""),
             "cache_dtype": _CACHES.get(self.cache_dtype),  # type: ignore[arg-type]
         }
@@ -158,12 +179,12 @@ class ServingPlan:
         )
 
     def _row(self) -> list[str]:
-        simulation, cache = self.simulation, str(self.cache_dtype or "").removeprefix("torch.")
+        simulation = self.simulation
         tpot = simulation.tpot_ms
         return [
             f"{self.tensor} x {self.replicas}",
             self.weights or "",
-            cache,
+            self.cache_name or "",
             grouped(self.engine.max_requests),
             grouped(self.engine.token_budget or 0),
             decimals(self.requests_per_second, 2),
@@ -201,18 +222,20 @@ class ServingPlans(Printed, Records):
             InputError: no way keeps the limits; says why ways were refused.
         """
         if not self.plans:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in [*self.refused.items()][:2])
+            reasons = _first_reasons(self.refused)
             raise InputError(
                 f"none of {self.tried} ways keeps ttft_ms={self.ttft_ms} and tpot_ms={self.tpot_ms}; pass larger "
-                f"limits, shorter requests or other devices{f' ({reasons})' if reasons else ''}"
+                f"limits, shorter requests or other devices{f' (refused: {reasons})' if reasons else ''}"
             )
         return self.plans[0]
 
     @property
     def requests_per_price(self) -> float | None:
         """Requests of the best plan for a unit of cost; None without a price."""
-        best = self.best
-        return None if self.price is None else 3600 * best.requests_per_second / (best.devices * self.price)
+        return self._per_price(self.best)
+
+    def _per_price(self, plan: ServingPlan) -> float | None:
+        return None if self.price is None else 3600 * plan.requests_per_second / (plan.devices * self.price)
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per plan."""
@@ -221,11 +244,12 @@ class ServingPlans(Printed, Records):
                 "tensor": plan.tensor,
                 "replicas": plan.replicas,
                 "weights": plan.weights,
-                "cache_dtype": plan.cache_dtype,
+                "cache_dtype": plan.cache_name,
                 "max_requests": plan.engine.max_requests,
                 "token_budget": plan.engine.token_budget,
                 "requests_per_second": plan.requests_per_second,
                 "requests_per_second_per_device": plan.requests_per_second / plan.devices,
+                "requests_per_price": self._per_price(plan),
             }
             for plan in self.plans
         ]
@@ -242,6 +266,7 @@ class ServingPlans(Printed, Records):
             "per device",
             "TTFT p95",
             "TPOT p95",
+            "At a time",
         ]
         below = [f"{engine}: {best.flags(engine)}" for engine in _FLAGS]
         if self.price is not None:
@@ -250,7 +275,20 @@ class ServingPlans(Printed, Records):
         limits = f"TTFT {self.ttft_ms or 'any'} ms, TPOT {self.tpot_ms or 'any'} ms at p95"
         above = [f"{best.simulation.model} on {best.devices} x {best.simulation.device}: {limits}; {self.tried} ways"]
         rows = [plan._row() for plan in self.plans]
-        return Report(rows, [*headers, "TTFT p95", "TPOT p95", "At a time"], "lllrrrrrrr", above=above, below=below)
+        return Report(rows, headers, "lllrrrrrrr", above=above, below=below)
+
+
+def _first_reasons(refused: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in [*refused.items()][:2])
+
+
+def _share(part: float, whole: float) -> float:
+    """Return a fraction with three decimals, rounded down: engines must not take more.
+
+    >>> _share(2, 3)
+    0.666
+    """
+    return int(1000 * part / whole) / 1000
 
 
 class _Way(NamedTuple):
@@ -289,10 +327,12 @@ def search(
         price: of a device and an hour.
 
     Raises:
-        InputError: limits are unusable.
+        InputError: limits are unusable, or no way can serve the load at any rate.
     """
     check_limits(load, *limits)
     ways, refused = _ways(server_of, load, engine, space, devices)
+    if not ways:
+        raise InputError(f"no way can serve the load: {_first_reasons(refused)}")
     plans: list[ServingPlan] = []
     best = 0.0
     for way in sorted(ways, key=lambda way: -way.bound):
@@ -308,7 +348,8 @@ def search(
         rate = largest_rate(served, replace(load, rate=needed or way.bound / way.replicas), *limits)
         if rate:
             simulation = served(replace(load, rate=None if rate == inf else rate))
-            plans.append(ServingPlan(way.tensor, way.replicas, way.weights, way.cache_dtype, simulation, rate))
+            sizes = way.server.memory, way.prices.weight_bytes
+            plans.append(ServingPlan(way.tensor, way.replicas, way.weights, way.cache_dtype, simulation, rate, *sizes))
             best = max(best, plans[-1].requests_per_second)
     plans.sort(key=lambda plan: (-plan.requests_per_second, plan.tensor))
     return ServingPlans(tuple(plans), *limits, len(ways), refused, price)
@@ -320,6 +361,11 @@ def _ways(
     """Return the ways that can serve, with their bounds, and why the others cannot."""
     ways: list[_Way] = []
     refused: dict[str, str] = {}
+    if min(space.tensor) > devices or min(space.max_requests) > max(space.token_budget):
+        raise InputError(
+            f"space has no way: it needs a tensor <= devices={devices}, got {[*space.tensor]}, and a max_requests <= a "
+            f"token_budget, got {[*space.max_requests]} and {[*space.token_budget]}"
+        )
     engines = [
         replace(engine, max_requests=most, token_budget=budget)
         for most, budget in product(space.max_requests, space.token_budget)
@@ -328,21 +374,27 @@ def _ways(
     for tensor, weights, cache_dtype in product(space.tensor, space.weights, space.cache_dtype):
         if tensor > devices:
             continue
-        changes = {"tensor": tensor, "weights": weights, "cache_dtype": cache_dtype}
+        values = {"tensor": tensor, "weights": weights, "cache_dtype": cache_dtype}
+        changes = {name: value for name, value in values.items() if value is not None}
+        described = ", ".join(f"{name}={value}" for name, value in changes.items())
         try:
-            server = server_of(**{name: value for name, value in changes.items() if value is not None})
+            server = server_of(**changes)
             prices = server.prices(*engines)
         except InputError as error:
-            refused[", ".join(f"{name}={value}" for name, value in changes.items() if value is not None)] = str(error)
+            refused[described] = str(error)
             continue
         replicas = devices // tensor
         for batching, offer in zip(engines, prices, strict=True):
-            if isinstance(offer, InputError):
+            try:
+                if isinstance(offer, InputError):
+                    raise offer
+                check_longest(load, batching, offer.pages)
+            except InputError as error:
                 limits = f"max_requests={batching.max_requests}, token_budget={batching.token_budget}"
-                refused[f"tensor={tensor}, {limits}"] = str(offer)
+                refused[f"{described}, {limits}"] = str(error)
                 continue
-            bound = replicas / least_seconds(offer.token_nodes, batching, load)
-            ways.append(_Way(bound, tensor, replicas, weights, cache_dtype, batching, offer, server))
+            bound, kept = replicas / least_seconds(offer.token_nodes, batching, load), server.options
+            ways.append(_Way(bound, tensor, replicas, kept.weights, kept.cache_dtype, batching, offer, server))
     return ways, refused
 
 
@@ -350,7 +402,7 @@ def least_seconds(nodes: Sequence[CurvePoint], engine: Engine, load: Load) -> fl
     """Return the seconds that each request of a load takes of a server at least, whatever it is batched with.
 
     A straight line that is nowhere above the price of a step has a part per step and a part per token. Of each request,
-    all tokens are computed; each but the first comes from a step that at most ``max_requests`` requests share.
+    all tokens are computed; each that is generated comes from a step that at most ``max_requests`` requests share.
 
     Args:
         nodes: price of a step by its tokens, linear in between.
@@ -358,17 +410,17 @@ def least_seconds(nodes: Sequence[CurvePoint], engine: Engine, load: Load) -> fl
         load: the requests.
 
     >>> nodes = [CurvePoint(1, 10.0, 10.0), CurvePoint(100, 10.0, 10.0), CurvePoint(1000, 100.0, 100.0)]
-    >>> least_seconds(nodes, Engine(max_requests=5), Load(1, prompt=10, output=11))  # ten steps, shared by five
+    >>> least_seconds(nodes, Engine(max_requests=5), Load(1, prompt=10, output=10))  # ten steps, shared by five
     20.0
     """
     requests = load.sample()
     tokens = sum(max(request.prompt - load.shared_tokens, 1) + request.output - 1 for request in requests)
-    steps = sum(request.output - 1 for request in requests) / (engine.max_requests * (1 + engine.draft_tokens))
+    steps = sum(request.output for request in requests) / (engine.max_requests * (1 + engine.draft_tokens))
     corners = [(0.0, 0.0), *((node.x, max(node.y, 0.0)) for node in nodes)]
     slopes = [(high[1] - low[1]) / (high[0] - low[0]) for low, high in pairwise(corners) if high[0] > low[0]]
     best = 0.0
     for slope in {0.0, *(max(slope, 0.0) for slope in slopes)}:
-        if slope <= slopes[-1]:  # else the price is below the line of many tokens
+        if slope <= max(slopes[-1], 0.0):  # else the price is below the line of many tokens
             base = max(min(y - slope * x for x, y in corners[1:]), 0.0)
             is_below = all(base + slope * x <= y * (1 + 1e-9) for x, y in corners[1:])
             best = max(best, base * steps + slope * tokens) if is_below else best

@@ -110,6 +110,7 @@ class StepPrices:
     Attributes:
         pages: the pages of the cache, see ``paged``.
         page_bytes: bytes of a page on one device; of a cache that does not grow, bytes of a request.
+        weight_bytes: bytes of parameters and buffers on one device.
         error: the largest difference between a sum of prices and a forward that was run to check it, as a fraction: of
             several equal requests, of points of the curves before they were added, and of few blocks from all.
     """
@@ -131,6 +132,7 @@ class StepPrices:
         self._added = Curve(self._of_prompts, 1, context - 1)
         self._grown = [self._bytes.at(max(tokens, _SHORTEST)) - self._bytes.nodes[0].y for tokens in range(context + 1)]
         self.error = self._largest_error(engine.max_requests, most_tokens)
+        self.weight_bytes = self._points.at(1, _SHORTEST).weight_bytes
 
     @property
     def token_nodes(self) -> list[CurvePoint]:
@@ -239,7 +241,7 @@ class StepPrices:
 
     def _paged(self, engine: Engine, memory_bytes: int, most_results: int) -> Pages:
         """Return the pages that fit beside weights and the workspace of a step."""
-        weights, workspace = self._points.at(1, _SHORTEST).weight_bytes, self._workspace(engine, most_results)
+        weights, workspace = self.weight_bytes, self._workspace(engine, most_results)
         left = engine.memory_share * memory_bytes - weights - workspace
         if left < self.page_bytes:
             raise InputError(

@@ -22,7 +22,7 @@ from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.serving.load import Load, LoadRequest
 from modelsummary.units import grouped
 
-__all__ = ["Batch", "Engine", "Pages", "ServedRequest", "StepPrice", "Timeline", "serve"]
+__all__ = ["Batch", "Engine", "Pages", "ServedRequest", "StepPrice", "Timeline", "check_longest", "serve"]
 
 
 @dataclass(frozen=True)
@@ -204,15 +204,19 @@ def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], Ste
     >>> timeline.steps, timeline.requests[1].ttft_ms, timeline.requests[1].tpot_ms, timeline.most_pages
     (3, 500.0, 500.0, 24)
     """
-    requests = load.sample()
-    shared = load.shared_tokens // engine.page_tokens * engine.page_tokens
-    _check_longest(requests, pages, shared)
-    return _Loop(requests, engine, pages, price, shared).run()
+    check_longest(load, engine, pages)
+    return _Loop(load.sample(), engine, pages, price, _in_whole_pages(load, engine)).run()
 
 
-def _check_longest(requests: Sequence[LoadRequest], pages: Pages, shared: int) -> None:
-    """Raise ``InputError`` if the longest request cannot be served even alone."""
-    lengths = [request.prompt + request.output - 1 for request in requests]  # the last token is not computed
+def _in_whole_pages(load: Load, engine: Engine) -> int:
+    """Return the tokens of pages that all requests share."""
+    return load.shared_tokens // engine.page_tokens * engine.page_tokens
+
+
+def check_longest(load: Load, engine: Engine, pages: Pages) -> None:
+    """Raise ``InputError`` if the longest request of a load cannot be served even alone."""
+    shared = _in_whole_pages(load, engine)
+    lengths = [request.prompt + request.output - 1 for request in load.sample()]  # the last token is not computed
     tokens = max(lengths)
     index = lengths.index(tokens)
     if tokens > pages.longest:

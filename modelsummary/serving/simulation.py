@@ -220,7 +220,7 @@ def check_limits(load: Load, ttft_ms: float | None, tpot_ms: float | None) -> No
         if limit is not None and not (is_number(limit) and limit > 0):
             raise InputError(f"{name} must be a number of milliseconds > 0 or None, got {limit!r:.80}")
     if load.arrivals is not None:
-        raise InputError("max_rate changes the rate of a load, but arrivals= are fixed; pass a Load with rate=")
+        raise InputError("the rate of the load is searched, but its arrivals= are fixed; pass a Load without them")
     if tpot_ms is not None and all(request.output == 1 for request in load.sample()):
         raise InputError("tpot_ms limits tokens after the first, but all outputs are of one token; pass ttft_ms= alone")
 

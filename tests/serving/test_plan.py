@@ -71,6 +71,10 @@ def test_plans_as_text(plans):
     assert f"--max-num-seqs {best.engine.max_requests}" in text
     assert best.flags("sglang").startswith(f"--tp-size {best.tensor} ")
     assert "--quantization awq" in best.flags("vllm") or best.weights is None
+    assert best.flags("vllm").count("awq") == best.flags("vllm").count("awq_marlin")
+    header, row = text.splitlines()[1:3]
+    assert header.split()[-6:] == ["p95", "TPOT", "p95", "At", "a", "time"]
+    assert row.split()[-1] == f"{best.simulation.mean_requests:.1f}"
     assert plans.to_records()[0]["requests_per_second"] == best.requests_per_second
     with pytest.raises(InputError, match="engine must be one of 'vllm', 'sglang', 'tensorrt-llm', got 'vlm'; did you"):
         best.flags("vlm")
@@ -83,6 +87,52 @@ def test_no_way_keeps_the_limits(estimate):
         plans = estimate.plan(LOAD, ttft_ms=1e-3, space=ServingSpace(tensor=[1], max_requests=[2], token_budget=[32]))
     with pytest.raises(InputError, match=r"none of 1 ways keeps ttft_ms=0.001 and tpot_ms=None; pass larger limits"):
         str(plans)
+
+
+def test_each_engine_gets_its_own_share_of_the_memory(plans):
+    best = plans.best
+    pages = best.simulation.n_pages * best.simulation.page_bytes
+    static = float(best.flags("sglang").split("--mem-fraction-static ")[1].split()[0])
+    free = float(best.flags("tensorrt-llm").split("--kv_cache_free_gpu_memory_fraction ")[1])
+    assert "--gpu-memory-utilization 0.9" in best.flags("vllm")  # of all that the engine takes
+    # of weights and pages, without the workspace; of the pages in what weights and workspace leave
+    assert static == pytest.approx((best.weight_bytes + pages) / 1e8, abs=0.001)
+    assert free == pytest.approx(pages / (pages + 0.1 * 1e8), abs=0.001)
+    assert max(static, free) < 0.9
+
+
+def test_forms_of_the_estimate_are_in_its_plans():
+    kept = {"weights": "fp8", "cache_dtype": torch.float8_e5m2}
+    estimate = Statistics(Decoder(), IDS).serving(64, device=LINKED, batches=[1], **kept)
+    plans = estimate.plan(LOAD, ttft_ms=30.0, devices=1, space=ServingSpace([1], max_requests=[2], token_budget=[32]))
+    assert "--quantization fp8 --kv-cache-dtype fp8_e5m2" in plans.best.flags("vllm")
+    assert (plans.to_records()[0]["weights"], plans.to_records()[0]["cache_dtype"]) == ("fp8", "float8_e5m2")
+
+
+def test_a_way_without_room_for_a_request_is_refused(estimate):
+    """One device keeps a page; two have half of the weights each, and serve requests of two pages."""
+    prices = estimate.prices(Engine(max_requests=2, token_budget=32))
+    share = 0.9 - (prices.pages.total - 1) * prices.page_bytes / estimate.memory_bytes
+    space = ServingSpace([1, 2], max_requests=[2], token_budget=[32])
+    plans = estimate.plan(LOAD, ttft_ms=30.0, devices=2, space=space, engine=Engine(memory_share=share))
+    assert [plan.tensor for plan in plans.plans] == [2]
+    (reason,) = plans.refused.items()
+    assert reason[0] == "tensor=1, max_requests=2, token_budget=32"
+    assert reason[1].endswith("there are; pass shorter requests, tensor=, or a device with more memory")
+
+
+@pytest.mark.parametrize(
+    ("load", "space", "message"),
+    [
+        (Load(2, 100, 3), SPACE, "no way can serve the load: tensor=1, max_requests=2, .*: request 0 takes 102 tokens"),
+        (LOAD, ServingSpace([4]), r"space has no way: it needs a tensor <= devices=2, got \[4\]"),
+        (LOAD, ServingSpace(max_requests=[64], token_budget=[32]), r"max_requests <= a token_budget, got \[64\] and"),
+        (Load(2, 9, 3, arrivals=[0.0, 1.0]), SPACE, "the rate of the load is searched, but its arrivals= are fixed"),
+    ],
+)
+def test_loads_that_no_way_serves(estimate, load, space, message):
+    with pytest.raises(InputError, match=message):
+        estimate.plan(load, ttft_ms=3.0, devices=2, space=space)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +154,18 @@ def test_unusable_spaces():
         ServingSpace(weights="fp8")
     with pytest.raises(InputError, match="tensor must be an integer >= 1, got 0"):
         ServingSpace(tensor=[0])
+    with pytest.raises(InputError, match=r"weights must be one of 'fp8', .* or None, got 'int5'"):
+        ServingSpace(weights=["int5"])
+    assert ServingSpace(cache_dtype=["e5m2"]).cache_dtype == (torch.float8_e5m2,)
 
 
 def test_least_seconds_by_hand():
     """Ten seconds for up to 100 tokens, then a tenth of a second per token."""
     nodes = [CurvePoint(x, y, y) for x, y in ((1, 10.0), (100, 10.0), (1000, 100.0))]
-    # a prompt costs its tokens; 100 decoded tokens come from 100 / 20 steps of 10 seconds
+    # a prompt costs its tokens; 100 tokens come from 100 / 20 steps of 10 seconds
     assert least_seconds(nodes, Engine(), Load(4, prompt=500, output=1)) == pytest.approx(50.0)
-    assert least_seconds(nodes, Engine(max_requests=20), Load(4, prompt=1, output=101)) == pytest.approx(50.0)
+    assert least_seconds(nodes, Engine(max_requests=20), Load(4, prompt=1, output=100)) == pytest.approx(50.0)
+    # where tokens cost nothing, each request still needs its part of a step
+    for price in (10.0, 9.0):  # or, of a small model, even less than nothing
+        flat = [nodes[0], CurvePoint(1000, price, price)]
+        assert least_seconds(flat, Engine(max_requests=5), Load(4, prompt=7, output=1)) == price / 5
