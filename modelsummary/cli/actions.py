@@ -28,7 +28,7 @@ from modelsummary.files.statistics import FileStatistics
 from modelsummary.findings import Findings
 from modelsummary.latency import calibrate_grid
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.serving import Engine, Load, ServingEstimate, ServingPlans, ServingSimulation, Uniform
+from modelsummary.serving import Engine, Load, ServingEstimate, ServingPlans, ServingSimulation, ServingSpace, Uniform
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.cells import TableOptions
@@ -188,19 +188,31 @@ def plan(options: argparse.Namespace) -> int:
 def _served(estimate: ServingEstimate, options: argparse.Namespace) -> ServingSimulation | ServingPlans | None:
     """Return the simulation of the load, or the plans for it if there are limits; None without a load."""
     if options.prompt is None or options.new_tokens is None:
-        others = (options.prompt, options.new_tokens, options.rate, options.ttft, options.tpot)
-        if any(value is not None for value in others):
+        names = "prompt new_tokens rate max_requests token_budget ttft tpot devices price"
+        if any(getattr(options, name) is not None for name in names.split()):
             raise InputError("a load needs --prompt and --new-tokens, such as --prompt 300 --new-tokens 100:200")
         return None
     prompt, output = (
         Uniform(*lengths) if isinstance(lengths, tuple) else lengths for lengths in (options.prompt, options.new_tokens)
     )
     requests = Load(options.requests, prompt=prompt, output=output, rate=options.rate)
-    engine = Engine(max_requests=options.max_requests, token_budget=options.token_budget, overhead_ms=options.overhead)
+    batching = {name: getattr(options, name) for name in ("max_requests", "token_budget")}
+    batching = {name: value for name, value in batching.items() if value is not None}
     if options.ttft is None and options.tpot is None:
-        return estimate.simulate(requests, engine)
-    limits = {"ttft_ms": options.ttft, "tpot_ms": options.tpot}
-    return estimate.plan(requests, **limits, devices=options.devices, engine=engine, price=options.price)
+        if options.devices is not None or options.price is not None:
+            raise InputError("--devices and --price are for a plan, which needs --ttft or --tpot")
+        return estimate.simulate(requests, Engine(**batching, overhead_ms=options.overhead))
+    only = {**batching, **({"tensor": options.tensor} if options.tensor > 1 else {})}
+    plans = estimate.plan(
+        requests,
+        ttft_ms=options.ttft,
+        tpot_ms=options.tpot,
+        devices=options.devices,
+        space=ServingSpace(**{name: [value] for name, value in only.items()}),
+        engine=Engine(overhead_ms=options.overhead),
+        price=options.price,
+    )
+    return plans if plans.best else None  # ``best`` raises if no way keeps the limits
 
 
 def _write(text: str, path: Path | None) -> None:

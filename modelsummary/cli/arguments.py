@@ -30,9 +30,11 @@ __all__ = [
     "parse_count",
     "parse_dtype",
     "parse_input",
+    "parse_lengths",
     "parse_name",
     "parse_settings",
     "steps",
+    "weights",
 ]
 
 SOURCES = (

@@ -354,11 +354,11 @@ def _serve_plan(commands: _Commands) -> None:
     add(
         "--max-requests",
         type=parse_count,
-        default=256,
         metavar="N",
-        help="most requests that run together (default: 256)",
+        help="most requests that run together (default: 256; a plan tries 32, 128 and 512)",
     )
-    add("--token-budget", type=parse_count, default=2048, metavar="N", help="tokens of a step (default: 2048)")
+    help_of_budget = "tokens of a step (default: 2048; a plan tries 512, 2048 and 8192)"
+    add("--token-budget", type=parse_count, metavar="N", help=help_of_budget)
     add("--overhead", type=float, default=0.0, metavar="MS", help="time of a step besides its forward (default: 0)")
     add("--ttft", type=float, metavar="MS", help="limit of the time to the first token at p95: searches a plan")
     add("--tpot", type=float, metavar="MS", help="limit of the time per further token at p95: searches a plan")
@@ -371,7 +371,7 @@ def _serve_plan(commands: _Commands) -> None:
         type=parse_count,
         default=1,
         metavar="N",
-        help="devices over which the layers are split (default: 1)",
+        help="devices over which the layers are split (default: 1; a plan tries 1, 2, 4 and 8)",
     )
     add("--memory", metavar="BYTES", help="memory of the device, such as 24GB (default: the device's)")
     add("--mode", type=parse_name(modes), help=_HELP_OF_SERVING_MODE)

@@ -60,6 +60,15 @@ def test_a_server_under_load(capsys, config):
     assert [request["output"] for request in found["load"]] == [5] * 20
 
 
+def test_a_plan_keeps_the_options_that_are_passed(capsys, config):
+    load = ["--prompt", "10:20", "--new-tokens", "5", "--requests", "20", "--max-requests", "8", "--token-budget", "64"]
+    load += ["--tensor", "2", "--ttft", "1000", "--price", "3", "--cache-dtype", "e4m3", "--format", "json"]
+    (best,) = json.loads(plan(capsys, f"hf:{config}", *load).out)["load"]
+    assert (best["tensor"], best["replicas"], best["max_requests"], best["token_budget"]) == (2, 4, 8, 64)
+    assert best["cache_dtype"] == "float8_e4m3fn"
+    assert best["requests_per_price"] == pytest.approx(3600 * best["requests_per_second"] / (8 * 3.0))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -74,6 +83,11 @@ def test_a_server_under_load(capsys, config):
         (["--tensor", "3"], "3"),
         (["--weights", "fp8"], "needs products of torch.float8_e4m3fn, which A100 80GB does not have"),
         (["--ttft", "50"], "a load needs --prompt and --new-tokens, such as --prompt 300"),
+        (["--devices", "4"], "a load needs --prompt and --new-tokens, such as --prompt 300"),
+        (
+            ["--prompt", "9", "--new-tokens", "5", "--price", "2"],
+            "--price are for a plan, which needs --ttft or --tpot",
+        ),
         (["--prompt", "1:2:3"], "expected a number of tokens, or LEAST:MOST such as 100:500, got '1:2:3'"),
         (["--cache", "huge"], "--cache: it must be one of 'dynamic', 'static', 'fp8', 'quanto', got 'huge'"),
         (["--mode", "egaer"], "--mode: it must be one of 'eager', 'compiled', got 'egaer'; did you mean 'eager'?"),
