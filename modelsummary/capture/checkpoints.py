@@ -175,7 +175,7 @@ def checked_numbers(offload: Any) -> dict[str, frozenset[int]]:
         raise InputError(f"offload must map names of modules to numbers of saved tensors, got {offload!r:.80}")
     moved = {}
     for fqn, items in (offload or {}).items():
-        numbers = [*items] if isinstance(items, Iterable) else [None]
+        numbers: list[Any] = [*items] if isinstance(items, Iterable) else [None]
         if not isinstance(fqn, str):
             raise InputError(f"offload must map names of modules to numbers of saved tensors, got {fqn!r:.80}")
         if not all(type(number) is int and number >= 0 for number in numbers):
