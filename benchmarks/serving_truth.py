@@ -30,7 +30,7 @@ from tabulate import tabulate
 from torch import nn
 
 import modelsummary
-from modelsummary import DeviceSpec, Statistics
+from modelsummary import DeviceSpec, InputError, Statistics
 from modelsummary.serving import Engine, Load
 from modelsummary.serving.scheduler import serve
 from modelsummary.serving.server import Server, ServingOptions
@@ -103,6 +103,8 @@ def results(
     rows = rows_of(table, every=every)
     engine = replace(ENGINES[table["engine"]], max_requests=1024 if is_continuous else max(row[0] for row in rows))
     prices = server.prices(LARGEST, engine)[1]
+    if isinstance(prices, InputError):  # no page of the cache fits
+        raise prices
     for row in rows:
         requests, prompt, output = row[:3]
         if is_continuous:
@@ -162,6 +164,8 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="print the table of the docs")
     parser.add_argument("--write", action="store_true", help="store the ratios in the package")
     options = parser.parse_args()
+    if options.write and options.only:
+        parser.error("--write stores all tables; leave out --only")
     warnings.simplefilter("ignore")
     found: list[Result] = []
     tables = [

@@ -37,7 +37,7 @@ def tables_of_engines() -> tuple[PublishedTable, ...]:
     """Return the published tables with the errors of their predictions.
 
     >>> tables_of_engines()[0].name
-    'LMDeploy Llama-2-7B'
+    'LMDeploy, Llama-2-7B'
     """
     text = files("modelsummary.serving").joinpath("published_errors.json").read_text(encoding="utf-8")
     tables = json.loads(text)["tables"]
@@ -48,7 +48,7 @@ def error_of_serving(case: ServedCase) -> PublishedErrors:
     """Return the errors of a figure on the published tables that are nearest to a case.
 
     >>> error_of_serving(ServedCase("ampere")).tables[0]
-    'LMDeploy Llama-2-7B'
+    'LMDeploy, Llama-2-7B'
     """
     tables = [table for table in tables_of_engines() if table.case[-1] == case.figure]
     return error_of(case, tables=tables)
