@@ -212,7 +212,8 @@ def _served(estimate: ServingEstimate, options: argparse.Namespace) -> ServingSi
         engine=Engine(overhead_ms=options.overhead),
         price=options.price,
     )
-    return plans if plans.best else None  # ``best`` raises if no way keeps the limits
+    _ = plans.best  # raises ``InputError`` if no way keeps the limits
+    return plans
 
 
 def _write(text: str, path: Path | None) -> None:
