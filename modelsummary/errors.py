@@ -130,7 +130,7 @@ class InputError(ModelSummaryError, TypeError, ValueError, RuntimeError):
     >>> import torch, modelsummary
     >>> modelsummary.Statistics(torch.nn.Linear(4, 2), (1, -4))
     Traceback (most recent call last):
-    modelsummary.errors.InputError: input size (1, -4) holds -4; sizes are integers >= 0
+    modelsummary.errors.InputError: input size (1, -4) holds -4; sizes are integers >= 0, such as (1, 3, 224, 224)
     """
 
 

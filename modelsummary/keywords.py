@@ -104,7 +104,7 @@ def listed(names: Collection[str], near: Any = None) -> str:
     """Return names as a list; of more than twelve the five nearest to a text, or the first, and how many others.
 
     >>> listed(["macs", "params"]), listed([f"column{index}" for index in range(40)], "column7")
-    ('macs, params', 'column7, column9, column8, column6, column5 and 35 more')
+    ('macs, params', 'column7, column37, column27, column17, column9 and 35 more')
     """
     if len(names) <= _ALL:
         return ", ".join(names)
@@ -151,7 +151,7 @@ def choice_of(value: Any, names: Collection[str], argument: str, others: str = "
         if meant:
             return meant[0]
     choices = listed([repr(name) for name in names], value)
-    hint = close_to(value.lower(), names) if isinstance(value, str) else ""
+    hint = close_to(value, names) or close_to(value.lower(), names) if isinstance(value, str) else ""
     raise InputError(f"{argument} must be one of {choices}{others}, got {value!r:.80}{hint}")
 
 

@@ -26,6 +26,7 @@ from modelsummary.split.schedule import (
 
 __all__ = ["ItemSpan", "StepItems", "WeightUpdate", "by_rank", "in_flight", "rank_of"]
 
+_ROUNDING = 1 + 1e-12  # sums in another order differ by less
 _CAUSES = {"device": "bubble", "link": "pipeline", "gradients": "gradients"}  # of waiting for a resource
 _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 _NAMES |= {"device": "optimizer", "link": "message", "gradients": "reduction of gradients"}  # of other items
@@ -91,7 +92,8 @@ class StepItems:
             InputError: the schedule does not work with that many micro-batches.
         """
         repeated = self._repeated(speed)
-        return repeated if speed is not None else max(repeated, self.least_seconds())
+        least = 0.0 if speed is not None else self.least_seconds()
+        return least if least > repeated * _ROUNDING else repeated
 
     def _repeated(self, speed: Speed | None = None) -> float:
         """Return the seconds of a few rounds, and of the others as the last one of them."""

@@ -13,8 +13,6 @@ from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, Ten
 
 __all__ = ["with_merged_products"]
 
-_PRODUCTS = frozenset({"aten.mm", "aten.addmm"})
-
 
 def with_merged_products(operators: Sequence[StepOperator]) -> list[StepOperator]:
     """Return operators in which products of one input with weights of the same height are one product.
@@ -59,7 +57,9 @@ def with_merged_products(operators: Sequence[StepOperator]) -> list[StepOperator
 def _key(run: OperatorRun, versions: dict[int, int]) -> object | None:
     """Return what products have in common that become one; None for other operators."""
     call = run.call
-    if call.name not in _PRODUCTS or call.kwargs or not all(isinstance(spec, TensorSpec) for spec in call.args):
+    if call.rule.facts.multiplies != "matrices" or call.kwargs:
+        return None
+    if not all(isinstance(spec, TensorSpec) for spec in call.args):
         return None
     *_, x, weight = call.args
     if x.is_param or not weight.is_param or not all(spec.is_param for spec in call.args[:-2]):

@@ -637,7 +637,10 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Recipe(copies_per_token=-1), "copies_per_token must be a number >= 0 or None, got -1"),
         (lambda: Recipe(host_seconds=-1), "host_seconds must be a number >= 0 or None, got -1"),
         (lambda: Recipe(overlap_experts="no"), "overlap_experts must be True or False, got 'no'"),
-        (lambda: Recipe(state_dtype=None), "state_dtype must be a floating point torch.dtype, got None"),
+        (
+            lambda: Recipe(state_dtype=None),
+            "state_dtype must be a floating point torch.dtype, or its name such as 'bfloat16', got None",
+        ),
         (lambda: Recipe(loss=3), "loss must be a function from the model's result to a scalar, got 3"),
         (
             lambda: Plan(blocks="equal"),
@@ -647,7 +650,7 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(pipeline=2, blocks=(3, True)), r"number of blocks of each of 2 stages, got \(3, True\)"),
         (lambda: Plan(sequence=2), "sequence must be True or False, got 2"),
         (lambda: Recipe(early_stop=1), "early_stop must be True, False or None, got 1"),
-        (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
+        (lambda: Recipe(kernels="fast"), "kernels must be one of 'eager', 'fused', 'compiled', got 'fast'"),
     ],
 )
 def test_unusable_values(make, message):

@@ -243,7 +243,7 @@ def test_the_model_is_untouched():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("A100", "fast"), "mode must be 'eager' or 'compiled', got 'fast'"),
+        (("A100", "fast"), "mode must be one of 'eager', 'compiled', got 'fast'"),
         (("4090",), "the nearest are RTX 4090"),
         (("A100", "eager", 1), "backward must be True or False, got 1"),
         (("A100", "eager", False, "adamw"), "pass backward=True"),

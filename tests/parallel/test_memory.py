@@ -285,7 +285,7 @@ def test_what_fsdp_cannot_shard_is_said():
     reason = "Sequential cannot be sharded by this plan; torch says NotImplementedError: FSDP does not support non-con"
     with pytest.raises(InputError, match=reason):
         plan.memory()
-    assert reason in str(plan)
+    assert reason in " ".join(str(plan).split())
 
 
 def test_a_stage_whose_optimizer_needs_values():

@@ -145,7 +145,7 @@ def test_documents_that_cannot_be_read(text, message):
     document["rows"] = [document["rows"][0], *({**row, "parent": n, "depth": n + 1} for n in range(300))]
     with pytest.raises(InputError, match="rows of the document are nested more than 200 deep"):
         ModelStatistics.from_json(json.dumps(document))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InputError, match=r"'nowhere.json' cannot be read: No such file .*; pass a file of to_json\(\)"):
         ModelStatistics.from_json("nowhere.json")
 
 
