@@ -28,6 +28,7 @@ dispatch kept
 """.split()
 )  # fields that plans of earlier versions lack
 _EARLIER = frozenset({"collectives"})  # fields that only these have: what layers communicate, without FSDP
+_SENDING = frozenset({"ExpertDispatch", "ExpertListDispatch"})  # styles with which ranks send tokens to experts
 _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
@@ -159,7 +160,7 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
         raise InputError(f"last_unit of a plan must be one of its units, got {plan.last_unit!r:.80}")
     if not kept_results(plan.kept).keys() <= set(plan.checkpoint):
         raise InputError(f"kept of a plan must be of modules in its checkpoint, got {plan.kept!r:.80}")
-    _check_layers(plan.layers)
+    _check_layers(plan)
     for call in plan.whole_calls:
         _check_whole_call(call)
     _check_communication(plan.stored_communication or (), mesh_names)
@@ -190,10 +191,15 @@ def _check_whole_call(call: Any) -> None:
         )
 
 
-def _check_layers(layers: Sequence[Any]) -> None:
+def _check_layers(plan: Any) -> None:
+    """Raise ``InputError`` for layers that do not exist, or that move tokens in another way than the plan says."""
     kinds = _styles()
-    for layer in layers:
+    for layer in plan.layers:
         _check_layer(layer, kinds)
+        if layer.mesh == "expert" and (layer.style in _SENDING) != plan.sends_tokens:
+            raise InputError(
+                f"dispatch of a plan must be the one of its layers, got {plan.dispatch!r} and {layer.style!r}"
+            )
 
 
 def _check_layer(layer: Any, kinds: Mapping[str, type]) -> None:

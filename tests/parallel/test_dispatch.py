@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -184,6 +185,13 @@ def test_the_plan(plan):
     )
     assert ParallelPlan.from_json(plan.to_json()) == plan.without_model()
     assert "modelsummary" not in plan.to_code()
+
+
+def test_a_stored_plan_with_another_dispatch(plan):
+    document = json.loads(plan.to_json())
+    changed = {**document, "dispatch": "all_reduce", "mesh": {"shard": 2, "expert": 2}}
+    with pytest.raises(InputError, match="must be the one of its layers, got 'all_reduce' and 'ExpertDispatch'"):
+        ParallelPlan.from_json(json.dumps(changed))
 
 
 def test_the_memory_of_a_rank(plan):
