@@ -200,7 +200,7 @@ def _draws(generator: torch.Generator, dtype: torch.dtype) -> Callable[[Tensor, 
 def mixing_experts(calls: Calls, lists: Sequence[ExpertList]) -> dict[str, str]:
     """Return FQN of a list whose experts do not take each row by itself -> why that is refused."""
     failures: dict[Hashable, str] = {}  # kind of an expert -> why; empty for one that does
-    reasons = {}
+    reasons: dict[str, str] = {}
     for experts in lists:
         for event in experts.events:
             kind = _kind(calls.modules[event.fqn]), len(event.args[0].shape)
@@ -217,11 +217,11 @@ def _mixes(calls: Calls, event: Event) -> str:
         whole, rows = _in_widest(event.fqn, partial(_ran_by_row, calls, event))
     except Blocked as blocked:
         return str(blocked)
+    if are_close(whole, rows):
+        return ""
     return (
-        ""
-        if are_close(whole, rows)
-        else f"the result of {event.fqn} is not what it makes of each token by itself, as with a norm over tokens, or "
-        "with random numbers; dispatch='all_reduce' works"
+        f"the result of {event.fqn} is not what it makes of each token by itself, as with a norm over tokens, or with "
+        "random numbers; dispatch='all_reduce' works"
     )
 
 
@@ -251,11 +251,11 @@ class _FirstExperts(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         scores = next(iter((*args, *(kwargs or {}).values())), None)
         is_choice = getattr(function, "__name__", "") in ("topk", "sort", "argsort", "max", "argmax")
-        is_scored = isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() > 0
-        if not (is_choice and is_scored and scores.shape[-1] in self.counts):
+        if not (is_choice and isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim()):
             return result
         numbers = result if isinstance(result, Tensor) else result[-1]
-        if numbers.is_floating_point() or numbers.shape[: scores.dim() - 1] != scores.shape[:-1]:
+        is_of_experts = scores.shape[-1] in self.counts and numbers.shape[: scores.dim() - 1] == scores.shape[:-1]
+        if numbers.is_floating_point() or not is_of_experts:
             return result
         has_dim = numbers.dim() == scores.dim()
         first = torch.arange(numbers.shape[-1], device=numbers.device) if has_dim else torch.zeros_like(numbers)
