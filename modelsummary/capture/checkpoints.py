@@ -306,7 +306,7 @@ def kept_results(checkpoint: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the names of the results that each module keeps.
 
     Raises:
-        InputError: their names are not a list, or one of them cannot be the name of a result: torch has no such operator.
+        InputError: they are not a list, or one of them cannot be the name of a result: torch has no such operator.
     """
     kept: dict[str, tuple[str, ...]] = {}
     for fqn, names in checkpoint.items():
