@@ -26,7 +26,6 @@ _APPLICABLE: SearchOptions = {  # the defaults with ``applicable``
     "schedules": ["1f1b", "zb"],
     "checkpoint": [None, "every"],
     "context": [1],
-    "expert": [1],
 }
 _NUMBERS = frozenset({"devices", "tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch"})
 
@@ -47,8 +46,8 @@ class SearchOptions(TypedDict, total=False):
         micro_batch: samples in a micro-batch. Default: 1, 2, 4, 8.
         checkpoint: what is computed again. Default: nothing, selective and every block.
         schedules: names of schedules. Default: all but GPipe.
-        applicable: only plans that ``StepEstimate.apply`` can train by; then one stage per rank, and no selective
-            recomputation. Default: False.
+        applicable: only plans that ``StepEstimate.apply`` can train by; then by default one stage per rank, one rank of
+            context parallelism, and no selective recomputation. Default: False.
         limit: number of plans to return, besides the Pareto set. Default: 10.
     """
 

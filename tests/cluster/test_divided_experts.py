@@ -393,6 +393,14 @@ def test_the_search_divides_experts_as_trying_everything_does(model, memory_byte
     assert found.fitting == len(fitting)
 
 
+def test_a_search_for_applicable_plans_divides_experts(model):
+    cluster = Cluster("A100", devices_per_node=4)
+    simulator = StepSimulator(model, cluster, 32, LENGTH, lambda **_sizes: None)
+    space = {"tensor": [1], "pipeline": [1], "sharded": [None], "micro_batch": [1], "checkpoint": [None]}
+    found = find_plans(simulator, {**space, "applicable": True})
+    assert {step.plan.expert for step in found} == {1, 2, 4}
+
+
 @pytest.mark.parametrize(
     ("make_plan", "message"),
     [
