@@ -289,7 +289,7 @@ class StepEstimate(Printed):
         }
 
     @property
-    def case_of_step(self) -> str:
+    def step(self) -> str:
         """What is trained, with what, and the samples of a step."""
         samples = number_of(self.global_batch, "sample")
         tokens = f" of {number_of(self.sequence_length, 'token')}" if self.sequence_length else ""
@@ -325,7 +325,7 @@ class StepEstimate(Printed):
         unit = "tokens" if self.sequence_length else "samples"
         has = f"{'it fits into' if self.fits else 'more than'} {scaled(self.cluster.memory_bytes, 'B')}"
         above = [
-            f"Training step of {self.case_of_step} on {self.plan.devices} x {self.cluster.device.name}",
+            f"Training step of {self.step} on {self.plan.devices} x {self.cluster.device.name}",
             f"Plan: {self.plan.describe()}",
         ]
         below = [

@@ -119,7 +119,7 @@ class Plans(Printed, Records, Sequence[StepEstimate]):
         if shown:
             device = shown[0].cluster.device.name
             above = [
-                f"Plans for a training step of {shown[0].case_of_step} on {device}; typical error "
+                f"Plans for a training step of {shown[0].step} on {device}; typical error "
                 f"{percent(shown[0].error.typical)}"
             ]
         align = "r" + "".join("r" if name in _NUMBERS else "l" for name in differing) + "rrrrrll"

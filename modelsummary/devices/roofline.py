@@ -56,10 +56,10 @@ class Roofline(Printed, tuple[RooflineRow, ...]):
     """Rows in printed order, as a tuple that prints as a table with one line for equal blocks.
 
     Attributes:
-        case: model, sizes of its inputs, dtype and device.
+        subject: model, sizes of its inputs, dtype and device.
     """
 
-    case: str = ""
+    subject: str = ""
 
     def _report(self) -> Report:
         unit, factor = ("ms", 1) if max((row.bound_ms for row in self), default=1) >= 1 else ("us", 1000)
@@ -87,7 +87,7 @@ class Roofline(Printed, tuple[RooflineRow, ...]):
             ]
             for row in working
         ]
-        above = [f"Roofline of {self.case}: the least time of a forward"] if self.case else []
+        above = [f"Roofline of {self.subject}: the least time of a forward"] if self.subject else []
         below = [f"Without {number_of(idle, 'call')} that move nothing"] if idle else []
         optional = ("Bytes moved", "FLOPs", "Class", "FLOPs/B")
         report = Report(rows, headers, "llrrrrl", above=above, below=below, optional=optional)
@@ -100,7 +100,7 @@ class Roofline(Printed, tuple[RooflineRow, ...]):
 def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | None) -> Roofline:
     """Return every called row down to ``depth`` with its bound on ``spec``."""
     rows = Roofline(_row(row, spec, dtype) for row in root.walk(depth) if row.executed)
-    rows.case = f"{subject_of(root, dtype)}, on {spec.name}"
+    rows.subject = f"{subject_of(root, dtype)}, on {spec.name}"
     return rows
 
 

@@ -75,9 +75,9 @@ def kernels(
     """Return the kernels of a step with their predicted seconds."""
     mode = choice_of(mode, MODES, "mode")
     prediction_target = target(device, options)
-    step = predict_kernels(live, prediction_target, mode, _timed(plan))
-    case = f"{step_subject(root, plan)}, {mode}", prediction_target.name
-    return Kernels(step, tf32=options.get("dtype") == "tf32", attention=options.get("attention"), case=case)
+    listed = predict_kernels(live, prediction_target, mode, _timed(plan))
+    step = f"{step_subject(root, plan)}, {mode}", prediction_target.name
+    return Kernels(listed, tf32=options.get("dtype") == "tf32", attention=options.get("attention"), step=step)
 
 
 def _timed(plan: StepPlan) -> StepPlan:

@@ -57,7 +57,7 @@ class Fits(Printed, Records, tuple[DeviceFit, ...]):
     """The devices that a step was tried on, the smallest memory first; a tuple that prints as a table.
 
     Attributes:
-        case: the step that was tried.
+        step: the step that was tried.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -66,13 +66,13 @@ class Fits(Printed, Records, tuple[DeviceFit, ...]):
     [('T4', True), ('H100', True)]
     """
 
-    case: str
+    step: str
 
     @classmethod
-    def of(cls, fits: Iterable[DeviceFit], case: str) -> Fits:
+    def of(cls, fits: Iterable[DeviceFit], step: str) -> Fits:
         """Return devices in the order of their memory."""
         ordered = cls(sorted(fits, key=lambda fit: (fit.memory_bytes, fit.device)))
-        ordered.case = case
+        ordered.step = step
         return ordered
 
     def to_records(self) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ class Fits(Printed, Records, tuple[DeviceFit, ...]):
         ]
         needed = scaled(self[0].needed_bytes, "B") if self else NOTHING
         above = [
-            f"Devices for a {self.case}",
+            f"Devices for a {self.step}",
             f"It needs {needed}: the reserve of torch's allocator, and CUDA's context",
         ]
         return Report(rows, ["Device", "Memory", "Of it", "Fits", "Step (eager)"], "lrrlr", above=above)
@@ -130,7 +130,7 @@ def fits_of(
             DeviceFit(spec.name, nbytes, needed, step_ms(spec) if needed <= nbytes else None)
             for spec, nbytes in zip(specs, memory_bytes, strict=True)
         ),
-        estimate.case,
+        estimate.step,
     )
 
 

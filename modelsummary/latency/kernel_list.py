@@ -27,7 +27,7 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
         kernels: the kernels.
         tf32: whether float32 products run on tensor cores.
         attention: fused kernels of attention, as in ``TimeOptions``.
-        case: what ran, and the name of the device.
+        step: what ran, and the name of the device.
 
     >>> from modelsummary import Statistics
     >>> from torch import nn
@@ -38,7 +38,7 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
 
     tf32: bool
     attention: str | None
-    case: tuple[str, str]
+    step: tuple[str, str]
 
     def __new__(
         cls,
@@ -46,11 +46,11 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
         *,
         tf32: bool = False,
         attention: str | None = None,
-        case: tuple[str, str] = ("a step", "a device"),
+        step: tuple[str, str] = ("a step", "a device"),
     ) -> Kernels:
         """Return the kernels as a tuple."""
         self = super().__new__(cls, kernels)
-        self.tf32, self.attention, self.case = tf32, attention, case
+        self.tf32, self.attention, self.step = tf32, attention, step
         return self
 
     @overload
@@ -83,8 +83,8 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
         return self._with(kernels, target.name)
 
     def _with(self, kernels: Iterable[Kernel], device: str | None = None) -> Kernels:
-        step, own_device = self.case
-        return Kernels(kernels, tf32=self.tf32, attention=self.attention, case=(step, device or own_device))
+        step, own_device = self.step
+        return Kernels(kernels, tf32=self.tf32, attention=self.attention, step=(step, device or own_device))
 
     @property
     def seconds(self) -> float:
@@ -116,7 +116,7 @@ class Kernels(Printed, Records, tuple[Kernel, ...]):
         if rest:
             more = number_of(len(ranked) - _MOST_ROWS, "further line")
             below.append(f"{more}: {percent(rest / self.seconds)} of the time; see to_records() or to_pandas()")
-        step, device = self.case
+        step, device = self.step
         above = [f"Kernels of {step} on {device}: {number_of(len(self), 'kernel')}, {duration(1e3 * self.seconds)}"]
         headers += ["All (ms)", "Share", "Source"]
         optional = ("Source", "Class", "Bytes", "FLOPs", "Dtype", "Share")

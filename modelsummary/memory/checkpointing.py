@@ -57,7 +57,7 @@ class CheckpointPlan(Printed):
             that keep no results are left out.
         seconds: predicted time that each step takes longer; None without a device.
         device: device of this time.
-        case: the step that was planned: its device, model, sizes, dtype and optimizer.
+        step: the step that was planned: its device, model, sizes, dtype and optimizer.
         offload: module -> numbers of the saved tensors that move to the host until the backward, as
             ``apply_checkpoint`` takes them.
         offloaded: bytes that these take on the host.
@@ -79,7 +79,7 @@ class CheckpointPlan(Printed):
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: float | None = None
     device: str | None = None
-    case: str = ""
+    step: str = ""
     offload: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     offloaded: int = 0
 
@@ -154,7 +154,7 @@ class CheckpointPlan(Printed):
                 f"Moved to the host in {folded_names(fqns)}: saved tensors {', '.join(map(str, numbers))}"
                 for numbers, fqns in by_numbers.items()
             ]
-        return Report(rows, ["Figure", "Value", ""], "lrr", above=[f"Memory plan of a {self.case}", title], below=lines)
+        return Report(rows, ["Figure", "Value", ""], "lrr", above=[f"Memory plan of a {self.step}", title], below=lines)
 
 
 class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
@@ -209,7 +209,7 @@ class MemoryCurve(Printed, Records, tuple[CheckpointPlan, ...]):
         ]
         headers = ["Peak", "Of the peak without", "MACs again", "Longer by", "Modules", "Results kept"]
         headers += ["On the host"] if moves else []
-        above = [f"Memory plans of a {self[0].case}"]
+        above = [f"Memory plans of a {self[0].step}"]
         above += [] if self[0].device is None else [f"Longer by: predicted for {self[0].device}"]
         return Report(rows, headers, "r" * len(headers), above=above, optional=("Results kept", "MACs again"))
 

@@ -94,7 +94,7 @@ class MemoryEstimate(Printed):
     subject: str = ""
 
     @property
-    def case(self) -> str:
+    def step(self) -> str:
         """What was predicted: step, device, subject and optimizer."""
         step = {"train": "training step", "compiled": "compiled training step"}.get(self.mode, self.mode)
         optimizer = [] if self.mode == "inference" else [self.optimizer or "no optimizer"]
@@ -169,7 +169,7 @@ class MemoryEstimate(Printed):
         if self.recomputed_macs:
             lines.append(f"Recomputed in the backward: {grouped(self.recomputed_macs)} MACs")
         return Report(
-            cells, ["", "Bytes", ""], "lrr", above=[f"Memory of one {self.case}"], below=[*lines, *self.notes]
+            cells, ["", "Bytes", ""], "lrr", above=[f"Memory of one {self.step}"], below=[*lines, *self.notes]
         )
 
 

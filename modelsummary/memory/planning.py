@@ -339,7 +339,7 @@ class Planner:
             {fqn: names for fqn, names in chosen.kept.items() if names},
             None if self._target is None else cost / _NANOSECONDS,
             None if self._target is None else self._target.name,
-            self._plain.case,
+            self._plain.step,
             chosen.moved,
             offloaded,
         )
