@@ -111,6 +111,8 @@ def fits_of(
         devices = [devices]
     names = [name for name, figures in TABLE.items() if figures.generation != "tpu"] if devices is None else devices
     specs = [spec if isinstance(spec, DeviceSpec) else DeviceSpec(spec) for spec in names]
+    if not specs:
+        raise InputError("devices is empty; pass names of accelerators, or leave it out for all GPUs of the table")
     memory_bytes = [_memory_of(spec) for spec in specs]
     if options.get("attention") is not None:
         options = {**options, "attention": choice_of(options["attention"], KERNELS, "attention")}
@@ -135,6 +137,7 @@ def fits_of(
 
 
 def _memory_of(spec: DeviceSpec) -> int:
+    """Return the memory of a device in bytes. Raise ``InputError`` if it is not known."""
     if not spec.memory_bytes:
         raise InputError(f"the memory of {spec.name!r} is not known; pass memory_bytes= to its DeviceSpec")
     return spec.memory_bytes

@@ -40,6 +40,8 @@ def test_the_table_says_where_it_does_not_fit(stats):
     assert [record["fits"] for record in fits.to_records()] == [fit.fits for fit in fits]
     with pytest.raises(InputError, match="no accelerator 'H1000' in the table"):
         stats.fits_on(["H1000"])
+    with pytest.raises(InputError, match="devices is empty; pass names"):
+        stats.fits_on([])
 
 
 def test_what_no_table_could_say_is_refused(stats):
