@@ -58,13 +58,19 @@ def _repeated(evidence: Evidence) -> list[int]:
         if not rule.launches_kernel and not rule.writes:  # an allocation: its elements are arbitrary
             continue
         key: Any = index
-        if _is_pure(call):
+        is_pure = _is_pure(call)
+        operands = {*run.reads}
+        if rule.overwrites:  # copy_() reads what it copies, and zeros_like() a shape alone
+            operands = operands.difference(run.writes) if run.writes else set()
+        is_constant = is_pure and constants.issuperset(operands)
+        if is_constant:
+            constants.update(run.makes)
+        else:
+            constants.difference_update(run.writes)
+        if is_pure:
             arguments = tuple(
                 (values.get(storage, storage), offset) for storage, offset in zip(run.reads, run.offsets, strict=True)
             )
-            is_constant = rule.overwrites or constants.issuperset(run.reads)
-            if is_constant:
-                constants.update(run.makes)
             key = hash((id(call), arguments, evidence.line(index) if is_constant else None))
         first = makers.setdefault(key, index)
         for position, storage in enumerate((*run.makes, *run.writes)):

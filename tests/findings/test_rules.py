@@ -432,6 +432,18 @@ def test_a_loss_decides_which_results_count():
     assert [(finding.code, finding.fqn) for finding in findings] == [("G104", "b")]
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(4)])
+def test_a_constant_that_values_are_written_into_is_none(part):
+    class Padded(nn.Module):
+        def forward(self, x):
+            padded = torch.zeros(2, 8, device=x.device)
+            padded[:, part] = x[:, part]
+            return padded.exp() * padded.exp().sin()
+
+    findings = Statistics(Padded(), (2, 8)).check("A100", select="R301")
+    assert [finding.what for finding in findings] == ["repeats exp, of values as before"]
+
+
 def test_an_empty_part_of_a_result_is_not_read():
     class Short(nn.Module):
         def __init__(self):
