@@ -98,6 +98,14 @@ class Screen(NamedTuple):
         indent = " " * min(len(line) - len(line.lstrip()) + 2, self.width // 2)
         return wrap(line, self.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
+    def printed(self, lines: Iterable[str]) -> str:
+        r"""Return lines as one text: wrapped, in characters that the screen has and that do not act on it.
+
+        >>> Screen(12, "ascii").printed(["├─one two three", "\x1b[31m"])
+        '+-one two\n  three\n\\x1b[31m'
+        """
+        return "\n".join(part for line in lines for part in self.wrapped(self.written(harmless(line))))
+
 
 def is_terminal(stream: TextIO | None) -> bool:
     """Return True if a stream is a terminal; one that is closed, or that a program put there to write alone, is none.

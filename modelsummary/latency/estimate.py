@@ -131,7 +131,7 @@ class LatencyEstimate(float):
         phases = {"forward": self.forward_ms, "backward": self.backward_ms, "optimizer": self.optimizer_ms}
         timed = [f"{name} {value:,.4g}" for name, value in phases.items() if value]
         of_phases = f" = {' + '.join(timed)}" if len(timed) > 1 else ""
-        case = f"{self.subject}, {self.mode} on {self.device}: " if self.subject else ""
-        return "\n".join(screen_of_output().wrapped(f"{case}{float(self):,.4g} ms{of_phases} ({', '.join(parts)})"))
+        about = f"{self.subject}, {self.mode} on {self.device}: " if self.subject else ""
+        return screen_of_output().printed([f"{about}{float(self):,.4g} ms{of_phases} ({', '.join(parts)})"])
 
     __repr__ = __str__

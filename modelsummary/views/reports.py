@@ -120,8 +120,7 @@ def profile_report(
         is_timed = any(row.latency_ms is not None for row in root.walk())  # times of equal modules differ
         folding = Folding(root, fold=not is_timed and is_folded(root, None))
         lines += ["", _ORDER, "", *_annotated(folding.top, folding, "", module_depth)]
-    screen = screen_of_output()
-    return "\n".join(screen.written(part) for line in lines for part in screen.wrapped(harmless(line)))
+    return screen_of_output().printed(lines)
 
 
 _ORDER = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+import sys
 import unicodedata
 import xml.etree.ElementTree as ET
 
@@ -74,6 +75,13 @@ def acting(text: str) -> set[str]:
 )
 def test_no_text_has_controls(stats, written) -> None:
     assert acting(written(stats)) == set()
+
+
+def test_an_estimate_has_the_characters_of_its_screen(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    model = type("Caf\xe9\x1b[31m", (nn.Linear,), {})(4, 4)
+    estimate = Statistics(model, (2, 4)).estimate_latency("A100")
+    assert str(estimate).startswith("Caf?\\x1b[31m, [2, 4], float32, forward, eager on A100 80GB: ")
 
 
 def test_data_keep_the_names(stats) -> None:
