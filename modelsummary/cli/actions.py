@@ -86,6 +86,12 @@ def _environment() -> Iterator[tuple[str, str]]:
 
 def check(options: argparse.Namespace) -> int:
     """Print what is wrong with a model; the status is 1 if something is."""
+    files = [Path(file).resolve() for file in (options.baseline, options.output) if file is not None]
+    if len(set(files)) < len(files):
+        raise InputError(
+            f"--output {options.output} would replace the accepted findings of --baseline by the new ones; "
+            "pass another file, or leave out --baseline to accept all"
+        )
     source = build_model(options.model, options.kwargs, with_values=options.values)
     model = source.model.train(options.mode == "train")
     if options.dtype is not None:

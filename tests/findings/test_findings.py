@@ -177,6 +177,9 @@ def test_the_command(capsys, tmp_path: Path):
     accepted = str(tmp_path / "accepted.json")
     assert run([*model, "--format", "json", "--output", accepted]) == 1
     assert run([*model, "--baseline", accepted]) == 0
+    assert run([*model, "--baseline", accepted, "--format", "json", "--output", accepted]) == 2
+    assert "would replace the accepted findings" in capsys.readouterr().err
+    assert run([*model, "--baseline", accepted]) == 0
     capsys.readouterr()
     assert run([*model, "--select", "nope"]) == 2
     assert "select takes codes of rules" in capsys.readouterr().err
