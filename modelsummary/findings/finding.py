@@ -201,7 +201,8 @@ def _records_in(path: str | PathLike[str]) -> list[dict[str, Any]]:
     """Return the findings in a file that ``Findings.to_json`` wrote, as plain data."""
     try:
         records: list[dict[str, Any]] = json.loads(Path(path).read_text(encoding="utf-8"))["findings"]
-        is_sound = all({"code", "fqn", "what"} <= record.keys() for record in records)
+        figures = [record[name] for record in records for name in ("code", "fqn", "what")]
+        is_sound = all(figure is None or isinstance(figure, str) for figure in figures)
     except (OSError, TypeError, ValueError, KeyError, AttributeError):
         is_sound = False
     if not is_sound:

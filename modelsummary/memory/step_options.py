@@ -107,8 +107,9 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple, Mapping)):
         raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
     offload = options.get("offload") or {}
-    if offload and mode == "compiled":
-        raise InputError("a compiled step moves no saved tensors to the host; leave out offload=, or pass mode='train'")
+    if offload and mode != "train":
+        step = "a compiled step" if mode == "compiled" else "an inference"
+        raise InputError(f"{step} moves no saved tensors to the host; leave out offload=, or pass mode='train'")
     dtype, device = options.get("dtype"), options.get("device")
     if mode != "inference" and dtype is not None and dtype.itemsize == 1:
         raise InputError(

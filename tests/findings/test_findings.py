@@ -113,7 +113,8 @@ def test_what_a_project_has_accepted_is_left_out(findings, tmp_path: Path):
     model.other = nn.Parameter(torch.ones(2))
     new = Statistics(model, TEXT).check().since(path)
     assert [(finding.code, finding.fqn) for finding in new] == [("G101", ""), ("R301", "blocks.3")]
-    for text in ("", "[]", '{"findings": 3}', '{"findings": [{"code": "G101"}]}'):
+    no_text = '{"findings": [{"code": ["G101"], "fqn": "", "what": ""}]}'
+    for text in ("", "[]", '{"findings": 3}', '{"findings": [{"code": "G101"}]}', no_text):
         path.write_text(text)
         with pytest.raises(InputError, match=r"expected a file of findings in JSON, got .*accepted"):
             findings.since(path)

@@ -266,6 +266,8 @@ def test_refusals():
             apply_checkpoint(stats._live.model, ["0"], offload=offload)
     with pytest.raises(InputError, match="a compiled step moves no saved tensors to the host"):
         stats.memory("compiled", offload={"0": [1]})
+    with pytest.raises(InputError, match="an inference moves no saved tensors to the host; leave out offload="):
+        stats.memory("inference", offload={"0": [1]})
     own = Statistics(nn.Sequential(*(Checkpointed() for _ in range(3)), nn.Linear(64, 8)), (8, 64, 64))
     with pytest.raises(InputError, match="as the model has checkpoints of its own"):
         own.memory_plan(int(0.9 * own.memory(device="cuda").peak), device="A100", offload=True)
