@@ -192,7 +192,11 @@ def test_max_rate_from_any_rate(rate):
     [
         (Load(2, 3, 4), {}, "pass ttft_ms= or tpot_ms="),
         (Load(2, 3, 4), {"ttft_ms": 0}, "ttft_ms must be a number of milliseconds > 0 or None, got 0"),
-        (Load(2, 3, 4, arrivals=[0, 1]), {"ttft_ms": 1}, "the rate of the load is searched, but its arrivals= are fixed; pass a Load without them"),
+        (
+            Load(2, 3, 4, arrivals=[0, 1]),
+            {"ttft_ms": 1},
+            "the rate of the load is searched, but its arrivals= are fixed; pass a Load without them",
+        ),
         (Load(2, 3, 1), {"tpot_ms": 1}, "tpot_ms limits tokens after the first, but all outputs are of one token"),
     ],
 )
