@@ -308,7 +308,7 @@ def under_policy(checkpoint: Mapping[str, Sequence[str]], model: nn.Module) -> C
 
 
 def _modules_in(fqn: str, model: nn.Module) -> list[str]:
-    """Return the name of a module, or those of the modules of a segment."""
+    """Return the names of a module, or of the modules of a segment."""
     container, segment = segment_of(fqn)
     if segment is None:
         return [fqn]
