@@ -67,7 +67,7 @@ def _narrow(table: Report, short: Report, options: TableOptions, screen: Screen)
     """
     if options.columns is not None:
         return short
-    plain = table.leaving_out(screen.width, _LEFT_OUT[0])
+    plain = table.leaving_out(0, _LEFT_OUT[0])
     return plain if plain.width <= screen.width else replace(short, optional=_LEFT_OUT)
 
 
