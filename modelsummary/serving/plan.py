@@ -201,7 +201,8 @@ class ServingPlans(Printed, Records):
 
     Attributes:
         plans: the ways whose largest rate was searched; the others cannot serve more than the first.
-        ttft_ms, tpot_ms: the limits of the 95th percentiles; None: any.
+        ttft_ms: the limit of the 95th percentile of milliseconds to the first token; None: any.
+        tpot_ms: the limit of the 95th percentile of milliseconds per further token; None: any.
         tried: number of ways.
         refused: way that cannot serve -> why.
         price: of a device and an hour; None: not given.
