@@ -74,7 +74,9 @@ def step(rank, n, name, sizes, *, by_code=False):
     parameters = dict(model.named_parameters())
     pairs = [(parameter, parameters[key]) for key, parameter in whole.named_parameters() if key in parameters]
     differences = [processes.difference(losses[rank].detach(), loss.detach())]
-    differences += [processes.difference(one.grad, processes.whole(other.grad)) for one, other in pairs]
+    assert all((one.grad is None) == (other.grad is None) for one, other in pairs)
+    trained = [pair for pair in pairs if pair[0].grad is not None]
+    differences += [processes.difference(one.grad, processes.whole(other.grad)) for one, other in trained]
     norms = nn.utils.clip_grad_norm_(whole.parameters(), 0.01), plan.clip_grad_norm_(model, mesh, 0.01)
     differences.append(processes.difference(*norms))
     for part in (whole, model):
