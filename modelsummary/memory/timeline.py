@@ -219,12 +219,12 @@ def by_call(trace: Trace, workspaces: Workspaces | None) -> dict[CallKey, RowMem
 
 def _bytes_before(trace: Trace) -> list[int]:
     """Return the bytes that storages take between each operator and the one before it."""
-    made = [0] * (len(trace.operators) + 1)
+    allocated_bytes = [0] * (len(trace.operators) + 1)
     for storage in trace.storages:
         if storage.born >= 0 and storage.kind not in BEFORE_THE_STEP:
-            made[storage.born] += storage.nbytes
-    alive = bytes_alive(trace.storages, len(made))
-    return [nbytes - new for nbytes, new in zip(alive, made, strict=True)]
+            allocated_bytes[storage.born] += storage.nbytes
+    alive = bytes_alive(trace.storages, len(allocated_bytes))
+    return [nbytes - new for nbytes, new in zip(alive, allocated_bytes, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------ workspaces
