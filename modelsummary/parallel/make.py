@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import nn
 
-from modelsummary.capture.checkpoints import kept_results
+from modelsummary.capture.checkpoints import check_kept, kept_results
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.errors import InputError, ModelSummaryError, StepError, UndividedError, check_integers, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of
@@ -99,6 +103,7 @@ def make_plan(
         stages = cut(pipeline)
     boundaries = () if stages is None else tuple(_stage_begins(root, stages.calls))
     checkpointed, kept = _checkpoint(checkpoint, root, model, boundaries)
+    _check_kept(live, kept, precision)
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
@@ -375,6 +380,23 @@ def _checkpoint(
     kept = kept_results(checkpoint) if isinstance(checkpoint, Mapping) else {}
     names = _checkpointed(checkpoint, root, model, boundaries)
     return tuple(names), {fqn: results for fqn, results in kept.items() if results}
+
+
+def _check_kept(live: LiveModel, kept: Mapping[str, Sequence[str]], precision: torch.dtype | None) -> None:
+    """Refuse names of results that no operator of the module has, on the model's device or on CUDA."""
+    trains = any(parameter.requires_grad for parameter in live.model.parameters())
+    refused = None
+    for device, dtype in product((None, torch.device("cuda")), {None, precision}) if kept else ():
+        with suppress(ModelSummaryError):  # a step that does not run tells nothing about names
+            trace = observed(live, StepPlan(train=trains, device=device, dtype=dtype))
+            try:
+                check_kept(kept.items(), trace)
+            except InputError as error:
+                refused = refused or error
+            else:
+                return
+    if refused is not None:
+        raise refused
 
 
 def _checkpointed(checkpoint: Any, root: LayerInfo, model: nn.Module, boundaries: Sequence[str]) -> Iterable[str]:

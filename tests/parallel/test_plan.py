@@ -1097,6 +1097,9 @@ def test_memory_plans():
     assert {"keeping", "parallelize"} <= namespace.keys()
     with pytest.raises(InputError, match="names no operator of torch"):
         stats.parallel_plan(checkpoint={"0": ["aten.addmm"]})
+    for sizes in ({}, {"shard": 2}, {"tensor": 2}):
+        with pytest.raises(InputError, match=r"keeps 'aten.addmm.default#2' in '0', which calls aten.addmm.default 2"):
+            stats.parallel_plan(checkpoint={"0": ["aten.addmm.default#2"]}, **sizes)
     for method in (stats.parallel_plan, stats.memory):
         with pytest.raises(InputError, match="must have a list of names of results for '0', got None; an empty one"):
             method(checkpoint={"0": None})
