@@ -31,7 +31,7 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import PRODUCTS
 from modelsummary.parallel.whole_call import WholeCall
 from modelsummary.parallel.whole_calls import CountedTokens, whole_calls
-from modelsummary.record.events import Event, Value, attributes_in, values_in
+from modelsummary.record.events import Event, Value, values_in
 
 __all__ = ["RingPlan", "chunk_of", "length_of", "ring_plan", "with_tokens"]
 
@@ -402,20 +402,12 @@ class _Tokens(Propagation):
 
     def _table_behind(self, leaf: Any) -> tuple[Attribute, Shard] | None:
         """Return the buffer with a row for each token that functions make a tensor of, and its placement."""
-        pending, seen = [leaf], set[Any]()
-        while pending:
-            source = pending.pop()
-            if source in seen:
-                continue
-            seen.add(source)
+        for source, _ in self.calls.behind(leaf, through=lambda _, maker: not maker.is_module):
             if isinstance(source, Attribute):
                 shape = getattr(self._buffer(source), "shape", ())
                 dims = [dim for dim, size in enumerate(shape) if size == self._counting.length]
                 if len(dims) == 1 and source not in self._starts:
                     return source, Shard(dims[0])
-            maker = self.calls.maker.get(source) if isinstance(source, Value) else None
-            if maker is not None and not maker.is_module:
-                pending += [*attributes_in((maker.args, maker.kwargs)), *values_in((maker.args, maker.kwargs))]
         return None
 
     def _buffer(self, attribute: Attribute) -> Any:

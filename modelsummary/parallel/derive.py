@@ -294,18 +294,8 @@ def _is_vocabulary(calls: Calls, fqn: str, inputs: set[Value], outputs: Collecti
 
 def _comes_from(calls: Calls, value: Value, inputs: set[Value]) -> bool:
     """Return True if a value is made of the model's inputs by functions, without a parameter."""
-    pending, has_input = [value], False
-    seen: set[Value] = set()
-    while pending:
-        source = pending.pop()
-        event = calls.maker.get(source)
-        has_input = has_input or source in inputs
-        if source in inputs or event is None:
-            continue
-        operands = [operand for operand in values_in((event.args, event.kwargs)) if operand not in seen]
-        seen.update(operands)
-        pending.extend(operands)
-    return has_input and not value.dtype.is_floating_point
+    sources = calls.behind(value, through=lambda source, _: source not in inputs)
+    return not value.dtype.is_floating_point and any(source in inputs for source, _ in sources)
 
 
 # ------------------------------------------------------------------------------------------ in-place writes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -198,25 +198,35 @@ class Calls:
         tensor = leaf.tensor if isinstance(leaf, Foreign) else leaf
         return isinstance(tensor, Tensor) and tensor.requires_grad
 
+    def behind(self, *leaves: Any, through: Callable[[Any, Event], bool]) -> Iterator[tuple[Any, Event | None]]:
+        """Yield tensors and what they are made of, each once, with the call that made it.
+
+        Args:
+            through: returns True for a tensor and the call that made it if what that call takes follows.
+        """
+        pending, seen = list(leaves), set[Any]()
+        while pending:
+            leaf = pending.pop()
+            maker = self.maker.get(leaf) if isinstance(leaf, Value) else None
+            yield leaf, maker
+            if maker is not None and through(leaf, maker):
+                taken = (maker.args, maker.kwargs)
+                fresh = [tensor for tensor in (*attributes_in(taken), *values_in(taken)) if tensor not in seen]
+                seen.update(fresh)
+                pending.extend(fresh)
+
     def sources(self, leaf: Any) -> list[str]:
         """Return the ``Linear`` and ``Embedding`` layers from which a tensor comes through functions and norms."""
-        layers: dict[str, None] = {}
-        seen: set[Value] = set()
-        pending = [leaf] if isinstance(leaf, Value) else []
-        while pending:
-            event = self.maker.get(pending.pop())
-            if event is None:
-                continue
-            module = self.modules[event.fqn] if event.is_module else None
-            if self.is_linear(event) or is_embedding(module):
-                layers[event.fqn] = None
-                continue
-            if module is not None and not isinstance(module, (*ELEMENTWISE_LAYERS, nn.LayerNorm, nn.RMSNorm)):
-                continue
-            before = [tensor for tensor in values_in((event.args, event.kwargs)) if tensor not in seen]
-            seen.update(before)
-            pending.extend(before)
-        return list(layers)
+
+        def is_source(event: Event) -> bool:
+            return self.is_linear(event) or (event.is_module and is_embedding(self.modules[event.fqn]))
+
+        def passes(_: Any, event: Event) -> bool:
+            kinds = (*ELEMENTWISE_LAYERS, nn.LayerNorm, nn.RMSNorm)
+            return not is_source(event) and (not event.is_module or isinstance(self.modules[event.fqn], kinds))
+
+        makers = (maker for _, maker in self.behind(leaf, through=passes) if maker is not None and is_source(maker))
+        return list(dict.fromkeys(maker.fqn for maker in makers))
 
     def parameter_behind(self, leaf: Any) -> str | None:
         """Return the FQN of the parameter that functions make a tensor of; None if it comes from anything else.
@@ -224,22 +234,19 @@ class Calls:
         Where a gradient flows into the tensor, only what takes a part of the gradient counts.
         """
         has_gradient = self.needs_grad(leaf)
-        fqns: set[str] = set()
-        seen: set[Value] = set()
-        pending = [leaf]
-        while pending:
-            source = pending.pop()
+
+        def counts(source: Any) -> bool:
             tensor = self.tensor_of(source)
-            if tensor is None or not tensor.dtype.is_floating_point or (has_gradient and not self.needs_grad(source)):
-                continue
-            if isinstance(source, Attribute):
+            return (
+                tensor is not None and tensor.dtype.is_floating_point and (not has_gradient or self.needs_grad(source))
+            )
+
+        fqns: set[str] = set()
+        for source, maker in self.behind(leaf, through=lambda source, event: counts(source) and not event.is_module):
+            if isinstance(source, Attribute) and counts(source):
                 fqns.add(source.fqn)
-            elif isinstance(source, Value) and source not in seen:
-                seen.add(source)
-                event = self.maker.get(source)
-                if event is None or event.is_module:
-                    return None
-                pending += [*attributes_in((event.args, event.kwargs)), *values_in((event.args, event.kwargs))]
+            elif isinstance(source, Value) and counts(source) and (maker is None or maker.is_module):
+                return None
         fqn = fqns.pop() if len(fqns) == 1 else None
         return fqn if fqn in self.parameters else None
 

@@ -6,7 +6,7 @@ needs the tokens of all ranks for them, a rank makes the tensors of all tokens a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -80,12 +80,12 @@ class CountedTokens:
         Args:
             wholes: calls that see all tokens, of whose results each rank has its part.
         """
-        pending, behind = [self._calls.maker.get(leaf)] if isinstance(leaf, Value) else [], set[Event]()
-        while pending:
-            event = pending.pop()
-            if event is not None and event not in behind and event.fqn not in self._calls.linears:
-                behind.add(event)
-                pending += [self._calls.maker.get(value) for value in _taken(event)]
+
+        def passes(_: Any, event: Event) -> bool:
+            return event.fqn not in self._calls.linears and not _makes(event)
+
+        makers = {maker for _, maker in self._calls.behind(leaf, through=passes) if maker is not None}
+        behind = [maker for maker in makers if maker.fqn not in self._calls.linears]
         numbered: set[Value] = set()  # tensors that follow from one of the first calls
         first = []
         for event in sorted(behind, key=self._calls.position.__getitem__):
@@ -96,16 +96,12 @@ class CountedTokens:
             numbered.update(values_in(event.result) if follows else ())
         return frozenset(self._makers(first))
 
-    def _makers(self, events: Iterable[Event]) -> Iterator[Event]:
-        pending, seen = list(events), set[Event]()
-        while pending:
-            event = pending.pop()
-            if event in seen:
-                continue
-            seen.add(event)
-            yield event
-            makers = (self._calls.maker.get(value) for value in _taken(event))
-            pending += [maker for maker in makers if maker in self._events]
+    def _makers(self, events: Collection[Event]) -> Iterator[Event]:
+        """Yield calls, and the calls that make what they take."""
+        yield from events
+        taken = (value for event in events for value in _taken(event))
+        makers = self._calls.behind(*taken, through=lambda _, maker: maker in self._events and not _makes(maker))
+        yield from (maker for _, maker in makers if maker in self._events)
 
     def part(self, event: Event) -> Shard | None:
         """Return the placement of the result of a call that sees all tokens; None if it has no tokens."""
