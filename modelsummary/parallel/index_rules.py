@@ -27,18 +27,13 @@ def indexed(call: FunctionCall) -> Shard | None:
     if call.first.shard is None and len(call.operands) == 2 and _is_lookup(index) and call.operands[1].is_index:
         return looked_up(call, call.operands[1], call.first)
     operand, placement = sharded_operand(call)
-    parts = [index] if _is_lookup(index) or not isinstance(index, tuple) else list(index)
+    parts = [part for _, part in _spread(index, len(operand.shape))]
     tensors = {other.leaf: len(other.shape) for other in call.operands[1:] if other.shard is None and other.is_index}
     lookups = [part for part in parts if _is_lookup(part)]
     kinds = (slice,) if lookups else (slice, int)  # an integer beside a tensor may move its dimension to the front
-    plain = [part for part in parts if part is not None and part is not Ellipsis and not _is_lookup(part)]
+    plain = [part for part in parts if part is not None and not _is_lookup(part)]
     if len(lookups) > 1 or len(tensors) != len(call.operands) - 1 or not all(isinstance(part, kinds) for part in plain):
         raise Blocked(f"{call.at} takes elements by a tensor; integers, slices or one tensor of integers work")
-    taken = sum(part is not None and part is not Ellipsis for part in parts)
-    if Ellipsis not in parts:
-        parts.append(Ellipsis)
-    position = parts.index(Ellipsis)
-    parts[position : position + 1] = [slice(None)] * (len(operand.shape) - taken)
     dim, result = 0, 0
     for part in parts:
         if part is None:
@@ -97,12 +92,8 @@ def begin_of(index: Any, shape: Sequence[int], dim: int) -> int:
     >>> begin_of((Ellipsis, slice(16, None)), (2, 48), 1)
     16
     """
-    parts = [part for part in (index if isinstance(index, (tuple, list)) else (index,)) if part is not None]
-    if Ellipsis in parts:
-        position = parts.index(Ellipsis)
-        parts[position : position + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
-    part = parts[dim] if dim < len(parts) else None
-    return (_bounds(part, shape[dim]) or (0, 0))[0]
+    parts = [part for _, part in _spread(index, len(shape)) if part is not None]
+    return (_bounds(parts[dim], shape[dim]) or (0, 0))[0]
 
 
 def part_at(index: Any, ndim: int, dim: int) -> int | None:
@@ -111,19 +102,23 @@ def part_at(index: Any, ndim: int, dim: int) -> int | None:
     >>> part_at((Ellipsis, slice(16, None)), 3, 2)
     1
     """
-    parts = index if isinstance(index, tuple) else (index,)
-    if any(_is_lookup(part) for part in parts):
-        return None
-    taken = sum(part is not None and part is not Ellipsis for part in parts)
-    at = 0
-    for position, part in enumerate(parts):
-        if part is Ellipsis:
-            at += ndim - taken
-        elif part is not None:
-            if at == dim:
-                return position if isinstance(part, slice) else None
-            at += 1
-    return None
+    parts = [(position, part) for position, part in _spread(index, ndim) if part is not None]
+    position, part = parts[dim]
+    is_slice = position >= 0 and isinstance(part, slice)
+    return position if is_slice and not any(_is_lookup(part) for _, part in parts) else None
+
+
+def _spread(index: Any, ndim: int) -> list[tuple[int, Any]]:
+    """Return the parts of an index, each with its position in it: one for each dimension, and None for new dimensions.
+
+    >>> _spread((None, Ellipsis, 0), 3)
+    [(0, None), (-1, slice(None, None, None)), (-1, slice(None, None, None)), (2, 0)]
+    """
+    parts = list(enumerate(index if isinstance(index, tuple) else (index,)))
+    taken = sum(part is not None and part is not Ellipsis for _, part in parts)
+    ellipsis = next((position for position, part in parts if part is Ellipsis), len(parts))
+    parts[ellipsis : ellipsis + 1] = [(-1, slice(None))] * (ndim - taken)
+    return parts
 
 
 def _part(call: FunctionCall) -> str:
