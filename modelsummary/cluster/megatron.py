@@ -21,7 +21,7 @@ from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.parallel.attention_heads import attention_inputs
-from modelsummary.parallel.layer_plans import prepare_options, redistribution_plan
+from modelsummary.parallel.layer_plans import redistribution_plan
 from modelsummary.parallel.placements import Shard
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.prepared_inputs import prepared_inputs
@@ -119,15 +119,16 @@ def with_shared_tokens(
     split: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in _AROUND}
     inputs = prepared_inputs(calls, split, least=1)
     prepared = {fqn for prepared_input in inputs for fqn in prepared_input.columns}
-    layers = [redistribution_plan(calls, Redistribution(first.fqn, True, key, Shard(dim), False))]
+    layers = [redistribution_plan(calls, Redistribution(first.fqn, True, key, None, Shard(dim)))]
     for prepared_input in inputs:
-        before = layout(prepared_input.values[0]) if is_inside(prepared_input.fqn) else _WHOLE
-        options = prepare_options("input", prepared_input.position, prepared_input.n_positional, before, _WHOLE)
-        layers.append(LayerPlan(prepared_input.fqn, "PrepareModuleInput", options, "input", {}, 0))
+        change = prepared_input.redistribution
+        is_chunk = is_inside(change.fqn) and layout(prepared_input.values[0]) == chunk
+        change = change._replace(before=Shard(dim) if is_chunk else None)
+        layers.append(redistribution_plan(calls, change, is_local=False))
     layers += [shared(layer) for layer in plan.layers if layer.role != "input"]
     for position, result in enumerate(results_of(last)):
         if isinstance(result, Value) and result.dtype.is_floating_point and layout(result) == chunk:
-            layers.append(redistribution_plan(calls, Redistribution(last.fqn, False, position, Shard(dim), True)))
+            layers.append(redistribution_plan(calls, Redistribution(last.fqn, False, position, Shard(dim), None)))
     return replace(plan, layers=tuple(layers))
 
 

@@ -12,16 +12,11 @@ from modelsummary.parallel.derive import Derivation, Layer
 from modelsummary.parallel.linear_layers import LinearLayer
 from modelsummary.parallel.placements import Section, Shard, in_pieces
 from modelsummary.parallel.plan import LayerPlan
-from modelsummary.parallel.prepared_inputs import (
-    PreparedInput,
-    PreparedOutput,
-    prepared_inputs,
-    prepared_outputs,
-)
+from modelsummary.parallel.prepared_inputs import prepared_inputs, prepared_outputs
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Redistribution, Stream, results_of
 
-__all__ = ["in_call_order", "layer_plans", "prepare_options", "redistribution_plan"]
+__all__ = ["in_call_order", "layer_plans", "redistribution_plan"]
 
 _STYLES = {
     "column": "ColwiseParallel",
@@ -45,25 +40,18 @@ def layer_plans(derivation: Derivation, blocks: Sequence[str]) -> list[LayerPlan
     """
     stream = derivation.stream or Stream({})
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
-    input_of = {fqn: prepared_input for prepared_input in prepared for fqn in prepared_input.columns}
-    results = []
     if derivation.stream is None:
-        results = prepared_outputs(derivation.calls, derivation.layers, prepared, blocks)
-    from_result = {fqn for prepared_output in results for fqn in prepared_output.columns}
-    plans: list[LayerPlan] = []
-    done: set[tuple[str, int | str]] = set()
+        prepared += prepared_outputs(derivation.calls, derivation.layers, prepared, blocks)
+    columns = {fqn for tensor in prepared for fqn in tensor.columns}
+    changes = [tensor.redistribution for tensor in prepared]
+    plans = [redistribution_plan(derivation.calls, change, is_local=False) for change in changes]
     for layer in derivation.in_order():
-        prepared_input = input_of.get(layer.fqn)
-        if prepared_input is not None and (prepared_input.fqn, prepared_input.position) not in done:
-            done.add((prepared_input.fqn, prepared_input.position))
-            plans.append(_input_plan(prepared_input, derivation))
         if layer.role in ("local", "heads"):
             plan_of = _local_plan if layer.role == "local" else _attention_plan
             plans.append(plan_of(derivation, layer.fqn))
             continue
-        is_prepared = prepared_input is not None or layer.fqn in from_result
+        is_prepared = layer.fqn in columns
         plans.append(_layer_plan(derivation, layer, stream, is_prepared=is_prepared))
-    plans += [_output_plan(prepared_output) for prepared_output in results]
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
     copied = [fqn for fqn in derivation.copied if fqn in derivation.layers]
@@ -97,20 +85,6 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
         return first[fqn]
 
     return sorted(plans, key=lambda plan: position_of(plan.fqn))
-
-
-def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
-    calls, stream = derivation.calls, derivation.stream
-    begin = next(begin for event, (begin, _) in calls.entered.items() if event.fqn == prepared.fqn)
-    placement = None if stream is None else stream.placement_at(prepared.values[0], begin)
-    before = _WHOLE if placement is None else _CHUNK.format(placement.dim)
-    options = prepare_options("input", prepared.position, prepared.n_positional, before, _WHOLE)
-    return LayerPlan(prepared.fqn, "PrepareModuleInput", options, "input", {}, 0)
-
-
-def _output_plan(prepared: PreparedOutput) -> LayerPlan:
-    options = {"output_layouts": _WHOLE, "desired_output_layouts": _WHOLE, "use_local_output": False}
-    return LayerPlan(prepared.fqn, "PrepareModuleOutput", options, "output", {}, 0)
 
 
 def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, *, is_prepared: bool) -> LayerPlan:
@@ -219,35 +193,21 @@ def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
     return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, 0)
 
 
-def redistribution_plan(calls: Calls, redistribution: Redistribution) -> LayerPlan:
-    """Return the plan of a module at whose boundary a tensor is gathered or cut."""
-    fqn, is_input, position, placement, gathers = redistribution
-    event = next(event for event in calls.record.root.walk() if event.is_module and event.fqn == fqn)
-    count = 0 if isinstance(position, str) else len(event.args if is_input else results_of(event))
-    chunk = _CHUNK.format(placement.dim)
-    before, after = (chunk, _WHOLE) if gathers else (_WHOLE, chunk)
-    kind, style = ("input", "PrepareModuleInput") if is_input else ("output", "PrepareModuleOutput")
-    options = prepare_options(kind, position, count, before, after, is_local=True)
-    return LayerPlan(fqn, style, options, kind, {}, 0)
-
-
-def prepare_options(
-    kind: str, position: int | str, count: int, before: str, after: str, *, is_local: bool = False
-) -> dict[str, Any]:
-    """Return the options of ``PrepareModuleInput`` or ``PrepareModuleOutput`` that change the placement of one tensor.
+def redistribution_plan(calls: Calls, redistribution: Redistribution, *, is_local: bool = True) -> LayerPlan:
+    """Return the plan of a module at whose boundary a tensor is gathered, cut, or made a ``DTensor``.
 
     Args:
-        kind: ``"input"`` or ``"output"``.
-        position: of the tensor among ``count`` positional arguments or results; a name for a keyword argument.
+        is_local: the module gets, or returns, a plain tensor.
     """
-    placements = {"": before, "desired_": after}
-    if isinstance(position, str):
-        options: dict[str, Any] = {
-            f"{name}{kind}_kwarg_layouts": {position: placement} for name, placement in placements.items()
-        }
-    else:
-        options = {
-            f"{name}{kind}_layouts": tuple(placement if index == position else None for index in range(count))
-            for name, placement in placements.items()
-        }
-    return {**options, "use_local_output": is_local}
+    fqn, is_input, position, *placements = redistribution
+    event = next(event for event in calls.record.root.walk() if event.is_module and event.fqn == fqn)
+    kind, style = ("input", "PrepareModuleInput") if is_input else ("output", "PrepareModuleOutput")
+    options: dict[str, Any] = {}
+    for name, placement in zip(("", "desired_"), placements, strict=True):
+        layout = _WHOLE if placement is None else _CHUNK.format(placement.dim)
+        if isinstance(position, str):
+            options[f"{name}{kind}_kwarg_layouts"] = {position: layout}
+        else:
+            count = len(event.args if is_input else results_of(event))
+            options[f"{name}{kind}_layouts"] = tuple(layout if index == position else None for index in range(count))
+    return LayerPlan(fqn, style, {**options, "use_local_output": is_local}, kind, {}, 0)

@@ -365,21 +365,18 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
         on_entry(fqn, {key: placement.dim for key, placement in by_key if placement is not None}, gathers=True)
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
     within = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
-    begins = {event.fqn: begin for event, (begin, _) in reversed(derivation.calls.entered.items())}
-    for prepared_input in prepared:
-        placement = stream.placement_at(prepared_input.values[0], begins[prepared_input.fqn])
-        if placement is not None:
-            on_entry(prepared_input.fqn, {prepared_input.position: placement.dim}, gathers=True)
     for fqn, dim in stream.gathered.items():
         if fqn not in within:
             on_entry(fqn, {0: dim}, gathers=True)
     for fqn, dim in stream.scattered.items():
         on_exit(fqn, 0, dim, gathers=False)
-    for fqn, is_input, at, placement, gathers in stream.redistributions:
-        if is_input:
-            on_entry(fqn, {at: placement.dim}, gathers=gathers)
-        else:
-            on_exit(fqn, int(at), placement.dim, gathers=gathers)
+    changes = (prepared_input.redistribution for prepared_input in prepared)
+    for fqn, is_input, position, before, after in (*changes, *stream.redistributions):
+        placement = before or after
+        if placement is not None and is_input:
+            on_entry(fqn, {position: placement.dim}, gathers=before is not None)
+        elif placement is not None:
+            on_exit(fqn, int(position), placement.dim, gathers=before is not None)
 
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:

@@ -348,7 +348,7 @@ class _Chunks(Propagation):
             before = values_in((maker.args, maker.kwargs)) if maker is not None and not maker.is_module else ()
             pending += [(source, chunk) for source in before if (chunk := self.placement(source)) is not None]
             for module, position in self._returners(value) if placement.outer == 1 else ():
-                stream = self._with(Redistribution(module.fqn, False, position, placement, True))
+                stream = self._with(Redistribution(module.fqn, False, position, placement, None))
                 if stream is not None:
                     return stream
         return self._give_up()
@@ -368,7 +368,7 @@ class _Chunks(Propagation):
                 takers = [self.calls.position[event] for event in self.calls.takers.get(value, ())]
                 events = [self.calls.events[index] for index in takers if begin <= index < end]
                 if redistribution is None or all(self._is_layer(event) for event in events):
-                    redistribution = Redistribution(module.fqn, True, position, placement, True)
+                    redistribution = Redistribution(module.fqn, True, position, placement, None)
         return redistribution
 
     def _is_layer(self, event: Event) -> bool:
@@ -404,7 +404,7 @@ class _Chunks(Propagation):
 
     def _cut_at_exit(self, value: Value, placement: Shard) -> Stream | None:
         for module, position in self._returners(value):
-            stream = self._with(Redistribution(module.fqn, False, position, placement, False))
+            stream = self._with(Redistribution(module.fqn, False, position, None, placement))
             if stream is not None:
                 return stream
         return None
@@ -413,7 +413,7 @@ class _Chunks(Propagation):
         for module, _, _ in reversed(list(self._around())):
             for position, argument in (*enumerate(module.args), *module.kwargs.items()):
                 if argument is value:
-                    return self._with(Redistribution(module.fqn, True, position, placement, False))
+                    return self._with(Redistribution(module.fqn, True, position, None, placement))
         return None
 
     def _returners(self, value: Value) -> Iterator[tuple[Event, int]]:

@@ -14,31 +14,20 @@ __all__ = ["Redistribution", "Stream", "results_of"]
 
 
 class Redistribution(NamedTuple):
-    """A tensor that is gathered or cut where it enters or leaves a module.
+    """A tensor that is gathered, cut, or made a ``DTensor`` where it enters or leaves a module.
 
     Attributes:
         fqn: of the module.
         is_input: where the tensor enters the module, else where it leaves.
         position: of the tensor among the positional arguments, or among the results; a name for a keyword argument.
-        placement: of the chunks.
-        gathers: True: from chunks to the whole tensor; False: from the whole tensor to chunks.
+        before, after: the placement in front of it and behind it; None: whole.
     """
 
     fqn: str
     is_input: bool
     position: int | str
-    placement: Shard
-    gathers: bool
-
-    @property
-    def before(self) -> Shard | None:
-        """The placement in front of it; None: whole."""
-        return self.placement if self.gathers else None
-
-    @property
-    def after(self) -> Shard | None:
-        """The placement behind it; None: whole."""
-        return None if self.gathers else self.placement
+    before: Shard | None
+    after: Shard | None
 
     def where(self, begin: float, end: float) -> tuple[float, float]:
         """Return where its placement begins and ends to hold, for a call between two positions.
