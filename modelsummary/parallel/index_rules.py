@@ -114,7 +114,8 @@ def _spread(index: Any, ndim: int) -> list[tuple[int, Any]]:
     >>> _spread((None, Ellipsis, 0), 3)
     [(0, None), (-1, slice(None, None, None)), (-1, slice(None, None, None)), (2, 0)]
     """
-    parts = list(enumerate(index if isinstance(index, tuple) else (index,)))
+    is_one = _is_lookup(index) or not isinstance(index, tuple)  # an attribute is a tuple
+    parts = list(enumerate((index,) if is_one else index))
     taken = sum(part is not None and part is not Ellipsis for _, part in parts)
     ellipsis = next((position for position, part in parts if part is Ellipsis), len(parts))
     parts[ellipsis : ellipsis + 1] = [(-1, slice(None))] * (ndim - taken)
