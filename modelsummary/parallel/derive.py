@@ -51,7 +51,6 @@ class Derivation:
         regions: layers that are sharded together, their activations too.
         layers: FQN -> how that module is split.
         reasons: FQN of a ``Linear`` -> why its results cannot be sharded.
-        locals: FQN of a module whose functions take sharded parameters -> its region.
         in_place: FQNs of layers whose ``inplace=True`` has to be switched off.
         copied: FQNs of layers whose result the model writes into.
         stream: what is sharded along the sequence; None: nothing.
@@ -63,7 +62,6 @@ class Derivation:
     regions: list[Region] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    locals: dict[str, Region] = field(default_factory=dict)
     in_place: dict[str, None] = field(default_factory=dict)
     copied: dict[str, None] = field(default_factory=dict)
     stream: Stream | None = None
@@ -80,7 +78,7 @@ class Derivation:
         for fqn, dim in region.norms.items():
             self.layers[fqn] = Layer(fqn, "norm", dim=dim)
         for fqn in region.owners:
-            self.layers[fqn], self.locals[fqn] = Layer(fqn, "local"), region
+            self.layers[fqn] = Layer(fqn, "local")
 
     def share(self, region: Region) -> Region:
         """Replace a region by one whose heads share replicated tensors, if there is one; return what it is now."""
@@ -116,12 +114,6 @@ class Derivation:
     def attentions(self) -> list[str]:
         """FQNs of each ``nn.MultiheadAttention`` whose heads are sharded."""
         return [fqn for fqn, layer in self.layers.items() if layer.role == "heads"]
-
-    def in_order(self) -> list[Layer]:
-        """Return the layers in the order of their first call."""
-        first = {fqn: places[0] for fqn, places in self.calls.places.items()}
-        first |= {event.fqn: begin for event, (begin, _) in reversed(self.calls.entered.items())}
-        return sorted(self.layers.values(), key=lambda layer: first[layer.fqn])
 
 
 def derive(calls: Calls) -> Derivation:
@@ -313,7 +305,7 @@ def _keep_in_place_writes(derivation: Derivation) -> None:
             writers.setdefault(storage, []).append(position)
     for fqn, layer in derivation.layers.items():
         makers = [(position, calls.events[position]) for position in calls.places.get(fqn, ())]
-        if layer.role == "local" and derivation.locals[fqn].module == fqn:
+        if any(region.module == fqn for region in derivation.regions):
             makers = [(end - 1, event) for event, (_, end) in calls.entered.items() if event.fqn == fqn]
         for position, maker in makers if layer.role != "norm" else ():
             for value in values_in(maker.result):
