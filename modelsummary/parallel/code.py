@@ -112,7 +112,7 @@ def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
     lines = [
         repr(f"Parallelize {plan.model_class} over {plan.world_size} ranks."),
         "",
-        *_imports(plan, sources, with_torch=bool(plan.precision or plan.parameter_dtypes or plan.context > 1)),
+        *_imports(plan, sources),
         "",
         "",
         *(line for source in sources.values() for line in (source, "")),
@@ -135,19 +135,15 @@ def _module(plan: ParallelPlan, sources: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _imports(plan: ParallelPlan, sources: Mapping[str, str], *, with_torch: bool) -> Iterator[str]:
+def _imports(plan: ParallelPlan, sources: Mapping[str, str]) -> Iterator[str]:
     used = set().union(*map(_names_in, sources.values()))
-    lines = [line for line, names in _IMPORTS.items() if used.intersection(names)]
-    if with_torch and "import torch" not in lines:
-        yield "import torch"
-    yield from lines
+    used |= {"torch"} if plan.precision or plan.parameter_dtypes or plan.context > 1 else set()
+    used |= {"partial"} if plan.checkpoint else set()
+    used |= {"contextmanager"} if plan.context > 1 else set()
+    yield from (line for line, names in _IMPORTS.items() if used.intersection(names))
     if plan.checkpoint:
-        if "from functools import partial" not in lines:
-            yield "from functools import partial"
         yield "from torch.utils.checkpoint import checkpoint"
     if plan.context > 1:
-        if "from contextlib import contextmanager" not in lines:
-            yield "from contextlib import contextmanager"
         yield _torch.CONTEXT_PARALLEL
         yield from [] if plan.is_causal else [_torch.RING_OPTIONS]
     joins = _joins_ranks(plan) and len(plan.unit_dims) > 1

@@ -45,13 +45,12 @@ def layer_plans(derivation: Derivation, blocks: Sequence[str]) -> list[LayerPlan
     columns = {fqn for tensor in prepared for fqn in tensor.columns}
     changes = [tensor.redistribution for tensor in prepared]
     plans = [redistribution_plan(derivation.calls, change, is_local=False) for change in changes]
-    for layer in derivation.in_order():
+    for layer in derivation.layers.values():
         if layer.role in ("local", "heads"):
             plan_of = _local_plan if layer.role == "local" else _attention_plan
             plans.append(plan_of(derivation, layer.fqn))
             continue
-        is_prepared = layer.fqn in columns
-        plans.append(_layer_plan(derivation, layer, stream, is_prepared=is_prepared))
+        plans.append(_layer_plan(derivation, layer, stream, is_prepared=layer.fqn in columns))
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
     copied = [fqn for fqn in derivation.copied if fqn in derivation.layers]
@@ -147,7 +146,8 @@ def _held(derivation: Derivation, module: nn.Module, placements: Mapping[str, Sh
 
 def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     """Return the plan of a module that runs on local shards of its own parameters."""
-    calls, region = derivation.calls, derivation.locals[fqn]
+    calls = derivation.calls
+    region = next(region for region in derivation.regions if fqn in region.owners)
     chunks = region.owners[fqn]
     once = tuple(name.rpartition(".")[2] for name in region.once)
     options = _held(derivation, calls.modules[fqn], chunks)
