@@ -52,7 +52,9 @@ def layer_plans(derivation: Derivation, blocks: Sequence[str]) -> list[LayerPlan
             continue
         plans.append(_layer_plan(derivation, layer, stream, is_prepared=layer.fqn in columns))
     for region in derivation.regions:
-        plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
+        for fqn, parts in region.parts.items():
+            shards = _whole_parameters(derivation.calls.modules[fqn])
+            plans.append(LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, 0))
     copied = [fqn for fqn in derivation.copied if fqn in derivation.layers]
     plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in copied]
     plans += [
@@ -60,7 +62,8 @@ def layer_plans(derivation: Derivation, blocks: Sequence[str]) -> list[LayerPlan
         for fqn, module_calls in derivation.sizes.items()
     ]
     # A hook of a norm runs before the one that gathers its result.
-    plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
+    norms = (Layer(fqn, "norm", dim=dim) for fqn, dim in stream.norms.items())
+    plans += [_layer_plan(derivation, norm, stream, is_prepared=False) for norm in norms]
     redistributions = sorted(stream.redistributions, key=lambda redistribution: not redistribution.is_input)
     plans += [redistribution_plan(derivation.calls, redistribution) for redistribution in redistributions]
     return in_call_order(derivation.calls, plans)
@@ -89,9 +92,7 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
 def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, *, is_prepared: bool) -> LayerPlan:
     calls = derivation.calls
     module = calls.modules[layer.fqn]
-    shards: dict[str, int | None] = {
-        name: None for name, parameter in module._parameters.items() if parameter is not None
-    }
+    shards = _whole_parameters(module)
     options: dict[str, Any] = {}
     linear = calls.linears.get(layer.fqn, LinearLayer("weight", "bias", 0, True))
     style = _STYLES[layer.role]
@@ -153,11 +154,7 @@ def _local_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     options = _held(derivation, calls.modules[fqn], chunks)
     if region.module:
         options |= {"once": once, "summed": region.summed, "sums_result": True}
-    shards: dict[str, int | None] = {
-        name: chunks[name].dim if name in chunks else None
-        for name, parameter in calls.modules[fqn]._parameters.items()
-        if parameter is not None
-    }
+    shards = _whole_parameters(calls.modules[fqn]) | {name: chunk.dim for name, chunk in chunks.items()}
     return LayerPlan(fqn, _STYLES["local"], options, "local", shards, 0)
 
 
@@ -178,19 +175,9 @@ def _attention_plan(derivation: Derivation, fqn: str) -> LayerPlan:
     return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, 0)
 
 
-def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
-    """Return the plan of a layer that sums the gradients of parts of its result over the ranks."""
-    calls = derivation.calls
-    parameters = calls.modules[fqn]._parameters
-    shards: dict[str, int | None] = {name: None for name, parameter in parameters.items() if parameter is not None}
-    return LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, 0)
-
-
-def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
-    """Return the plan of a norm whose input is a chunk of the sequence."""
-    parameters = derivation.calls.modules[fqn]._parameters
-    shards: dict[str, int | None] = {name: None for name, parameter in parameters.items() if parameter is not None}
-    return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, 0)
+def _whole_parameters(module: nn.Module) -> dict[str, int | None]:
+    """Return the parameters of a module as a plan has them if each rank holds all of them."""
+    return {name: None for name, parameter in module._parameters.items() if parameter is not None}
 
 
 def redistribution_plan(calls: Calls, redistribution: Redistribution, *, is_local: bool = True) -> LayerPlan:
