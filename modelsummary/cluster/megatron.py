@@ -95,13 +95,13 @@ def with_shared_tokens(
     first, last = events[blocks[0]], events[blocks[-1]]
     key, hidden = _hidden(first)
     dim, n_tokens = _dim_of_tokens(hidden, shape_of, plan.tensor), _tokens(hidden)
-    chunk, (begin, _), (_, end) = _CHUNK.format(dim), _span(calls, first), _span(calls, last)
+    chunk, (begin, _), (_, end) = _CHUNK.format(dim), calls.span(first), calls.span(last)
 
     def layout(value: Any) -> str:
         return chunk if _tokens(value) == n_tokens else _WHOLE
 
     def is_inside(fqn: str) -> bool:
-        return fqn in events and begin <= _span(calls, events[fqn])[0] < end
+        return fqn in events and begin <= calls.span(events[fqn])[0] < end
 
     def shared(layer: LayerPlan) -> LayerPlan:
         if not is_inside(layer.fqn):
@@ -169,11 +169,6 @@ def _dim_of_tokens(hidden: Any, shape_of: Callable[[Value], Sequence[int]], n_ra
 def _tokens(value: Any) -> int:
     """Return the number of tokens of a tensor; 0 for anything else."""
     return prod(value.shape[:-1]) if isinstance(value, Value) else 0
-
-
-def _span(calls: Calls, event: Event) -> tuple[int, int]:
-    """Return the positions of what a call of a module calls."""
-    return calls.entered.get(event) or (calls.position[event], calls.position[event] + 1)
 
 
 def tokens_first(operators: Sequence[StepOperator]) -> tuple[frozenset[int], frozenset[int]]:

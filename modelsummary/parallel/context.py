@@ -389,10 +389,8 @@ class _Tokens(Propagation):
             yield _Tokens(self.calls, starts, self._counting, self._mixtures, self.wholes)
             return
         yield from self._with(numbering)
-        shape = list(self.calls.shape_of(refused.value) or ())
-        self.refused = Blocked(
-            f"{self.event.name} in {self.event.fqn or 'the model'} takes a chunk of the sequence and a whole tensor of "
-            f"the shape {shape}; a tensor that follows from torch.arange(length), or that is passed as an input, works"
+        self.refused = self.meets_whole(
+            refused.value, "a tensor that follows from torch.arange(length), or that is passed as an input, works"
         )
 
     def _with(self, calls: frozenset[Event]) -> Iterator[_Tokens]:

@@ -96,7 +96,7 @@ def prepared_outputs(
 def _is_made_by(calls: Calls, event: Event, value: Value) -> bool:
     """Return True if a module, or what it calls, makes a value, which the model does not return."""
     maker = calls.maker.get(value)
-    begin, end = calls.entered.get(event) or (calls.position[event], calls.position[event] + 1)
+    begin, end = calls.span(event)
     is_returned = value in calls.kept or value in values_in(calls.record.root.result)
     return maker is not None and begin <= calls.position[maker] < end and not is_returned
 

@@ -154,6 +154,13 @@ class Propagation:
             sharded=(self.tensor, self.dimension),
         )
 
+    def meets_whole(self, leaf: Any, works: str) -> Blocked:
+        """Return the refusal of the call at hand, which takes what is sharded, and a whole tensor that nothing cuts."""
+        assert self.event is not None
+        at = f"{self.event.name} in {self.event.fqn or 'the model'}"
+        shape = list(self.calls.shape_of(leaf) or ())
+        return Blocked(f"{at} takes a {self.tensor} and a whole tensor of the shape {shape}; {works}")
+
     def check_results(self, returned: Iterable[Value]) -> None:
         """Check that the model neither returns nor keeps what is sharded. Raises ``Blocked``."""
         kept = next((value for value in self.calls.kept if self.placement(value) is not None), None)

@@ -133,6 +133,10 @@ class Calls:
             return True
         return event.fqn in self.linears or is_embedding(module) or (is_layer(module) and not event.children)
 
+    def span(self, event: Event) -> tuple[int, int]:
+        """Return the positions in ``events`` of what a call of a module calls; of a whole layer, of the call itself."""
+        return self.entered[event] if event in self.entered else (self.position[event], self.position[event] + 1)
+
     def is_linear(self, event: Event | None) -> bool:
         """Return True for a call of a linear layer."""
         return event is not None and event.is_module and event.fqn in self.linears

@@ -59,10 +59,8 @@ def find_stream(
     if not any(layers[fqn].role in ("row", "heads") for fqn in starts):
         raise Blocked(_no_sequence(shapes, dims, n_ranks))
     spans: dict[str, list[tuple[Event, int, int]]] = {}
-    for event, (begin, end) in calls.entered.items():
-        spans.setdefault(event.fqn, []).append((event, begin, end))
-    for fqn, places in calls.places.items():
-        spans.setdefault(fqn, []).extend((calls.events[position], position, position + 1) for position in places)
+    for event in (*calls.entered, *(event for event in calls.events if event.is_module)):
+        spans.setdefault(event.fqn, []).append((event, *calls.span(event)))
     setting = _Setting(derivation, n_ranks, cuts_inputs, whole, spans)
     last = first_complete(_Chunks(setting, Stream(starts)), _MOST_ATTEMPTS)
     if last.refused is not None:
@@ -295,30 +293,21 @@ class _Chunks(Propagation):
         if self._wrong:
             following = self.stream.without(self._wrong)
         elif isinstance(refused, WrongPlacement) and refused.of_whole:
-            self.refused = self._meets_whole(refused)
+            self.refused = self.meets_whole(
+                refused.value, "one that enters or leaves a module beside the chunk can be cut"
+            )
             following = self._cut(refused)
         else:
             following = self._gathered()
         if following is not None and any(self._layers[fqn].role in ("row", "heads") for fqn in following.scattered):
             yield _Chunks(self._setting, following)
 
-    def _meets_whole(self, wrong: WrongPlacement) -> Blocked:
-        """Return why the call at hand cannot go on: it takes chunks, and a tensor that nothing cuts."""
-        assert self.event is not None
-        shape = self.calls.shape_of(wrong.value)
-        return Blocked(
-            f"{self.event.name} in {self.event.fqn or 'the model'} takes a chunk of the sequence and a whole tensor "
-            f"of the shape {list(shape or ())}; one that enters or leaves a module beside the chunk can be cut"
-        )
-
     def _around(self) -> Iterator[tuple[Event, int, int]]:
         """Yield the running module and the modules around it but the model, innermost first, with their positions."""
         event = self.event
         while event is not None and event.parent is not None:
-            if event in self.calls.entered:
-                yield event, *self.calls.entered[event]
-            elif event.is_module:
-                yield event, self.position, self.position + 1
+            if event.is_module:
+                yield event, *self.calls.span(event)
             event = event.parent
 
     def _with(self, added: Redistribution) -> Stream | None:
