@@ -164,7 +164,12 @@ def own_tensors(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
 
 def tensors_in_attributes(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Yield the tensors in plain attributes of these modules, without parameters and buffers."""
+    without: set[int] = set()  # objects that many modules share, such as a configuration
     for module in modules:
         for name, value in vars(module).items():
-            if name not in _REGISTRIES:
-                yield from tensors_of(value)
+            if name in _REGISTRIES or id(value) in without or (type(value) in _NO_TENSORS and not value):
+                continue
+            tensors = list(tensors_of(value))
+            yield from tensors
+            if not tensors:
+                without.add(id(value))

@@ -156,7 +156,8 @@ class _PassThrough:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         (input_position, output_position), form = self._notes
-        hidden = list(tensors_of((args, kwargs)))[input_position]
+        is_first = not input_position and bool(args) and isinstance(args[0], Tensor)
+        hidden = args[0] if is_first else list(tensors_of((args, kwargs)))[input_position]
         position = -1
 
         def put(reference: Any) -> Any:

@@ -24,7 +24,7 @@ from modelsummary.serving.scheduler import Engine, check_longest
 from modelsummary.serving.server import Server
 from modelsummary.serving.simulation import ServingSimulation, check_limits, keeps_limits, largest_rate
 from modelsummary.tables import Printed, Report
-from modelsummary.units import decimals, grouped
+from modelsummary.units import decimals, grouped, scaled
 
 __all__ = ["ServingPlan", "ServingPlans", "ServingSpace", "least_seconds", "search"]
 
@@ -380,6 +380,11 @@ def _ways(
         described = ", ".join(f"{name}={value}" for name, value in changes.items())
         try:
             server = server_of(**changes)
+            if (least := server.least_weight_bytes) > engine.memory_share * server.memory:
+                raise InputError(
+                    f"the weights take at least {scaled(least, 'B')} of a device, more than "
+                    f"memory_share={engine.memory_share} of {scaled(server.memory, 'B')}"
+                )
             prices = server.prices(*engines)
         except InputError as error:
             refused[described] = str(error)

@@ -85,11 +85,25 @@ class Points:
         The highest peak may be of another part of a model with few blocks, so ``at`` tells the peaks. The first call
         compares the sum with forwards of all blocks; if they differ, all blocks run.
         """
+        return self._sum_of_folds(batch, context) if self._runs_few() else self.at(batch, context)
+
+    def workspace(self, batch: int, context: int) -> int:
+        """Return the most bytes that prompts hold besides weights and the caches after them.
+
+        A block that repeats takes as much as the one before it, while the caches grow, so few blocks tell it, too: the
+        last repetition runs. The part of a block that has more workspace before the caches are full counts more.
+        """
+        points = self._folded[0][0] if self._runs_few() else self
+        point = points.at(batch, context)
+        return max(point.prefill_peak - point.weight_bytes - point.cache.held_bytes, 0)
+
+    def _runs_few(self) -> bool:
+        """Return True if few of equal blocks tell the figures of all."""
         if self._is_folded is None:
             errors = [self._difference(tokens) for tokens in self._checked] if self._folded else []
             self._is_folded = bool(errors) and max(errors) <= _FOLD_ERROR
             self.fold_error = max(errors) if self._is_folded else 0.0
-        return self._sum_of_folds(batch, context) if self._is_folded else self.at(batch, context)
+        return self._is_folded
 
     def _sum_of_folds(self, batch: int, context: int) -> Point:
         points, factors = zip(*self._folded, strict=True)

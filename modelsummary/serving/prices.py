@@ -233,11 +233,10 @@ class StepPrices:
         """Return the workspace of steps with as many tokens as the budget: of the longest prompts, and of the most."""
         longest = self._context - 1
         budget = engine.token_budget or max(longest, most_results)
-        points = [
-            self._points.at(requests, min(ceil(budget / requests), longest) + 1)
+        return max(
+            self._points.workspace(requests, min(ceil(budget / requests), longest) + 1)
             for requests in {min(ceil(budget / longest), engine.max_requests), min(budget, most_results)}
-        ]
-        return max(max(point.prefill_peak - point.weight_bytes - point.cache.held_bytes, 0) for point in points)
+        )
 
     def _paged(self, engine: Engine, memory_bytes: int, most_results: int) -> Pages:
         """Return the pages that fit beside weights and the workspace of a step."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.calls import Watch
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
 from modelsummary.capture.observer import Observer
 from modelsummary.capture.operator_mode import Operators
@@ -176,8 +177,18 @@ class _Run:
     def _forward(self, kwargs: dict[str, Any]) -> tuple[str, Any, dict[str, Any], Phase]:
         """Run the model; return the name of its cache, the cache, further arguments of the next call, and the facts."""
         follow, first = self.follow, len(self.follow.inside)
-        watch = Watch(self._model)
-        output = watch.call((), kwargs)
+        calls = 0
+
+        def counted(call_module: Callable[..., Any]) -> Callable[..., Any]:
+            def count(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                return call_module(module, *args, **kwargs)
+
+            return count
+
+        with calls_wrapped(counted):
+            output = self._model(**kwargs)
         named_cache = cache_in(output, self._request.parameters)
         if named_cache is None:
             raise InputError(
@@ -198,7 +209,7 @@ class _Run:
         peak = max(alive[first:], default=0)
         cache = bytes_of_cache(named_cache[1], self._model, self._before, self._storage_bytes)
         storages = frozenset(id(self.follow.of(tensor)) for tensor in tensors_of(named_cache[1]))
-        return *named_cache, further, Phase(operators, len(watch.calls), peak, cache, storages)
+        return *named_cache, further, Phase(operators, calls, peak, cache, storages)
 
     def _storage_bytes(self, tensor: Tensor) -> int:
         storage = self.follow.of(tensor)

@@ -143,7 +143,9 @@ class Server:
         self._communicate = communication(target, options.tensor, options.cluster)
         self._all_runs = {} if runs is None else runs
         # version of the model, batch and context -> run
-        self._runs = self._all_runs.setdefault((options.tensor, options.dtype, options.cache), {})
+        self._runs, self._whole_runs = (
+            self._all_runs.setdefault((tensor, options.dtype, options.cache), {}) for tensor in (options.tensor, 1)
+        )
         self._prices: dict[Engine, StepPrices | InputError] = {}
 
     def changed(self, **changes: Any) -> Server:
@@ -194,8 +196,9 @@ class Server:
             def run(index: int, batch: int, context: int) -> RequestRun:
                 key = index, batch, context
                 if key not in self._runs:
-                    if self.options.tensor > 1 and batch == 1 and not index:
-                        run_of(self.live.model, batch, context)  # a shard of a table does not tell its positions
+                    if self.options.tensor > 1 and batch == 1 and not index and key not in self._whole_runs:
+                        # a shard of a table does not tell its positions
+                        self._whole_runs[key] = run_of(self.live.model, batch, context)
                     self._runs[key] = run_of(version(index), batch, context)
                 return self.options.formats.bytes_of(self._runs[key])
 
@@ -242,6 +245,18 @@ class Server:
                 self.target = target_of(self._device)
             self._prices.update(self._new_prices(new))
         return [self._prices[engine] for engine in plain]
+
+    @property
+    def least_weight_bytes(self) -> float:
+        """Return the bytes of parameters that a device has at least, however they are shared out."""
+        format_ = self.options.formats.weights
+        bits = 64.0 if format_ is None else format_.bits
+        nbytes = 0.0
+        for parameter in self.live.model.parameters():
+            if type(parameter) is nn.Parameter and parameter.dtype.is_floating_point:
+                dtype = self.options.dtype or parameter.dtype
+                nbytes += parameter.numel() * min(dtype.itemsize, bits / 8)
+        return nbytes / self.options.tensor
 
     def _new_prices(self, engines: Sequence[Engine]) -> dict[Engine, StepPrices | InputError]:
         with self.points(folds_of(self._root)) as points:
