@@ -362,7 +362,7 @@ def _serve_plan(commands: _Commands) -> None:
     add("--overhead", type=float, default=0.0, metavar="MS", help="time of a step besides its forward (default: 0)")
     add("--ttft", type=float, metavar="MS", help="limit of the time to the first token at p95: searches a plan")
     add("--tpot", type=float, metavar="MS", help="limit of the time per further token at p95: searches a plan")
-    add("--devices", type=parse_count, metavar="N", help="devices of the plan (default: 8)")
+    add("--devices", type=parse_count, metavar="N", help="devices of the plan (default: 8 of a named device)")
     add("--price", type=float, metavar="P", help="price of a device and an hour, for requests per unit of cost")
     add = parser.group("devices").add_argument
     add("--device", required=True, help="name of an accelerator such as H100; cpu or cuda of this calibrated machine")

@@ -9,9 +9,10 @@ from modelsummary.cluster.topology import Cluster
 from modelsummary.devices.target import Target
 from modelsummary.errors import InputError
 
-__all__ = ["communication"]
+__all__ = ["PER_NODE", "communication"]
 
-_PER_NODE = 8
+PER_NODE = 8
+"""Devices of a node with the links of a named device."""
 
 
 def communication(target: Target, ranks: int, cluster: Cluster | None = None) -> Callable[[str, int], float] | None:
@@ -33,7 +34,7 @@ def communication(target: Target, ranks: int, cluster: Cluster | None = None) ->
                 f"tensor={ranks}: the links between devices are not known for {target.name}; pass cluster=Cluster(...)"
             )
         spec = target.model.spec
-        cluster = Cluster(spec, nodes=-(-ranks // _PER_NODE), memory_bytes=spec.memory_bytes or 1)
+        cluster = Cluster(spec, nodes=-(-ranks // PER_NODE), memory_bytes=spec.memory_bytes or 1)
     if ranks > cluster.devices:
         raise InputError(f"tensor={ranks} needs as many devices, the cluster has {cluster.devices}")
     network = Network(cluster)

@@ -5,7 +5,7 @@ and caches are kept in another form:
 
 - weights are the parameters that products read, except for tables of embeddings and as many heads of the same shape,
   which quantisers leave as they are;
-- of a cache, what attention reads.
+- of a cache, what attention reads, also from a copy, as of keys that are repeated for several heads.
 
 Fewer bytes are moved then. Products of 8-bit floats compute at the peak of that dtype, and their other operand is cast,
 too. Other formats are dequantised on the way to the multiply-adds, which have the dtype of hidden states, while
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -82,16 +83,17 @@ class NumberFormats:
         if self == NumberFormats():
             return None
         tables = _tables(phase.operators)
-        cached = {id(operator.run.call): _cache_operands(operator, phase) for operator in phase.operators}
+        cached = {id(operator.run.call): positions for operator, positions in _read_of_cache(phase)}
 
         def works_of(call: OperatorCall, works: tuple[Work, ...]) -> tuple[Work, ...]:
-            if not call.cost.macs or not works:
+            positions = cached.get(id(call), ())
+            if not works or not (call.cost.macs or positions):
                 return works
             first, *others = works
             if self.weights is not None and first.op_class == "gemm":
                 first = self._product(call, first, tables)
             if self.cache_dtype is not None:
-                saved = sum(self._saved(call.tensors[position]) for position in cached.get(id(call), ()))
+                saved = sum(self._saved(call.tensors[position]) for position in positions)
                 first = first._replace(nbytes=first.nbytes - saved)
             return first, *others
 
@@ -135,14 +137,15 @@ class NumberFormats:
         if self.cache_dtype is None:
             return 0
         read: dict[int, TensorSpec] = {}
-        for operator in phase.operators:
-            for position in _cache_operands(operator, phase):
+        for operator, positions in _read_of_cache(phase):
+            for position in positions:
                 read[operator.run.reads[position]] = operator.run.call.tensors[position]
         return sum(self._saved(spec) for spec in read.values())
 
     def _saved(self, spec: TensorSpec) -> int:
         assert self.cache_dtype is not None
-        return spec.numel * (spec.dtype.itemsize - self.cache_dtype.itemsize)
+        elements = prod(size for size, step in zip(spec.shape, spec.stride, strict=True) if step)  # without repetitions
+        return elements * (spec.dtype.itemsize - self.cache_dtype.itemsize)
 
 
 def _tables(operators: Sequence[StepOperator]) -> frozenset[tuple[int, ...]]:
@@ -178,12 +181,19 @@ def _is_weight(spec: TensorSpec, tables: frozenset[tuple[int, ...]]) -> bool:
     return spec.is_param and len(spec.shape) > 1 and spec.dtype.is_floating_point and spec.shape not in tables
 
 
-def _cache_operands(operator: StepOperator, phase: Phase) -> tuple[int, ...]:
-    """Return the positions of the tensors that an operator with multiply-adds, as of attention, reads of the cache."""
-    run = operator.run
-    if not run.call.cost.macs:
-        return ()
-    return tuple([position for position, storage in enumerate(run.reads) if storage in phase.cache_storages])
+def _read_of_cache(phase: Phase) -> Iterator[tuple[StepOperator, tuple[int, ...]]]:
+    """Yield the operators that read the cache for attention, each with the positions of the tensors that it reads.
+
+    These are operators with multiply-adds, and copies for them.
+    """
+    multiplied = {
+        storage for operator in phase.operators if operator.run.call.cost.macs for storage in operator.run.reads
+    }
+    for operator in phase.operators:
+        run = operator.run
+        is_copy = run.call.rule.facts.copies and not multiplied.isdisjoint(run.makes)
+        if is_copy or run.call.cost.macs:
+            yield operator, tuple([index for index, storage in enumerate(run.reads) if storage in phase.cache_storages])
 
 
 def named_formats(weights: Any, cache_dtype: Any) -> tuple[str | None, torch.dtype | None]:

@@ -20,9 +20,9 @@ from modelsummary.extras import Records
 from modelsummary.serving.load import Load
 from modelsummary.serving.number_formats import named_formats
 from modelsummary.serving.prices import CurvePoint, StepPrices
-from modelsummary.serving.scheduler import Engine, check_longest
+from modelsummary.serving.scheduler import Batch, Engine, Limits, check_longest
 from modelsummary.serving.server import Server
-from modelsummary.serving.simulation import ServingSimulation, check_limits, keeps_limits, largest_rate
+from modelsummary.serving.simulation import ServingSimulation, Spread, check_limits, keeps_limits, largest_rate
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, grouped, scaled
 
@@ -307,19 +307,19 @@ class _Way(NamedTuple):
 
 def search(
     server_of: Callable[..., Server],
-    simulate: Callable[[Load, Engine, StepPrices, Server], ServingSimulation],
+    simulate: Callable[[Load, Engine, StepPrices, Server, Limits], ServingSimulation],
     load: Load,
     engine: Engine,
     space: ServingSpace,
     devices: int,
-    limits: tuple[float | None, float | None],
+    limits: Limits,
     price: float | None = None,
 ) -> ServingPlans:
     """Return the ways to serve a load, the one with the most requests per second first.
 
     Args:
         server_of: returns the server with other options ``tensor``, ``weights`` and ``cache_dtype``.
-        simulate: serves a load by an engine, from its prices on a server.
+        simulate: serves a load by an engine, from its prices on a server, until limits are missed.
         load: the requests of a replica; their rate is changed.
         engine: its figures hold but for the ones that are searched.
         space: the ways that are tried.
@@ -341,8 +341,10 @@ def search(
             break
 
         def served(changed: Load, way: _Way = way) -> ServingSimulation:
-            return simulate(changed, way.engine, way.prices, way.server)
+            return simulate(changed, way.engine, way.prices, way.server, limits)
 
+        if _misses_alone(load, way.engine, way.prices, limits):
+            continue
         needed = _MARGIN * best / way.replicas
         if needed and not keeps_limits(served(replace(load, rate=needed)), *limits):
             continue
@@ -354,6 +356,23 @@ def search(
             best = max(best, plans[-1].requests_per_second)
     plans.sort(key=lambda plan: (-plan.requests_per_second, plan.tensor))
     return ServingPlans(tuple(plans), *limits, len(ways), refused, price)
+
+
+def _misses_alone(load: Load, engine: Engine, prices: StepPrices, limits: Limits) -> bool:
+    """Return True if requests that come alone are later than the limit of the first token, so that no rate keeps it."""
+    if limits.ttft_ms is None or load.shared_tokens:
+        return False
+
+    def seconds(prompt: int) -> float:
+        budget = engine.token_budget or prompt
+        chunks = [(before, min(before + budget, prompt)) for before in range(0, prompt, budget)]
+        batches = (
+            Batch(after - before, int(after == prompt), [before] if before else [], [(before, after)])
+            for before, after in chunks
+        )
+        return sum(prices.price(batch).seconds for batch in batches) + 1e-3 * engine.overhead_ms * len(chunks)
+
+    return Spread.of([1e3 * seconds(request.prompt) for request in load.sample()]).p95 > limits.ttft_ms
 
 
 def _ways(

@@ -12,7 +12,7 @@ from modelsummary.serving.load import Load
 from modelsummary.serving.number_formats import WEIGHTS
 from modelsummary.serving.plan import ServingPlans, ServingSpace, search
 from modelsummary.serving.prices import StepPrices
-from modelsummary.serving.scheduler import Engine, serve
+from modelsummary.serving.scheduler import NO_LIMITS, Engine, Limits, serve
 from modelsummary.serving.server import Server
 from modelsummary.serving.simulation import ServingSimulation, largest_rate
 from modelsummary.tables import Printed, Report, table
@@ -199,8 +199,10 @@ class ServingEstimate(Printed, Records):
         engine = engine or Engine()
         return self._simulated(load, engine, self.prices(engine), self._live_server)
 
-    def _simulated(self, load: Load, engine: Engine, prices: StepPrices, server: Server) -> ServingSimulation:
-        timeline = serve(load, engine, prices.pages, prices.price)
+    def _simulated(
+        self, load: Load, engine: Engine, prices: StepPrices, server: Server, limits: Limits = NO_LIMITS
+    ) -> ServingSimulation:
+        timeline = serve(load, engine, prices.pages, prices.price, limits)
         return ServingSimulation(
             model=self.model,
             device=self.device,
@@ -262,7 +264,8 @@ class ServingEstimate(Printed, Records):
             load: the requests of a replica; their rate is changed.
             ttft_ms: limit of the milliseconds from arrival to first token; None: any.
             tpot_ms: limit of the milliseconds per token after the first; None: any.
-            devices: number of devices. Default: of the cluster that was passed to ``serving``, all; else 8.
+            devices: number of devices. Default: all of the cluster that was passed to ``serving``; 8 of a named
+                device; all accelerators of this machine, or its CPU.
             space: the ways that are tried. Default: ``ServingSpace()``.
             engine: its figures hold but for the limits of batches that are tried. Default: ``Engine()``.
             price: of a device and an hour, for requests per unit of cost.
@@ -290,14 +293,12 @@ class ServingEstimate(Printed, Records):
         for name, value, kind in (("space", space, ServingSpace), ("engine", engine, Engine)):
             if value is not None and not isinstance(value, kind):
                 raise InputError(f"{name} must be a {kind.__name__} or None, got {value!r:.80}")
-        cluster = server.options.cluster
-        if devices is None:
-            devices = 8 if cluster is None else cluster.devices
+        devices = server.devices if devices is None else devices
         check_integers(devices=devices)
         if price is not None and not (is_number(price) and price > 0):
             raise InputError(f"price must be a number > 0 or None, got {price!r:.80}")
 
-        limits = ttft_ms, tpot_ms
+        limits = Limits(ttft_ms, tpot_ms)
         return search(server.changed, self._simulated, load, engine or Engine(), space, devices, limits, price)
 
     def to_dict(self) -> dict[str, Any]:

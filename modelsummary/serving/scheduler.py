@@ -22,7 +22,18 @@ from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.serving.load import Load, LoadRequest
 from modelsummary.units import grouped
 
-__all__ = ["Batch", "Engine", "Pages", "ServedRequest", "StepPrice", "Timeline", "check_longest", "serve"]
+__all__ = [
+    "NO_LIMITS",
+    "Batch",
+    "Engine",
+    "Limits",
+    "Pages",
+    "ServedRequest",
+    "StepPrice",
+    "Timeline",
+    "check_longest",
+    "serve",
+]
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,7 @@ class Timeline:
         most_requests, most_pages: the most of a step.
         most_tokens: the most tokens of a step.
         tokens: tokens that steps computed, also again after a preemption, and for rejected drafts.
+        missed: whether serving ended before the last request, as more requests missed a limit than may.
     """
 
     requests: list[ServedRequest] = field(default_factory=list)
@@ -180,13 +192,31 @@ class Timeline:
     most_pages: int = 0
     most_tokens: int = 0
     tokens: int = 0
+    missed: bool = False
 
     def spend(self, seconds: float, limit: str) -> None:
         """Add seconds to the ones of a limit."""
         self.seconds_by_limit[limit] = self.seconds_by_limit.get(limit, 0.0) + seconds
 
 
-def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], StepPrice]) -> Timeline:
+class Limits(NamedTuple):
+    """Limits of the 95th percentiles of latencies in milliseconds; None: any.
+
+    Attributes:
+        ttft_ms: from arrival to first token.
+        tpot_ms: per token after the first.
+    """
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
+def serve(
+    load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], StepPrice], limits: Limits = NO_LIMITS
+) -> Timeline:
     """Return what happens while an engine serves a load.
 
     Args:
@@ -194,6 +224,7 @@ def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], Ste
         engine: how they are batched.
         pages: the pages of the cache.
         price: returns the time of a step.
+        limits: serving ends as soon as a 95th percentile is certain to exceed its limit.
 
     Raises:
         InputError: the longest request exceeds the longest context, or alone takes more pages than there are.
@@ -205,7 +236,7 @@ def serve(load: Load, engine: Engine, pages: Pages, price: Callable[[Batch], Ste
     (3, 500.0, 500.0, 24)
     """
     check_longest(load, engine, pages)
-    return _Loop(load.sample(), engine, pages, price, _in_whole_pages(load, engine)).run()
+    return _Loop(load.sample(), engine, pages, price, _in_whole_pages(load, engine), limits).run()
 
 
 def _in_whole_pages(load: Load, engine: Engine) -> int:
@@ -269,6 +300,7 @@ class _Loop:
         pages: Pages,
         price: Callable[[Batch], StepPrice],
         shared: int,
+        limits: Limits,
     ) -> None:
         self._engine, self._pages, self._price = engine, pages, price
         self._all = [_Sequence(lengths) for lengths in requests]
@@ -282,6 +314,9 @@ class _Loop:
         self._served: dict[int, ServedRequest] = {}
         self._accepts = Random(0)
         self._timeline = Timeline()
+        self._limits, self._late, self._slow = limits, 0, 0
+        self._most_late = _most_above(len(requests))
+        self._most_slow = _most_above(sum(request.output > 1 for request in requests))
 
     def run(self) -> Timeline:
         """Serve all requests."""
@@ -296,10 +331,27 @@ class _Loop:
             scheduled = self._scheduled()
             self._step(scheduled)
             self._step_alike(scheduled)
+            if self._misses_limits():
+                self._timeline.missed = True
+                break
         timeline = self._timeline
         timeline.seconds = self._now
-        timeline.requests = [self._served[id(sequence)] for sequence in self._all]
+        timeline.requests = [self._served[id(sequence)] for sequence in self._all if id(sequence) in self._served]
         return timeline
+
+    def _misses_limits(self) -> bool:
+        """Return True if too many requests got their tokens too late, or wait too long for the first one."""
+        if self._late > self._most_late or self._slow > self._most_slow:
+            return True
+        fewest = self._most_late - self._late  # that wait too long; the queue is in the order of arrival
+        if self._limits.ttft_ms is None or len(self._waiting) <= fewest or not self._is_late(self._waiting[fewest]):
+            return False
+        return sum(not sequence.generated and self._is_late(sequence) for sequence in self._waiting) > fewest
+
+    def _is_late(self, sequence: _Sequence) -> bool:
+        """Return True if a first token that comes now is later than the limit."""
+        limit = self._limits.ttft_ms
+        return limit is not None and 1e3 * (self._now - sequence.lengths.arrival) > limit
 
     # ------------------------------------------------------------------------------------------ which tokens
 
@@ -448,16 +500,31 @@ class _Loop:
             lengths = sequence.lengths
             if not sequence.generated:
                 sequence.first = self._now
+                self._late += self._is_late(sequence)
             sequence.generated += 1 + self._accepted(drafts)
             sequence.computed = lengths.prompt + sequence.generated - 1
             if sequence.generated == lengths.output:
                 self._free += sequence.pages
-                self._served[id(sequence)] = ServedRequest(*lengths, sequence.first, self._now, sequence.preemptions)
+                served = ServedRequest(*lengths, sequence.first, self._now, sequence.preemptions)
+                self._served[id(sequence)] = served
+                limit = self._limits.tpot_ms
+                self._slow += limit is not None and served.tpot_ms is not None and served.tpot_ms > limit
         self._has_shared |= sequence.computed >= self._shared
 
     def _accepted(self, drafts: int) -> int:
         """Return how many of the proposed tokens the model accepts: all before the first that it rejects."""
         return next((n for n in range(drafts) if self._accepts.random() >= self._engine.acceptance), drafts)
+
+
+def _most_above(n: int) -> int:
+    """Return how many of n values may exceed a limit that their 95th percentile keeps.
+
+    The percentile is between two neighbours of the sorted values; the lower one must keep the limit.
+
+    >>> _most_above(100)
+    5
+    """
+    return n - 1 - 95 * (n - 1) // 100
 
 
 def _batch_of(scheduled: Sequence[tuple[_Sequence, int]]) -> Batch:

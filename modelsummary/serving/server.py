@@ -29,7 +29,7 @@ from modelsummary.parallel.equal_blocks import fold
 from modelsummary.parallel.make import make_plan
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.depth import Folds, folds_of
-from modelsummary.serving.links import communication
+from modelsummary.serving.links import PER_NODE, communication
 from modelsummary.serving.number_formats import WEIGHTS, NumberFormats, check_device, named_formats
 from modelsummary.serving.points import Points
 from modelsummary.serving.prices import StepPrices
@@ -153,6 +153,15 @@ class Server:
         options = replace(self.options, **changes)
         device = None if options.cluster is not None else self._device
         return Server(self.live, self._root, device, options, self._all_runs)
+
+    @property
+    def devices(self) -> int:
+        """Return the number of devices that a plan has unless told: of the cluster, of a node, or of this machine."""
+        if self.options.cluster is not None:
+            return self.options.cluster.devices
+        if self.target.model is not None:
+            return PER_NODE
+        return 1 if self.target.is_cpu else torch.cuda.device_count()
 
     @property
     def case(self) -> ServedCase | None:

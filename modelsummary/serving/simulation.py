@@ -207,6 +207,8 @@ class ServingSimulation(Printed, Records):
 
 def keeps_limits(simulation: ServingSimulation, ttft_ms: float | None, tpot_ms: float | None) -> bool:
     """Return True if the 95th percentiles are within limits; None: any value."""
+    if simulation.timeline.missed:
+        return False
     pairs = ((simulation.ttft_ms, ttft_ms), (simulation.tpot_ms, tpot_ms))
     return all(limit is None or spread is None or spread.p95 <= limit for spread, limit in pairs)
 

@@ -62,6 +62,16 @@ def test_cache_dtype_by_hand(stats, plain):
     assert "kept in float8_e4m3fn" in str(estimate)
 
 
+def test_cache_dtype_where_attention_reads_copies(stats, plain, monkeypatch):
+    """As where keys are repeated for several heads: the copy reads the cache, and attention the copy."""
+    update = Cache.update
+    monkeypatch.setattr(Cache, "update", lambda *args: tuple(tensor.clone() for tensor in update(*args)))
+    copied = Statistics(Decoder(), IDS)
+    estimate, wide = served(copied, cache_dtype=torch.float8_e4m3fn), served(copied)
+    assert (wide.cache_bytes, estimate.cache_bytes) == (plain.cache_bytes, plain.cache_bytes // 2)
+    assert estimate.decode_ms < wide.decode_ms
+
+
 def test_a_wider_cache_takes_more(stats, plain):
     wide = served(stats, cache_dtype="fp32")
     assert wide.cache_bytes == 2 * plain.cache_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from math import inf
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.cluster import Cluster
+from modelsummary.devices.kernel_table import KernelTable, machine_of
+from modelsummary.devices.target import Target
 from modelsummary.serving import Engine, Load, ServingSpace
 from modelsummary.serving.plan import least_seconds
 from modelsummary.serving.prices import CurvePoint
@@ -169,3 +173,21 @@ def test_least_seconds_by_hand():
     for price in (10.0, 9.0):  # or, of a small model, even less than nothing
         flat = [nodes[0], CurvePoint(1000, price, price)]
         assert least_seconds(flat, Engine(max_requests=5), Load(4, prompt=7, output=1)) == price / 5
+
+
+def test_devices_of_a_plan(estimate):
+    """A node of a named device, the whole cluster, or what this machine has."""
+    server = estimate.server
+    assert server.devices == 8
+    assert server.changed(cluster=Cluster(LINKED, nodes=3, devices_per_node=2)).devices == 6
+    here = copy(server)
+    here.target = Target("cpu", KernelTable(machine_of(torch.device("cpu"))))
+    assert here.devices == 1
+
+
+def test_weights_that_cannot_fit_are_refused_before_the_model_runs(estimate):
+    small = estimate.server.changed(memory_bytes=60_000)
+    plans = replace(estimate, server=small).plan
+    with pytest.raises(InputError, match=r"tensor=1: the weights take at least 62.59 kB of a device, more"):
+        plans(LOAD, ttft_ms=30.0, devices=1, space=ServingSpace([1]))
+    assert not small._prices

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from modelsummary import InputError
 from modelsummary.serving import Engine, Load
-from modelsummary.serving.scheduler import Pages, StepPrice, _Loop, serve
+from modelsummary.serving.scheduler import Limits, Pages, StepPrice, _Loop, serve
+from modelsummary.serving.simulation import Spread
 
 
 def pages(total, size=4, longest=200):
@@ -245,3 +246,23 @@ def test_waiting_time_of_a_queue():
     timeline = serve(load, Engine(max_requests=1), pages(10), a_second)
     ttft = sum(request.ttft_ms for request in timeline.requests) / len(timeline.requests)
     assert ttft == pytest.approx(1000 + 500, rel=0.03)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=40),
+    st.floats(0.01, 3.0),
+    st.integers(8, 60),
+    st.floats(1.0, 60.0),
+    st.floats(0.9, 3.0),
+)
+def test_serving_ends_early_where_limits_are_missed_alone(lengths, rate, total, ttft, tpot):
+    prompts, outputs = zip(*lengths, strict=True)
+    load = Load(len(lengths), prompt=prompts, output=outputs, rate=rate)
+    engine = Engine(token_budget=8, max_requests=3)
+    whole = serve(load, engine, pages(max(total, 12)), a_second)
+    ended = serve(load, engine, pages(max(total, 12)), a_second, Limits(1e3 * ttft, 1e3 * tpot))
+    waits = Spread.of([request.ttft_ms for request in whole.requests]).p95
+    steps = [request.tpot_ms for request in whole.requests if request.tpot_ms is not None]
+    is_missed = waits > 1e3 * ttft or (bool(steps) and Spread.of(steps).p95 > 1e3 * tpot)
+    assert is_missed if ended.missed else ended == whole
