@@ -19,6 +19,7 @@ from random import Random
 from typing import NamedTuple
 
 from modelsummary.errors import InputError, check_integers, is_number
+from modelsummary.keywords import takes_keywords
 from modelsummary.serving.load import Load, LoadRequest
 from modelsummary.units import grouped
 
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 
+@takes_keywords()
 @dataclass(frozen=True)
 class Engine:
     """How a server batches requests; the defaults are usual ones.

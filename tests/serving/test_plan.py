@@ -160,6 +160,10 @@ def test_unusable_spaces():
         ServingSpace(tensor=[0])
     with pytest.raises(InputError, match=r"weights must be one of 'fp8', .* or None, got 'int5'"):
         ServingSpace(weights=["int5"])
+    with pytest.raises(InputError, match="ServingSpace does not search pipeline=: pipelines of servers are not sim"):
+        ServingSpace(pipeline=[2])
+    with pytest.raises(InputError, match=r"unknown option .tp. of ServingSpace; .*did you mean .tensor."):
+        ServingSpace(tp=[2])
     assert ServingSpace(cache_dtype=["e5m2"]).cache_dtype == (torch.float8_e5m2,)
 
 
