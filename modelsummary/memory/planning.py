@@ -108,8 +108,6 @@ def _planner(
     target = _target(device, by)
     link = _link(options.get("offload"), device, target)
     options = {**options, "offload": None}
-    if not names_own_device(device):
-        options = {**options, "device": "cuda"}
     return Planner(live, root, step_plan("train", options, root), target, granularity, done, link)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,7 @@ from modelsummary.memory.saved import saved_of
 from modelsummary.memory.stage_actions import StageActions, actions_of
 from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
 from modelsummary.subject import subject_of
+from modelsummary.units import number_of
 
 __all__ = ["memory_of", "predict", "simulate", "simulate_step", "stage_actions"]
 
@@ -36,10 +38,12 @@ def predict(
         allocator: settings of the allocator whose reserve is predicted; None: it is not.
 
     Raises:
-        InputError: a parameter is not initialised, no result requires a gradient, or the step needs values that the
-            model or its input lacks.
+        InputError: a parameter is not initialised, no result requires a gradient, the step needs values that the
+            model or its input lacks, or no tensor of a module is saved that is to move to the host.
     """
     trace = observed(live, plan, storages=True)
+    if plan.offload:
+        _check_numbers(plan.offload, observed(live, replace(plan, offload=()), storages=True))
     estimate, memory = memory_of(trace, plan)
     rows = list(root.walk()) if plan.train and not plan.compiled else []  # a compiled step has no calls of layers
     for row in rows:
@@ -55,6 +59,18 @@ def predict(
     subject = subject_of(root, plan.dtype, plan.autocast)
     saved = saved_of(trace, {row.key: kinds[id(row)] for row in root.walk()}, subject)
     return replace(estimate, saved=saved, reserve=reserve, subject=subject)
+
+
+def _check_numbers(offload: Sequence[tuple[str, Sequence[int]]], trace: Trace) -> None:
+    """Raise ``InputError`` if a module saves none of the tensors that it is to move."""
+    rows = [f"{save.row[0]}." for save in trace.saves if save.row is not None]
+    for fqn, numbers in offload:
+        n_saved = sum(row.startswith(f"{fqn}." if fqn else "") for row in rows)
+        if min(numbers, default=-1) >= n_saved:
+            raise InputError(
+                f"offload names the saved tensor {min(numbers)} of {fqn!r}, which saves {number_of(n_saved, 'tensor')} "
+                "in this step; numbers hold for the device, dtypes and sizes of the plan that they come from"
+            )
 
 
 def reserve_of(trace: Trace, plan: StepPlan, settings: AllocatorSettings) -> AllocatorReserve:

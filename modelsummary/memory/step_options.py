@@ -13,6 +13,7 @@ from torch import Tensor
 from modelsummary.capture.checkpoints import checked_numbers, kept_results
 from modelsummary.capture.devices import available_device, named_device
 from modelsummary.capture.step_plan import MakeOptimizer, StepPlan, check_loss
+from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.errors import InputError, check_integers
 from modelsummary.keywords import check_names, choice_of, dtype_named
 from modelsummary.layer_info import LayerInfo
@@ -45,7 +46,8 @@ class StepOptions(TypedDict, total=False):
             the rest), a class of any library, or an instance, whose class and settings are used. Default: None, no
             optimizer step.
         dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
-        device: device whose kernels to choose. Default: None, the model's device, or the CPU for a model on meta.
+        device: device whose kernels to choose; an accelerator goes by its name, too, such as ``"A100"``. Default:
+            None, the model's device, or the CPU for a model on meta.
         loss: function from the model's result to a scalar. Default: None, the result's ``loss`` if it has one, else the
             sum of its tensors; a ``loss`` of several elements is added up.
         checkpoint: FQNs of modules to run under activation checkpointing, or segments of an ``nn.Sequential``, as
@@ -72,7 +74,7 @@ class StepOptions(TypedDict, total=False):
 
     optimizer: OptimizerLike | None
     dtype: torch.dtype | None
-    device: torch.device | str | None
+    device: DeviceSpec | torch.device | str | None
     loss: Callable[[Any], Tensor] | None
     checkpoint: Mapping[str, Sequence[str]] | Sequence[str] | str | None
     offload: Mapping[str, Sequence[int]] | float | None
@@ -139,9 +141,24 @@ def _kept_by_name(checkpoint: Mapping[str, Sequence[str]] | Sequence[str]) -> tu
     return tuple((fqn, ()) for fqn in checkpoint)
 
 
-def _target(device: torch.device | str) -> torch.device:
-    """Return the device whose kernels to choose: one of this machine, or a CUDA device, whose kernels are known."""
-    return named if (named := named_device(device)).type == "cuda" else available_device(named)
+def _target(device: DeviceSpec | torch.device | str) -> torch.device:
+    """Return the device whose kernels to choose: one of this machine, or a CUDA device, whose kernels are known.
+
+    An accelerator that is named, such as ``"A100"``, is a CUDA device.
+    """
+    if isinstance(device, DeviceSpec):
+        return torch.device("cuda")
+    try:
+        named = named_device(device)
+    except InputError as no_device:
+        if not isinstance(device, str):
+            raise
+        try:
+            DeviceSpec(device)
+        except InputError as no_accelerator:
+            raise InputError(f"{no_device}, or an accelerator: {no_accelerator}") from None
+        return torch.device("cuda")
+    return named if named.type == "cuda" else available_device(named)
 
 
 def _checked(options: StepOptions) -> StepOptions:

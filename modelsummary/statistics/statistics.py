@@ -394,7 +394,7 @@ class Statistics(ModelStatistics):
         mode: str = "train",
         optimizer: OptimizerLike | None = None,
         dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        device: DeviceSpec | torch.device | str | None = None,
         loss: Callable[[Any], Tensor] | None = None,
         checkpoint: Mapping[str, Sequence[str]] | Sequence[str] | str | None = None,
         *,
@@ -499,7 +499,7 @@ class Statistics(ModelStatistics):
     def _timed_on(self, by: str | None, options: StepOptions) -> StepOptions:
         """Return options with the device of the last prediction, if seconds count and no other is named."""
         last = by == "latency" and options.get("device") is None and self._predicted_on is not None
-        return {**options, "device": self._predicted_on} if last else options  # type: ignore[typeddict-item]
+        return {**options, "device": self._predicted_on} if last else options
 
     @exclusive
     def memory_curve(

@@ -306,3 +306,13 @@ def test_on_cuda():
             assert torch.cuda.max_memory_allocated() <= 1.01 * plan.peak + sum(grad.nbytes for grad in grads[0])
         grads.append([parameter.grad for parameter in model.parameters()])
     assert all(map(torch.equal, *grads))
+
+
+def test_tensors_that_no_module_saves_are_refused():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    stats = Statistics(model, (4, 8))
+    with pytest.raises(InputError, match=r"saved tensor 99 of '0', which saves 1 tensor in this step"):
+        stats.memory(offload={"0": [99]})
+    with pytest.raises(InputError, match=r"saved tensor 4 of '', which saves 4 tensors"):
+        stats.memory(offload={"": [4]})
+    assert stats.memory(offload={"": [3, 4]}).offloaded > 0

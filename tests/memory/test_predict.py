@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import modelsummary
-from modelsummary import InputError, MissingExtraError, Statistics, StepError
+from modelsummary import DeviceSpec, InputError, MissingExtraError, Statistics, StepError
 from modelsummary.memory.fit import largest
 from modelsummary.operators.tensor_bytes import inner_tensors
 from tests.capture.test_wrapped import int8
@@ -888,3 +888,13 @@ def test_rows_without_operators():
         2 * vectors,
         vectors,  # the result of the product is not kept
     ]
+
+
+def test_an_accelerator_goes_by_its_name():
+    stats = Statistics(nn.Linear(8, 8), (4, 8))
+    on_cuda = stats.memory(device="cuda", optimizer="adamw")
+    assert [stats.memory(device=device, optimizer="adamw").peak for device in ("a100", DeviceSpec("T4"))] == [
+        on_cuda.peak
+    ] * 2
+    with pytest.raises(InputError, match=r"torch device, got 'gpu9'.* or an accelerator: no accelerator 'gpu9'"):
+        stats.memory(device="gpu9")
