@@ -42,7 +42,7 @@ from modelsummary.devices.attention_time import (
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import HOST_CALLS
 from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_seconds
-from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, tensor_factor, vector_share
+from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, is_in_desktop, tensor_factor, vector_share
 from modelsummary.errors import InputError
 from modelsummary.operators.operator_work import ALIGNED_BYTES, Work
 from modelsummary.units import number_of
@@ -133,7 +133,7 @@ class DeviceModel:
         is asked for each operator in the forward and when the block runs again: a step of a Llama with four such blocks
         took 28 ms longer there than with whole blocks.
         """
-        factor = 1e-6 * self.spec.factors.host * (_HOST_OF_GEFORCE if is_geforce(self.spec) else 1.0)
+        factor = 1e-6 * self.spec.factors.host * (_HOST_OF_GEFORCE if is_in_desktop(self.spec) else 1.0)
         return {kind: factor * float(self.coefficients["host_us"][kind]) for kind in HOST_CALLS}
 
     @property

@@ -18,7 +18,7 @@ import torch
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
 
-__all__ = ["clock_of", "half_peak", "half_speed", "is_geforce", "tensor_factor", "vector_share"]
+__all__ = ["clock_of", "half_peak", "half_speed", "is_geforce", "is_in_desktop", "tensor_factor", "vector_share"]
 
 # Fractions of the peak that float32 products reach in units with 64 lanes (at most 0.25 TFLOP/s) and with 128.
 _NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
@@ -27,6 +27,8 @@ _USUAL_HALF, _USUAL_HALF_OF_AMD = 0.87, 0.6
 _CLOCK_OF_GEFORCE = 1.1  # over the data sheet's: an RTX 3090 and an RTX 4090 in the models of timm
 # Generations whose GeForce cards have tensor cores at half rate, and the least ratio of TF32 and float32 elsewhere.
 _HALVED_IN_GEFORCE, _LEAST_OF_WORKSTATIONS = ("ampere", "ada", "blackwell"), 1.5
+# Watts per multiprocessor: GeForce cards for desktops have 3.4 to 6, an L40 in a server has 2.1.
+_LEAST_OF_DESKTOPS = 3.2
 # Half-precision operations per joule of generations that the measurements lack: products on a T4 of 70 W
 # (https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462).
 _HALF_PER_JOULE = dict.fromkeys(("volta", "turing"), 24e12 / 70)
@@ -108,7 +110,17 @@ def clock_of(spec: DeviceSpec) -> float:
     >>> clock_of(DeviceSpec("RTX 4090")), clock_of(DeviceSpec("A100"))
     (1.1, 1.0)
     """
-    return _CLOCK_OF_GEFORCE if is_geforce(spec) else 1.0
+    return _CLOCK_OF_GEFORCE if is_in_desktop(spec) else 1.0
+
+
+def is_in_desktop(spec: DeviceSpec) -> bool:
+    """Return True for GeForce cards with the power of a desktop; a server's has too little to exceed its clock.
+
+    >>> is_in_desktop(DeviceSpec("RTX 4090")), is_in_desktop(DeviceSpec("L40"))
+    (True, False)
+    """
+    has_power = not spec.watts or not spec.units or spec.watts >= _LEAST_OF_DESKTOPS * spec.units
+    return is_geforce(spec) and has_power
 
 
 def is_geforce(spec: DeviceSpec) -> bool:

@@ -7,7 +7,8 @@ import torch
 
 from modelsummary import DeviceSpec
 from modelsummary.devices.device_table import TABLE
-from modelsummary.devices.sustained import half_speed, is_geforce, vector_share
+from modelsummary.devices.kernel_time import device_model
+from modelsummary.devices.sustained import clock_of, half_speed, is_geforce, is_in_desktop, vector_share
 
 MEASURED = {"hopper": {"device": "H100", "sustained": 0.8 * 794.5e12}, "ada": {"device": "L40S", "sustained": 2e14}}
 
@@ -54,6 +55,13 @@ def spec(name, single, half, tf32=None, generation=""):
 )
 def test_geforce_cards_are_known_by_their_peaks(device, is_halved):
     assert is_geforce(device) == is_halved
+
+
+def test_a_server_card_with_halved_tensor_cores_is_not_in_a_desktop():
+    desktops = [name for name in TABLE if is_in_desktop(DeviceSpec(name))]
+    assert desktops == [name for name in TABLE if name.startswith("RTX")]
+    assert clock_of(DeviceSpec("L40")) == 1.0
+    assert device_model(DeviceSpec("L40")).host == device_model(DeviceSpec("L40S")).host  # an operator waits as long
 
 
 def test_a_highest_speed_in_float16_alone_counts():
