@@ -70,7 +70,11 @@ def memory_plan(
     """
     budget_bytes = parse_bytes(budget_bytes, "budget_bytes")
     with counted("checkpoint plan", "estimate") as done:
-        return _planner(live, root, granularity, by, options, done).plan(budget_bytes)
+        step, target, link = _checked(live, root, granularity, by, options)
+        plain = _plain_step(live, root, step, done)[1]
+        if plain.peak <= budget_bytes:  # how blocks may run is not asked
+            return _plan_without_checkpoints(plain, target)
+        return Planner(live, root, step, target, granularity, done, link).plan(budget_bytes)
 
 
 def memory_curve(
@@ -88,17 +92,14 @@ def memory_curve(
     if type(points) is not int or points < 2:
         raise InputError(f"points must be an integer >= 2, got {points!r:.80}")
     with counted("memory curve", "estimate") as done:
-        return MemoryCurve(_planner(live, root, granularity, by, options, done).curve(points))
+        step, target, link = _checked(live, root, granularity, by, options)
+        return MemoryCurve(Planner(live, root, step, target, granularity, done, link).curve(points))
 
 
-def _planner(
-    live: LiveModel,
-    root: LayerInfo,
-    granularity: str,
-    by: str | None,
-    options: StepOptions,
-    done: Callable[[], object],
-) -> Planner:
+def _checked(
+    live: LiveModel, root: LayerInfo, granularity: str, by: str | None, options: StepOptions
+) -> tuple[StepPlan, Target | None, float | None]:
+    """Return the step without checkpoints, the device whose seconds count, and the link to the host, for a planner."""
     check_initialized(live)
     if options.get("checkpoint"):
         raise InputError("a memory plan chooses the modules to recompute; leave out checkpoint=")
@@ -108,7 +109,22 @@ def _planner(
     target = _target(device, by)
     link = _link(options.get("offload"), device, target)
     options = {**options, "offload": None}
-    return Planner(live, root, step_plan("train", options, root), target, granularity, done, link)
+    return step_plan("train", options, root), target, link
+
+
+def _plain_step(
+    live: LiveModel, root: LayerInfo, step: StepPlan, done: Callable[[], object]
+) -> tuple[Trace, MemoryEstimate]:
+    """Return the trace and the memory of a step as it is."""
+    trace = observed(live, step, storages=True)
+    done()
+    return trace, replace(memory_of(trace, step)[0], subject=subject_of(root, step.dtype, step.autocast))
+
+
+def _plan_without_checkpoints(plain: MemoryEstimate, target: Target | None) -> CheckpointPlan:
+    """Return the plan in which no block runs again."""
+    seconds, device = (None, None) if target is None else (0.0, target.name)
+    return CheckpointPlan((), plain.peak, plain.peak, plain.recomputed_macs, {}, seconds, device, plain.step, {}, 0)
 
 
 def _target(device: DeviceSpec | torch.device | str | None, by: str | None) -> Target | None:
@@ -258,9 +274,8 @@ class Planner:
         self._live, self._step, self._target, self._done, self._link = live, step, target, done, link
         self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
         self._host_cost_of, self._policy = host_cost_on(target, _NANOSECONDS)
-        self._simulated: dict[Hashable, CheckpointPlan] = {}
-        self._trace, plain = self._simulate(step, _NOTHING)
-        self._plain = replace(plain, subject=subject_of(root, step.dtype, step.autocast))
+        self._trace, self._plain = _plain_step(live, root, step, done)
+        self._simulated: dict[Hashable, CheckpointPlan] = {((), ()): _plan_without_checkpoints(self._plain, target)}
         self._plain_again = self._cost(recomputed_calls(self._trace))
         self._products = workspaces_on(torch.device(self._trace.device)).products if step.workspaces else {}
         self._libraries = _libraries_of(run.call for run, phase, _ in self._trace.operators if phase == "backward")

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from modelsummary import InputError, Statistics, apply_checkpoint
 from modelsummary.devices.target import target_of
+from modelsummary.memory import planning
 from modelsummary.memory.planning import Planner
 from modelsummary.memory.step_options import step_plan
 from tests.models import Call
@@ -506,3 +507,12 @@ def test_refusals():
             stats.memory_plan(10**6, **options)
     with pytest.raises(InputError, match="budget_bytes=1,000 is too little"):
         stats.memory_plan(1000)
+
+
+def test_a_step_that_fits_is_not_searched(monkeypatch):
+    make, size = MODELS["decoder"]
+    stats = Statistics(make(), size)
+    peak = stats.memory(device="cuda").peak
+    monkeypatch.setattr(planning, "Planner", None)
+    plan = stats.memory_plan(peak, device="A100")
+    assert (plan.fqns, plan.peak, plan.recomputed_macs, plan.seconds) == ((), peak, 0, 0.0)
