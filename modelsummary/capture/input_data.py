@@ -22,7 +22,7 @@ from modelsummary.keywords import dtype_named
 
 __all__ = ["OPTIONS", "Dtypes", "call_arguments", "call_like", "is_size"]
 
-OPTIONS = tuple("input_data batch_dim branching depth device dtypes execution latency reuse".split())  # of Statistics
+OPTIONS = tuple("input_data batch_dim branching depth device dtypes execution latency".split())  # of Statistics
 _OF_TORCHINFO = frozenset({"cache_forward_pass", "col_names", "col_width", "mode", "row_settings", "verbose"})
 _Dtype = torch.dtype | str
 Dtypes = _Dtype | Sequence[_Dtype] | Mapping[str, _Dtype] | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -105,7 +104,6 @@ class Statistics(ModelStatistics):
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, with a fallback to real
             execution. ``stats.execution`` is the one that ran, ``stats.fallback_reason`` the reason of a fallback.
         latency: also run the model for real and time every call: ``measure_latency()`` with its defaults.
-        reuse: deprecated and ignored. Every module runs.
 
     Raises:
         InputError: an argument is unusable.
@@ -138,11 +136,8 @@ class Statistics(ModelStatistics):
         dtypes: Dtypes = None,
         execution: str = "auto",
         latency: bool = False,
-        reuse: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        if reuse is not None:
-            warnings.warn("reuse= is ignored: every module runs; leave it out", DeprecationWarning, stacklevel=3)
         options = TableOptions(branching=branching, depth=depth)
         described: dict[str, Any] = {"batch_dim": batch_dim, "device": device, "dtypes": dtypes}
         recorded = record_model(model, input_data, args, kwargs, execution=execution, **described)

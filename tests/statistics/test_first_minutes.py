@@ -69,9 +69,3 @@ def test_budgets_in_words():
 
 def test_optimizers_as_torch_writes_them():
     assert stats().memory(optimizer="AdamW").peak == stats().memory(optimizer="adamw").peak
-
-
-def test_reuse_is_ignored_with_a_warning_at_the_callers_line():
-    with pytest.warns(DeprecationWarning, match="reuse= is ignored") as caught:
-        Statistics(MODEL, (3, 2), reuse=False)
-    assert caught[0].filename == __file__
