@@ -20,7 +20,8 @@ from tabulate import tabulate
 from torch import nn
 from torchvision import models
 
-from modelsummary import symbolic_profile, symbolic_trace
+from modelsummary import symbolic_trace
+from modelsummary.fx import symbolic_profile
 
 CASES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "vit_b_16": (models.vit_b_16, torch.rand(2, 3, 224, 224)),

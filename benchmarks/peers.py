@@ -27,7 +27,8 @@ from tabulate import tabulate
 from torch import nn
 from torchvision import models
 
-from modelsummary import Statistics, flop_count, load
+from modelsummary import Statistics, load
+from modelsummary.fx import flop_count
 
 IMAGE = (1, 3, 224, 224)
 BATCH = (16, 3, 224, 224)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from modelsummary import CheckpointPlan, InputError, Statistics, checkpoint_graph, sim_env, symbolic_trace
+from modelsummary import CheckpointPlan, InputError, Statistics, symbolic_trace
+from modelsummary.fx import checkpoint_graph, sim_env
 from tests.graphs import assert_same, tensors
 from tests.idioms import Gpt2, ids
 from tests.untouched import untouched

@@ -12,22 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from modelsummary import (
+from modelsummary import InputError, Statistics, TraceError, symbolic_trace
+from modelsummary.fx import (
     CommunicationProfiler,
     FlopProfiler,
     GraphProfiler,
-    InputError,
     MeshSpec,
     MetaInfo,
     ShapeProp,
-    Statistics,
     TensorSet,
-    TraceError,
     checkpoint_graph,
     flop_count,
     sim_env,
     symbolic_profile,
-    symbolic_trace,
 )
 from modelsummary.fx.profile_table import profile_table, rows_of
 from modelsummary.units import scaled

@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modelsummary import (
+from modelsummary import InputError, RegistrationError, symbolic_trace
+from modelsummary.fx import (
     CommunicationProfiler,
-    InputError,
     MeshSpec,
     MetaInfo,
     MetaTensorMode,
-    RegistrationError,
     ShapeProp,
     flop_count,
     register_flop_count_impl,
@@ -29,10 +28,9 @@ from modelsummary import (
     register_profile_impl,
     register_shape_impl,
     register_tracer_impl,
+    registry,
     symbolic_profile,
-    symbolic_trace,
 )
-from modelsummary.fx import registry
 from tests.graphs import assert_same, written
 
 
