@@ -25,6 +25,131 @@ _LEVELS = (None, *LEVELS)  # by the stage of ZeRO
 _CHECKPOINTS = {"none": None, "full": "every"}  # earlier values
 
 
+def modern_recipe(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a ``Recipe`` whose names may be earlier ones."""
+    if "dtype" not in keywords:
+        return keywords
+    warn_renamed("Recipe", "dtype", "precision")
+    return {**{name: value for name, value in keywords.items() if name != "dtype"}, "precision": keywords["dtype"]}
+
+
+@takes_keywords(modern_recipe, {"dtype": "precision"})
+@dataclass(frozen=True)
+class Recipe:
+    """How a step is computed, apart from its parallelism: dtypes, optimizer, kernels, overlap.
+
+    Attributes:
+        precision: dtype of floating-point weights, activations and products; None: as the model has them. One of 8 bits
+            is the dtype of the operands of linear layers' products alone: all else is in bfloat16, as with torchao's
+            ``convert_to_float8_training``.
+        gradient_dtype: dtype in which gradients are summed and reduced; None: dtype of the parameters.
+        optimizer: ``"adamw"``, ``"adam"``, ``"sgd-momentum"`` or ``"sgd"``.
+        state_dtype: dtype of the optimizer's states.
+        master_weights: the optimizer updates float32 copies of trained parameters that compute in fewer bits. Under
+            FSDP these copies are the shards; what is gathered has ``precision``.
+        kernels: ``"eager"``: one kernel per operator; ``"fused"``: as in Megatron: chains of element-wise operators are
+            one kernel, the products that compute gradients of weights add them to their sums, the optimizer is one
+            kernel; ``"compiled"``: norms, softmax and reductions join the chains, as by ``torch.compile``.
+        attention: fused kernels of attention on an NVIDIA device: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the
+            generations of FlashAttention, ``"cudnn"``, ``"efficient"`` for xFormers' memory-efficient ones, or None:
+            what torch prefers there since version 2.10, which is cuDNN on Hopper and data center Blackwell, else
+            FlashAttention-2. ``simulate`` and ``plan`` refuse kernels whose speed on the device is not known, such as
+            cuDNN's on Ampere.
+        loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
+        host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode, 28 us, and 8 us
+            with GeForce cards. A part of the model takes no less than its operators. Unlike in ``estimate_latency``,
+            views, calls of modules, nodes of autograd and parameters take no time of the host.
+        overlap_gradients: gradients are reduced, and parameters of FSDP are gathered, while layers compute.
+        share_messages: of a tensor that all ranks of tensor parallelism hold, each sends only its share to the next
+            stage, where the shares are gathered, as in Megatron. Otherwise each sends it whole, as torch's stages do.
+        copies_per_token: copies of a token that leave its rank for experts, on average; None: one for each of its
+            experts, as NCCL's all-to-all sends them. DeepEP sends one to each node, and none for a node that has no
+            expert of the token.
+        overlap_experts: tokens travel to experts and back while the layers of another micro-batch compute, whose
+            backward runs beside this one's forward, as in DualPipe and with Megatron's
+            ``--overlap-moe-expert-parallel-comm``.
+        sequence: layers of tensor parallelism: ``"torch"``: the ones that ``parallel_plan`` applies, which gather the
+            logits, and under ``Plan(sequence=True)`` keep what column-parallel layers gather; ``"megatron"``: the loss
+            takes shards of the logits where it can, and column-parallel layers keep their share, and gather it again in
+            the backward. Where tokens are sent to experts, they are Megatron's; where ranks sum what their experts
+            return, they are torch's.
+        overlap_tensor: gradients of the inputs of column-parallel layers are reduced while these layers compute the
+            gradients of their weights.
+        early_stop: recomputation of a block stops when it has what the backward reads, as with
+            ``torch.utils.checkpoint.set_checkpoint_early_stop``; False: it repeats the whole block, as before torch 2.1
+            and with ``use_reentrant=True``; None: False for ``kernels="fused"``, as in Megatron, else True.
+
+    Raises:
+        InputError: a value is unusable.
+
+    >>> Recipe(optimizer="sgd").state_bytes
+    0
+    """
+
+    precision: torch.dtype | None = torch.bfloat16
+    gradient_dtype: torch.dtype | None = torch.float32
+    optimizer: str = "adamw"
+    state_dtype: torch.dtype = torch.float32
+    master_weights: bool = True
+    kernels: str = "compiled"
+    attention: str | None = None
+    loss: Callable[[Any], Tensor] | None = None
+    host_seconds: float | None = None
+    overlap_gradients: bool = True
+    copies_per_token: float | None = None
+    overlap_experts: bool = False
+    overlap_tensor: bool = False
+    share_messages: bool = False
+    sequence: str = "torch"
+    early_stop: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("precision", "gradient_dtype", "state_dtype"):
+            value, may_be_none = getattr(self, name), name != "state_dtype"
+            if value is not None or not may_be_none:
+                dtype = dtype_named(value, name, end=" or None" if may_be_none else "")
+                object.__setattr__(self, name, dtype)
+        for name, choices in (("optimizer", _STATES), ("kernels", ("eager", "fused", "compiled"))):
+            object.__setattr__(self, name, choice_of(getattr(self, name), choices, name))
+        if self.sequence not in ("torch", "megatron"):
+            raise InputError(f"sequence of a Recipe must be 'torch' or 'megatron', got {self.sequence!r:.80}")
+        if self.attention not in (None, *KERNELS):
+            raise InputError(
+                f"attention must be None or one of {', '.join(map(repr, KERNELS))}, got {self.attention!r}"
+            )
+        for name in ("host_seconds", "copies_per_token"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and value >= 0):
+                raise InputError(f"{name} must be a number >= 0 or None, got {value!r}")
+        for name in ("master_weights", "overlap_gradients", "overlap_experts", "overlap_tensor", "share_messages"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.early_stop is not None and not isinstance(self.early_stop, bool):
+            raise InputError(f"early_stop must be True, False or None, got {self.early_stop!r:.80}")
+        check_loss(self.loss)
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """The dtype of weights and activations in memory: ``precision``, or bfloat16 if products compute in 8 bits."""
+        has_eight_bits = self.precision is not None and self.precision.itemsize == 1
+        return torch.bfloat16 if has_eight_bits else self.precision
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether recomputation of a block stops when it has what the backward reads."""
+        return self.kernels != "fused" if self.early_stop is None else self.early_stop
+
+    @property
+    def adds_in_products(self) -> bool:
+        """Whether products add gradients of weights to their sums; otherwise a kernel of its own does."""
+        return self.kernels == "fused"
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's states per parameter, without master weights."""
+        return _STATES[self.optimizer] * self.state_dtype.itemsize
+
+
 def modern_plan(keywords: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a ``Plan`` by earlier names, for which ``data`` counted the ranks that shard, too."""
     present = dict(keywords)
@@ -270,128 +395,3 @@ class Plan:
 
 
 _DEFAULTS = {argument.name: argument.default for argument in fields(Plan)}
-
-
-def modern_recipe(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a ``Recipe`` whose names may be earlier ones."""
-    if "dtype" not in keywords:
-        return keywords
-    warn_renamed("Recipe", "dtype", "precision")
-    return {**{name: value for name, value in keywords.items() if name != "dtype"}, "precision": keywords["dtype"]}
-
-
-@takes_keywords(modern_recipe, {"dtype": "precision"})
-@dataclass(frozen=True)
-class Recipe:
-    """How a step is computed, apart from its parallelism: dtypes, optimizer, kernels, overlap.
-
-    Attributes:
-        precision: dtype of floating-point weights, activations and products; None: as the model has them. One of 8 bits
-            is the dtype of the operands of linear layers' products alone: all else is in bfloat16, as with torchao's
-            ``convert_to_float8_training``.
-        gradient_dtype: dtype in which gradients are summed and reduced; None: dtype of the parameters.
-        optimizer: ``"adamw"``, ``"adam"``, ``"sgd-momentum"`` or ``"sgd"``.
-        state_dtype: dtype of the optimizer's states.
-        master_weights: the optimizer updates float32 copies of trained parameters that compute in fewer bits. Under
-            FSDP these copies are the shards; what is gathered has ``precision``.
-        kernels: ``"eager"``: one kernel per operator; ``"fused"``: as in Megatron: chains of element-wise operators are
-            one kernel, the products that compute gradients of weights add them to their sums, the optimizer is one
-            kernel; ``"compiled"``: norms, softmax and reductions join the chains, as by ``torch.compile``.
-        attention: fused kernels of attention on an NVIDIA device: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the
-            generations of FlashAttention, ``"cudnn"``, ``"efficient"`` for xFormers' memory-efficient ones, or None:
-            what torch prefers there since version 2.10, which is cuDNN on Hopper and data center Blackwell, else
-            FlashAttention-2. ``simulate`` and ``plan`` refuse kernels whose speed on the device is not known, such as
-            cuDNN's on Ampere.
-        loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
-        host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode, 28 us, and 8 us
-            with GeForce cards. A part of the model takes no less than its operators. Unlike in ``estimate_latency``,
-            views, calls of modules, nodes of autograd and parameters take no time of the host.
-        overlap_gradients: gradients are reduced, and parameters of FSDP are gathered, while layers compute.
-        share_messages: of a tensor that all ranks of tensor parallelism hold, each sends only its share to the next
-            stage, where the shares are gathered, as in Megatron. Otherwise each sends it whole, as torch's stages do.
-        copies_per_token: copies of a token that leave its rank for experts, on average; None: one for each of its
-            experts, as NCCL's all-to-all sends them. DeepEP sends one to each node, and none for a node that has no
-            expert of the token.
-        overlap_experts: tokens travel to experts and back while the layers of another micro-batch compute, whose
-            backward runs beside this one's forward, as in DualPipe and with Megatron's
-            ``--overlap-moe-expert-parallel-comm``.
-        sequence: layers of tensor parallelism: ``"torch"``: the ones that ``parallel_plan`` applies, which gather the
-            logits, and under ``Plan(sequence=True)`` keep what column-parallel layers gather; ``"megatron"``: the loss
-            takes shards of the logits where it can, and column-parallel layers keep their share, and gather it again in
-            the backward. Where tokens are sent to experts, they are Megatron's; where ranks sum what their experts
-            return, they are torch's.
-        overlap_tensor: gradients of the inputs of column-parallel layers are reduced while these layers compute the
-            gradients of their weights.
-        early_stop: recomputation of a block stops when it has what the backward reads, as with
-            ``torch.utils.checkpoint.set_checkpoint_early_stop``; False: it repeats the whole block, as before torch 2.1
-            and with ``use_reentrant=True``; None: False for ``kernels="fused"``, as in Megatron, else True.
-
-    Raises:
-        InputError: a value is unusable.
-
-    >>> Recipe(optimizer="sgd").state_bytes
-    0
-    """
-
-    precision: torch.dtype | None = torch.bfloat16
-    gradient_dtype: torch.dtype | None = torch.float32
-    optimizer: str = "adamw"
-    state_dtype: torch.dtype = torch.float32
-    master_weights: bool = True
-    kernels: str = "compiled"
-    attention: str | None = None
-    loss: Callable[[Any], Tensor] | None = None
-    host_seconds: float | None = None
-    overlap_gradients: bool = True
-    copies_per_token: float | None = None
-    overlap_experts: bool = False
-    overlap_tensor: bool = False
-    share_messages: bool = False
-    sequence: str = "torch"
-    early_stop: bool | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("precision", "gradient_dtype", "state_dtype"):
-            value, may_be_none = getattr(self, name), name != "state_dtype"
-            if value is not None or not may_be_none:
-                dtype = dtype_named(value, name, end=" or None" if may_be_none else "")
-                object.__setattr__(self, name, dtype)
-        for name, choices in (("optimizer", _STATES), ("kernels", ("eager", "fused", "compiled"))):
-            object.__setattr__(self, name, choice_of(getattr(self, name), choices, name))
-        if self.sequence not in ("torch", "megatron"):
-            raise InputError(f"sequence of a Recipe must be 'torch' or 'megatron', got {self.sequence!r:.80}")
-        if self.attention not in (None, *KERNELS):
-            raise InputError(
-                f"attention must be None or one of {', '.join(map(repr, KERNELS))}, got {self.attention!r}"
-            )
-        for name in ("host_seconds", "copies_per_token"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value >= 0):
-                raise InputError(f"{name} must be a number >= 0 or None, got {value!r}")
-        for name in ("master_weights", "overlap_gradients", "overlap_experts", "overlap_tensor", "share_messages"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.early_stop is not None and not isinstance(self.early_stop, bool):
-            raise InputError(f"early_stop must be True, False or None, got {self.early_stop!r:.80}")
-        check_loss(self.loss)
-
-    @property
-    def stored_dtype(self) -> torch.dtype | None:
-        """The dtype of weights and activations in memory: ``precision``, or bfloat16 if products compute in 8 bits."""
-        has_eight_bits = self.precision is not None and self.precision.itemsize == 1
-        return torch.bfloat16 if has_eight_bits else self.precision
-
-    @property
-    def stops_early(self) -> bool:
-        """Whether recomputation of a block stops when it has what the backward reads."""
-        return self.kernels != "fused" if self.early_stop is None else self.early_stop
-
-    @property
-    def adds_in_products(self) -> bool:
-        """Whether products add gradients of weights to their sums; otherwise a kernel of its own does."""
-        return self.kernels == "fused"
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the optimizer's states per parameter, without master weights."""
-        return _STATES[self.optimizer] * self.state_dtype.itemsize
