@@ -1,18 +1,15 @@
 """Names that users write: keyword arguments of public calls, names of choices, and dtypes.
 
-Earlier names warn, and unknown ones are refused with a guess.
+Unknown names are refused with a guess.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from modelsummary.errors import InputError, close_to
@@ -29,34 +26,30 @@ __all__ = [
     "nearest",
     "takes",
     "takes_keywords",
-    "warn_renamed",
 ]
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _Class = TypeVar("_Class", bound=type)
-Modern = Callable[[dict[str, Any]], dict[str, Any]]
-"""Function from keyword arguments, some with names of earlier versions, to the present ones; it warns of each."""
 
-_PACKAGE = str(Path(__file__).parent)
 # Names of other libraries, and the abbreviations of papers.
 _GUESSES = {
     "tensor": "tp tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
     "data": "dp ddp data_parallel replicate dp_replicate data_parallel_size dp_size",
-    "shard": "fsdp zero dp_shard fsdp_size",
+    "shard": "fsdp dp_shard fsdp_size",
     "pipeline": "pp pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size stages n_stages",
     "expert": "ep expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
     "context": "cp context_parallel context_parallel_size cp_size",
     "sequence": "sp sequence_parallel",
     "checkpoint": "recompute recomputation activation_checkpointing gradient_checkpointing ac",
     "precision": "dtype param_dtype",
-    "sharded": "zero_stage stage",
+    "sharded": "zero zero_stage stage reshard_after_forward",
     "micro_batch": "microbatch micro_batch_size mbs batch_size bs",
     "global_batch": "batch batch_size bs global_batch_size gbs",
     "n_stages": "stages pp pipeline",
     "columns": "column cols col_names",
     "optimizer": "optim opt",
-    "sequence_length": "seq_len seqlen seq max_length length context",
+    "sequence_length": "sequence seq_len seqlen seq max_length length context",
     "device": "gpu hardware accelerator target",
     "devices_per_node": "gpus gpus_per_node n_gpus",
     "nodes": "n_nodes num_nodes",
@@ -184,8 +177,16 @@ def dtype_named(value: Any, argument: str, kind: str = "floating point ", end: s
     )
 
 
-def check_names(call: str, names: Collection[str], arguments: Collection[str]) -> None:
+def check_names(
+    call: str, names: Collection[str], arguments: Collection[str], elsewhere: Mapping[str, str] | None = None
+) -> None:
     """Raise ``InputError`` for the first of ``names`` that a call does not take; it names the nearest one.
+
+    Args:
+        call: what the call is called in messages.
+        names: what was passed.
+        arguments: what the call takes.
+        elsewhere: option of another call -> what to pass instead.
 
     >>> check_names("Plan", ["tp"], ["tensor", "data"])
     Traceback (most recent call last):
@@ -193,31 +194,22 @@ def check_names(call: str, names: Collection[str], arguments: Collection[str]) -
     """
     for name in names:
         if name not in arguments:
+            if elsewhere and name in elsewhere:
+                raise InputError(f"{name} is not an option of {call}; pass {elsewhere[name]}")
             guess = next((guess for guess in _GUESS_OF.get(str(name).lower(), ()) if guess in arguments), None)
             advice = f"; did you mean {guess!r}?" if guess is not None else close_to(name, arguments)
             options = f"; expected {', '.join(arguments)}" if arguments else "; it takes none"
             raise InputError(f"unknown option {name!r:.80} of {call}{options}{advice}")
 
 
-def warn_renamed(call: str, old: str, new: str) -> None:
-    """Warn the caller of the package that an argument or attribute has another name.
-
-    Args:
-        call: what has the argument.
-        old, new: as they are written: ``"zero=3"``, ``"shard=8"``.
-    """
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(f"{old} of {call} is deprecated: use {new}", DeprecationWarning, stacklevel=level)
-
-
-def takes(call: str, modern: Modern | None = None) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
+def takes(
+    call: str, elsewhere: Mapping[str, str] | None = None
+) -> Callable[[Callable[_Args, _Result]], Callable[_Args, _Result]]:
     """Return a decorator of a function that refuses unknown keyword arguments with a guess, and missing ones.
 
     Args:
         call: what the function is called in messages.
-        modern: renames the arguments of earlier versions. Default: there are none.
+        elsewhere: option of another call -> what to pass instead. Default: there are none.
 
     >>> @takes("doubled")
     ... def doubled(tensor=1):
@@ -238,16 +230,14 @@ def takes(call: str, modern: Modern | None = None) -> Callable[[Callable[_Args, 
 
         @wraps(function)
         def checked(*args: _Args.args, **keywords: _Args.kwargs) -> _Result:
-            present: Any = keywords
-            if not is_open and not keywords.keys() <= set(arguments):
-                present = keywords if modern is None else modern(dict(keywords))
-                check_names(call, present, arguments)
+            if not is_open:
+                check_names(call, keywords, arguments, elsewhere)
             try:
-                signature.bind(*args, **present)
+                signature.bind(*args, **keywords)
             except TypeError as error:
                 options = f"expected {', '.join(arguments)}" if arguments else "expected no arguments"
                 raise InputError(f"{call}: {error}; {options}") from None
-            return function(*args, **present)
+            return function(*args, **keywords)
 
         checked.checks_names = True  # type: ignore[attr-defined]
         return checked
@@ -272,33 +262,12 @@ def methods_take_keywords(owner: _Class) -> _Class:
     return owner
 
 
-def takes_keywords(
-    modern: Modern | None = None, attributes: Mapping[str, str] | None = None
-) -> Callable[[_Class], _Class]:
-    """Return a decorator of a class, as ``takes`` for its constructor.
-
-    Args:
-        modern: as for ``takes``.
-        attributes: earlier name of an attribute -> present name.
-    """
+def takes_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[_Class], _Class]:
+    """Return a decorator of a class, as ``takes`` for its constructor."""
 
     def decorated(owner: _Class) -> _Class:
         constructor: Any = owner.__init__  # type: ignore[misc]
-        owner.__init__ = takes(owner.__name__, modern)(constructor)  # type: ignore[misc]
-        if attributes:
-            owner.__getattr__ = _renamed(attributes)  # type: ignore[attr-defined]
+        owner.__init__ = takes(owner.__name__, elsewhere)(constructor)  # type: ignore[misc]
         return owner
 
     return decorated
-
-
-def _renamed(names: Mapping[str, str]) -> Callable[[Any, str], Any]:
-    """Return a ``__getattr__`` that reads attributes by earlier names."""
-
-    def attribute(self: Any, name: str) -> Any:
-        if name not in names:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warn_renamed(type(self).__name__, name, names[name])
-        return getattr(self, names[name])
-
-    return attribute

@@ -1,8 +1,6 @@
-"""Names of earlier versions, and guesses for names that no version had."""
+"""Guesses for names of arguments that no call has."""
 
 from __future__ import annotations
-
-import warnings
 
 import pytest
 import torch
@@ -17,62 +15,17 @@ def _statistics():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ({"data": 8, "zero": 3}, Plan(shard=8), "zero=3 of Plan is deprecated: use data=1, shard=8, sharded=3"),
-        ({"data": 8, "zero": 2, "shard": 4}, Plan(data=2, shard=4, sharded="gradients"), "zero=2 of Plan"),
-        ({"data": 8, "zero": 0}, Plan(data=8), "zero=0 of Plan"),
-        ({"zero": 1}, Plan(sharded="optimizer"), "zero=1 of Plan"),
-        ({"data": 4, "context": 2, "zero": 3}, Plan(shard=4, context=2, sharded=3), "zero=3 of Plan"),
-        ({"data": 4, "context": 2, "zero": 3, "shard": 4}, Plan(data=2, shard=2, context=2), "zero=3 of Plan"),
-        ({"tensor": 2, "sequence_parallel": True}, Plan(tensor=2, sequence=True), "sequence_parallel of Plan"),
-        ({"recompute": "full"}, Plan(checkpoint="every"), "use checkpoint='every'"),
-        ({"recompute": "none"}, Plan(), "recompute='none' of Plan is deprecated: use checkpoint=None"),
-        ({"recompute": 2}, Plan(checkpoint=2), "use checkpoint=2"),
-    ],
-)
-def test_plans_take_earlier_names(old, new, message):
-    with pytest.warns(DeprecationWarning, match=message) as caught:
-        plan = Plan(**old)
-    assert plan == new
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_attributes_have_earlier_names():
-    with pytest.warns(DeprecationWarning, match="zero of Plan is deprecated: use zero_stage"):
-        assert Plan(shard=8).zero == 3
-    with pytest.warns(DeprecationWarning, match="dtype of Recipe is deprecated: use precision"):
-        assert Recipe().dtype is torch.bfloat16
-    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'zer'"):
-        _ = Plan().zer
-
-
-def test_searches_and_recipes_take_earlier_names():
-    stats, cluster = _statistics(), Cluster("A100", devices_per_node=2)
-    common = {"tensor": [1, 2], "pipeline": [1], "micro_batch": [1]}
-    with pytest.warns(DeprecationWarning, match="of plan is deprecated") as caught:
-        old = stats.plan(cluster, 8, zero=[0, 3], recompute=["none", "full"], sequence_parallel=[False], **common)
-    assert {warning.filename for warning in caught} == {__file__}
-    new = stats.plan(cluster, 8, sharded=[None, "parameters"], checkpoint=[None, "every"], sequence=[False], **common)
-    assert [step.plan for step in old] == [step.plan for step in new]
-    with pytest.warns(DeprecationWarning, match="dtype of Recipe is deprecated: use precision"):
-        assert Recipe(dtype=None) == Recipe(precision=None)
-    with pytest.warns(
-        DeprecationWarning, match="reshard_after_forward of parallel_plan is deprecated: use sharded='gr"
-    ):
-        kept = stats.parallel_plan(shard=2, reshard_after_forward=False)
-    assert kept == stats.parallel_plan(shard=2, sharded=2)
-    tokens = Statistics(nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8)), (1, 4), dtypes=torch.long)
-    with pytest.warns(DeprecationWarning, match="sequence of simulate is deprecated: use sequence_length"):
-        step = tokens.simulate(Plan(), Cluster("A100"), 8, sequence=8)
-    with pytest.warns(DeprecationWarning, match="sequence of plan is deprecated: use sequence_length"):
-        plans = tokens.plan(Cluster("A100", devices_per_node=1), 8, sequence=8)
-    assert (step.sequence_length, plans[0].sequence_length) == (8, 8)
-
-
-@pytest.mark.parametrize(
     ("name", "guess"),
-    [("tp", "tensor"), ("dp", "data"), ("pp", "pipeline"), ("fsdp", "shard"), ("sp", "sequence"), ("tensr", "tensor")],
+    [
+        ("tp", "tensor"),
+        ("dp", "data"),
+        ("pp", "pipeline"),
+        ("fsdp", "shard"),
+        ("sp", "sequence"),
+        ("zero", "sharded"),
+        ("recompute", "checkpoint"),
+        ("tensr", "tensor"),
+    ],
 )
 def test_unknown_names_are_guessed(name, guess):
     stats, cluster = _statistics(), Cluster("A100")
@@ -108,13 +61,6 @@ def test_both_rooms_refuse_with_the_same_words(arguments, message):
             call(**arguments)
         said.append(str(caught.value))
     assert said[0] == said[1]
-
-
-def test_present_names_do_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Plan(tensor=2, sequence=True, shard=4, sharded="optimizer", checkpoint="every")
-        Recipe(precision=torch.float16)
 
 
 def test_options_of_recipes_are_not_options_of_plans():
@@ -165,6 +111,10 @@ def test_a_number_of_blocks_is_checkpointed_in_each_stage():
         ),
         (lambda stats: stats.top(-3), "n must be an integer >= 1, got -3"),
         (lambda stats: stats.simulate(Plan(), Cluster("A100"), batch=8), "'batch' of simulate; .* 'global_batch'"),
+        (lambda stats: stats.simulate(Plan(), Cluster("A100"), 8, sequence=8), "of simulate; .* 'sequence_length'"),
+        (lambda stats: stats.plan(Cluster("A100"), 8, sequence=8), "sequence must be .*, got 8"),
+        (lambda stats: stats.parallel_plan(reshard_after_forward=False), "of parallel_plan; .* 'sharded'"),
+        (lambda stats: Recipe(dtype=None), "'dtype' of Recipe; .* 'precision'"),
         (lambda stats: Cluster("A100", gpus=8), "unknown option 'gpus' of Cluster; .* did you mean 'devices_per_node'"),
         (lambda stats: Plan(schedule="1f2b"), "schedule must be one of 'gpipe', .*, got '1f2b'; did you mean '1f1b'"),
         (lambda stats: stats["9"], "no layer named '9' in Sequential; expected one of '0', '1', '2', '3'"),

@@ -8,14 +8,14 @@ from typing import Any
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.estimate import StepEstimate
-from modelsummary.cluster.plan import Plan, Recipe, modern_checkpoint
+from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.search import SearchOptions, find_plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError, check_integers
-from modelsummary.keywords import check_names, warn_renamed
+from modelsummary.keywords import check_names
 from modelsummary.layer_info import LayerInfo
 
 __all__ = ["search", "simulate"]
@@ -48,11 +48,9 @@ def search(
     make_plan: MakePlan,
 ) -> Plans:
     """Return the best plans as ``Statistics.plan`` says."""
-    present = _modern(dict(options))
-    sequence_length = present.pop("sequence_length", sequence_length)
-    check_names("plan", present, SearchOptions.__annotations__)
+    check_names("plan", options, SearchOptions.__annotations__)
     simulator = _simulator(live, root, cluster, global_batch, sequence_length, recipe, make_plan)
-    return find_plans(simulator, present)  # type: ignore[arg-type]
+    return find_plans(simulator, options)  # type: ignore[arg-type]
 
 
 def _simulator(
@@ -79,17 +77,3 @@ def _simulator(
         if sequence_length > model.recorded_sequence:
             model.check_length(sequence_length)
     return StepSimulator(model, cluster, global_batch, sequence_length or model.recorded_sequence, make_plan)
-
-
-def _modern(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a search whose names may be earlier ones."""
-    if type(options.get("sequence")) is int:
-        options["sequence_length"] = options.pop("sequence")
-        warn_renamed("plan", "sequence", "sequence_length")
-    for old, new in {"sequence_parallel": "sequence", "zero": "sharded", "recompute": "checkpoint"}.items():
-        if old in options:
-            warn_renamed("plan", old, new)
-            values = options.pop(old)
-            is_list = old == "recompute" and isinstance(values, (list, tuple))
-            options[new] = [modern_checkpoint(value) for value in values] if is_list else values
-    return options

@@ -13,27 +13,18 @@ from torch import Tensor
 from modelsummary.capture.step_plan import check_loss
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, check_integers, is_number
-from modelsummary.keywords import choice_of, dtype_named, takes_keywords, warn_renamed
+from modelsummary.keywords import choice_of, dtype_named, takes_keywords
 from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_dispatch, check_sequence, level_of
 from modelsummary.split.schedule import SCHEDULES
 
-__all__ = ["Plan", "Recipe", "modern_checkpoint"]
+__all__ = ["Plan", "Recipe"]
 
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
 _LEVELS = (None, *LEVELS)  # by the stage of ZeRO
-_CHECKPOINTS = {"none": None, "full": "every"}  # earlier values
 
 
-def modern_recipe(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a ``Recipe`` whose names may be earlier ones."""
-    if "dtype" not in keywords:
-        return keywords
-    warn_renamed("Recipe", "dtype", "precision")
-    return {**{name: value for name, value in keywords.items() if name != "dtype"}, "precision": keywords["dtype"]}
-
-
-@takes_keywords(modern_recipe, {"dtype": "precision"})
+@takes_keywords()
 @dataclass(frozen=True)
 class Recipe:
     """How a step is computed, apart from its parallelism: dtypes, optimizer, kernels, overlap.
@@ -150,43 +141,13 @@ class Recipe:
         return _STATES[self.optimizer] * self.state_dtype.itemsize
 
 
-def modern_plan(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a ``Plan`` by earlier names, for which ``data`` counted the ranks that shard, too."""
-    present = dict(keywords)
-    for name in present:
-        if name == "dtype" or name in Recipe.__dataclass_fields__:
-            argument = "precision" if name == "dtype" else name
-            raise InputError(f"{name} is not an option of Plan; pass simulate(..., recipe=Recipe({argument}=...))")
-    if "sequence_parallel" in present:
-        present["sequence"] = present.pop("sequence_parallel")
-        warn_renamed("Plan", "sequence_parallel", "sequence")
-    if "recompute" in present:
-        value = present.pop("recompute")
-        present["checkpoint"] = modern_checkpoint(value)
-        warn_renamed("Plan", f"recompute={value!r:.80}", f"checkpoint={present['checkpoint']!r:.80}")
-    if "zero" in present:
-        zero, shard = present.pop("zero"), present.pop("shard", None)
-        data, context = present.get("data", 1), present.get("context", 1)
-        if zero == 0 and shard is not None:
-            raise InputError(f"zero=0 shards nothing over shard={shard!r:.80} ranks; pass data={data!r:.80} alone")
-        present["sharded"] = zero
-        if zero != 0:
-            check_integers(data=data, context=context, shard=data * context if shard is None else shard)
-            ranks = data if shard is None else shard // context
-            if shard is not None and (shard % context or data % ranks):
-                raise InputError(f"shard={shard} must divide data x context = {data * context}; pass a divisor of it")
-            present |= {"data": data // ranks, "shard": ranks}
-        new = ", ".join(f"{name}={present[name]!r:.80}" for name in ("data", "shard", "sharded") if name in present)
-        warn_renamed("Plan", f"zero={zero!r:.80}", new)
-    return present
+_OF_RECIPES = {
+    name: f"simulate(..., recipe=Recipe({'precision' if name == 'dtype' else name}=...))"
+    for name in ("dtype", *(option.name for option in fields(Recipe)))
+}
 
 
-def modern_checkpoint(recompute: Any) -> Any:
-    """Return the value of ``checkpoint`` for a value that ``recompute`` had."""
-    return _CHECKPOINTS.get(recompute, recompute) if isinstance(recompute, str) else (recompute or None)
-
-
-@takes_keywords(modern_plan, {"zero": "zero_stage", "sequence_parallel": "sequence", "recompute": "checkpoint"})
+@takes_keywords(_OF_RECIPES)
 @dataclass(frozen=True)
 class Plan:
     """One way to spread training over devices.

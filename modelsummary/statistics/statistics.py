@@ -19,7 +19,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import cycle_in, modules_of, tensors_of_modules
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelSummaryError, NotLiveError, SplitError
-from modelsummary.keywords import dtype_named, methods_take_keywords, takes, warn_renamed
+from modelsummary.keywords import dtype_named, methods_take_keywords
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
@@ -50,20 +50,6 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.views.graph import Graph
 
 __all__ = ["Statistics", "as_live", "measure_memory"]
-
-
-def _with_sequence_length(keywords: dict[str, Any]) -> dict[str, Any]:
-    if "sequence" in keywords:
-        keywords["sequence_length"] = keywords.pop("sequence")
-        warn_renamed("simulate", "sequence", "sequence_length")
-    return keywords
-
-
-def _with_levels(keywords: dict[str, Any]) -> dict[str, Any]:
-    if "reshard_after_forward" in keywords:
-        keywords["sharded"] = None if keywords.pop("reshard_after_forward") else "gradients"
-        warn_renamed("parallel_plan", "reshard_after_forward", f"sharded={keywords['sharded']!r}")
-    return keywords
 
 
 def _in_bytes(amounts: Any) -> Any:
@@ -968,7 +954,6 @@ class Statistics(ModelStatistics):
         with self._splitting() as splitter:
             return splitter.split(by, wishes)
 
-    @takes("simulate", _with_sequence_length)
     @exclusive
     def simulate(
         self,
@@ -1046,7 +1031,6 @@ class Statistics(ModelStatistics):
         live, make = self._tree_for("planning"), self.parallel_plan
         return search(live, self.root, cluster, global_batch, sequence_length, recipe, options, make)
 
-    @takes("parallel_plan", _with_levels)
     @exclusive
     def parallel_plan(
         self,
