@@ -33,7 +33,7 @@ LAYERS = [
     ["statistics"],
     ["files", "torchinfo", "profiler", "integrations"],
     ["tiling"],
-    ["onnx", "dataflow", "cli"],
+    ["onnx", "cli"],
     ["__main__"],
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

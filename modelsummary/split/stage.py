@@ -405,7 +405,3 @@ def find(module: nn.Module, path: str) -> Any:
         else:
             attribute = getattr(attribute, name)
     return attribute
-
-
-# Pickles of version 0.1.0 use these names.
-Plan, Scope, Step = StageProgram, StageScope, StageCall

@@ -135,10 +135,6 @@ class Stages(Printed, Sequence[nn.Sequential]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "record": None, "calls": []}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled state. Pickles of version 0.1.0 lack some attributes."""
-        self.__dict__.update({"limits": [], "_validity": "", "_not_assigned": []} | state)
-
     @property
     def model(self) -> nn.Module:
         """The model that was split. Raise ``SplitError`` after pickling, which leaves the model out."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -395,12 +394,3 @@ def test_verify_takes_rounding_of_large_gradients_for_rounding():
         _difference("gradients", {"weight": one}, {"weight": one + torch.tensor([0.0, 5e-2])})
     with pytest.raises(SplitError, match="differ"):
         _difference("outputs", {"0": torch.tensor([1000])}, {"0": torch.tensor([1001])})
-
-
-def test_stages_that_version_0_1_0_pickled():
-    """Load two stages of linear layers, saved with the model's result."""
-    saved = torch.load(Path(__file__).parents[1] / "data" / "stages_0.1.0.pt", weights_only=False)
-    stages = saved["stages"]
-    assert len(stages) == 2
-    assert torch.allclose(stages(torch.ones(3, 4)), saved["y"], rtol=1e-5, atol=1e-6)
-    assert "2 stages by macs" in str(stages)
