@@ -21,13 +21,6 @@ from modelsummary.parallel.whole_call import WHOLE_CALL_KINDS
 
 __all__ = ["plan_from_json"]
 
-_LATER = frozenset(
-    """
-parameter_dtypes stored_communication context tables is_causal context_shards tokens token_arguments whole_calls
-dispatch kept
-""".split()
-)  # fields that plans of earlier versions lack
-_EARLIER = frozenset({"collectives"})  # fields that only these have: what layers communicate, without FSDP
 _SENDING = frozenset({"ExpertDispatch", "ExpertListDispatch"})  # styles with which ranks send tokens to experts
 _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
@@ -71,9 +64,8 @@ def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
     if not isinstance(data, dict):
         raise InputError(f"{of} must be an object, got {data!r:.80}")
     named = {field.name for field in fields(cls) if not field.name.startswith("_")}  # type: ignore[arg-type]
-    data = {name: value for name, value in data.items() if name not in _EARLIER}
     other = next((name for name in data if name not in named), None)
-    missing = next((name for name in sorted(named - _LATER) if name not in data), None)
+    missing = next((name for name in sorted(named) if name not in data), None)
     if other is not None or missing is not None:
         wrong = f"has no {missing!r}" if missing is not None else f"has an unknown {other!r:.80}"
         raise InputError(f"{of} {wrong}; expected {', '.join(sorted(named))}")
@@ -149,10 +141,7 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     if not all(len(names) > 1 for names in plan.ties) or not all(plan.units):
         raise InputError("ties of a plan must be lists of two names or more, and units lists of one or more")
     if plan.context > 1 and plan.tokens < 1:
-        raise InputError(
-            f"tokens of a plan with context={plan.context} must be an integer >= 1, got {plan.tokens}; a plan that an "
-            "earlier version wrote lacks it: make it again"
-        )
+        raise InputError(f"tokens of a plan with context={plan.context} must be an integer >= 1, got {plan.tokens}")
     has_units = max(plan.shard, plan.data, plan.context) > 1 or plan.precision is not None
     if has_units and (len(plan.unit_calls) != len(plan.units) or len(plan.unit_bytes) != len(plan.units) + 1):
         raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")

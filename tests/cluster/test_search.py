@@ -275,8 +275,6 @@ def test_plans_cast_parameters_as_their_recipe_says():
     assert "Parameters are cast to: float32 (trained), float16 (frozen)" in str(plan)
     data = plan.to_dict()
     assert type(plan).from_json(json.dumps(data)) == plan
-    del data["parameter_dtypes"]  # as an earlier version wrote it
-    assert type(plan).from_json(json.dumps(data)).parameter_dtypes == {}
     with pytest.raises(
         InputError, match=r"parameter_dtypes\['trained'\] of a plan must be .* floating point dtype, got 'int8'"
     ):

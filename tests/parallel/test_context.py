@@ -409,9 +409,8 @@ def test_a_stored_plan_is_the_same():
     stored = ParallelPlan.from_json(plan.to_json())
     assert stored == plan
     assert stored.to_code() == plan.to_code()
-    earlier = {name: value for name, value in json.loads(plan.to_json()).items() if name != "tokens"}
-    with pytest.raises(InputError, match=r"tokens of a plan with context=2 must be an integer >= 1, got 0; .* again"):
-        ParallelPlan.from_json(json.dumps(earlier))
+    with pytest.raises(InputError, match=r"tokens of a plan with context=2 must be an integer >= 1, got 0$"):
+        ParallelPlan.from_json(json.dumps(plan.to_dict() | {"tokens": 0}))
     namespace = {}
     exec(plan.to_code(), namespace)
     assert callable(namespace["share_tokens"])

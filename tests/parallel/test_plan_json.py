@@ -126,16 +126,14 @@ def test_a_name_of_a_class_is_text_of_the_code():
     exec(code, {})
 
 
-def test_plans_of_earlier_versions_are_read():
+def test_a_plan_has_all_its_fields_and_no_others():
     document = copy.deepcopy(written())
-    for name in ("parameter_dtypes", "stored_communication"):
-        del document[name]
-    collective = {"operation": "all_reduce", "phase": "forward", "count": 1, "nbytes": 4096}
-    for layer in document["layers"]:
-        layer["collectives"] = [collective]
-    plan = ParallelPlan.from_json(json.dumps(document))
-    assert plan == ParallelPlan.from_json(json.dumps(written()))
-    assert plan.to_code() == ParallelPlan.from_json(json.dumps(written())).to_code()
+    for name in set(document) - {"mesh"}:
+        with pytest.raises(InputError, match=f"^a plan has no '{name}'; expected "):
+            ParallelPlan.from_json(json.dumps({field: document[field] for field in document if field != name}))
+    document["layers"][0]["collectives"] = []
+    with pytest.raises(InputError, match=r"^layers\[0\] of a plan has an unknown 'collectives'; expected "):
+        ParallelPlan.from_json(json.dumps(document))
 
 
 def test_switches_of_modules_come_back():
