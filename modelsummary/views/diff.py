@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.tables import Printed, Report
 from modelsummary.units import NOTHING, auto_prefix, decimals, format_number, grouped, number_of, symbol
 from modelsummary.views.labels import one_line, settings
+from modelsummary.views.pairing import Structure, paired
 
 __all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
 
@@ -59,7 +59,7 @@ class ModuleSide:
         return self.params_bytes + self.buffer_bytes
 
     @property
-    def structure(self) -> tuple[str, str]:
+    def structure(self) -> Structure:
         """The class and the parameter shapes; modules with different names match if these are equal."""
         return self.class_name, str(self.parameters)
 
@@ -215,22 +215,10 @@ class ModelDiff(Printed):
 
 
 def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
-    """Compare two trees. Facts that one side lacks, without an input or a measurement, are not compared.
-
-    Modules are matched in three steps: same FQN, class and parameter shapes; same class and parameter shapes under
-    another FQN (renamed); same FQN (changed).
-    """
+    """Compare two trees. Facts that one side lacks, without an input or a measurement, are not compared."""
     before_sides, after_sides = _facts_of(before), _facts_of(after)
-    pairs = {
-        fqn: fqn
-        for fqn in before_sides
-        if fqn in after_sides and before_sides[fqn].structure == after_sides[fqn].structure
-    }
-    unpaired_before = [row for fqn, row in before_sides.items() if fqn not in pairs]
-    unpaired_after = [row for fqn, row in after_sides.items() if fqn not in pairs]
-    pairs |= _renamed(unpaired_before, unpaired_after)
-    taken = set(pairs.values())
-    pairs.update({fqn: fqn for fqn in before_sides if fqn not in pairs and fqn in after_sides and fqn not in taken})
+    sides = before_sides, after_sides
+    pairs = paired(*({fqn: side.structure for fqn, side in facts.items()} for facts in sides))
     figures, new_figures = _figures(before), _figures(after)
     totals = {name: _with_change(figures[name], new_figures[name]) for name in _TOTALS}
     return ModelDiff(list(_rows(before_sides, after_sides, pairs)), (before.class_name, after.class_name), totals)
@@ -276,28 +264,6 @@ def _figures(root: LayerInfo) -> dict[str, Number]:
 
 def _with_change(before: Number, after: Number) -> Change:
     return before, after, None if before is None or after is None else after - before
-
-
-def _renamed(left: Sequence[ModuleSide], right: Sequence[ModuleSide]) -> dict[str, str]:
-    """Pair modules of the same structure, those whose FQNs share the longest ending first."""
-    pairs: dict[str, str] = {}
-    longest = max((side.fqn.count(".") + 1 for side in (*left, *right)), default=0)
-    for length in range(longest, -1, -1):
-        candidates: defaultdict[Any, deque[str]] = defaultdict(deque)
-        for row in right:
-            candidates[row.structure, _last_names(row.fqn, length)].append(row.fqn)
-        for row in left:
-            queue = candidates.get((row.structure, _last_names(row.fqn, length)))
-            if queue:
-                pairs[row.fqn] = queue.popleft()
-        taken = set(pairs.values())
-        left = [unpaired for unpaired in left if unpaired.fqn not in pairs]
-        right = [unpaired for unpaired in right if unpaired.fqn not in taken]
-    return pairs
-
-
-def _last_names(fqn: str, length: int) -> tuple[str, ...]:
-    return tuple(fqn.split(".")[-length:]) if length else ()
 
 
 def _rows(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -100,6 +102,80 @@ def test_an_inserted_layer_renames_those_behind_it():
     assert "> 0 (Linear) -> 1 (Linear)" in " ".join(str(diff).split())
     removed = Statistics(after, (3, 4)).diff(Statistics(before, (3, 4)))
     assert found(removed)[0] == ("removed", "0", None, ())
+
+
+class Block(nn.Module):
+    """Two layers with norms: the norm of a wide block fits into the next stage of a narrow model."""
+
+    def __init__(self, channels, width):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv1d(channels, width, 1), nn.BatchNorm1d(width)
+        self.conv2, self.bn2 = nn.Conv1d(width, 2 * channels, 1), nn.BatchNorm1d(2 * channels)
+
+
+def stages(factor):
+    return nn.Sequential(*(Block(channels, factor * channels) for channels in (2, 4, 8)))
+
+
+def test_a_wider_model_is_changed_and_not_renamed():
+    with torch.device("meta"):
+        before, after = stages(1), stages(2)
+    diff = Statistics(before).diff(Statistics(after))
+    assert found(diff) == [
+        ("changed", f"{stage}.{name}", f"{stage}.{name}", differs)
+        for stage in range(3)
+        for name, differs in (
+            ("conv1", ("parameters",)),
+            ("bn1", ("parameters", "buffer_bytes")),
+            ("conv2", ("parameters",)),
+        )
+    ]
+
+
+def test_resnet_50_becomes_resnext_50():
+    models = pytest.importorskip("torchvision.models")
+    with torch.device("meta"):
+        before, after = models.resnet50(), models.resnext50_32x4d()
+    rows = Statistics(before).diff(Statistics(after)).rows
+    assert [row.before.fqn for row in rows] == [row.after.fqn for row in rows]
+    # 3 convolutions and 2 norms in each of 16 blocks; the third norm and the shortcuts are as wide as before.
+    assert Counter(row.status for row in rows) == {"changed": 16 * 5, "same": len(rows) - 16 * 5}
+
+
+def test_an_inserted_block_renames_those_behind_it():
+    """Blocks are told apart by what they contain, as all have the same class."""
+    with torch.device("meta"):
+        before, after = nn.Sequential(Block(4, 4), Block(8, 8)), stages(1)
+    rows = Statistics(before).diff(Statistics(after)).rows
+    assert [(row.before.fqn, row.after.fqn) for row in rows if row.before and "." not in row.before.fqn] == [
+        ("", ""),
+        ("0", "1"),
+        ("1", "2"),
+    ]
+    assert Counter(row.status for row in rows) == {"added": 5, "renamed": 10, "same": 1}
+
+
+def test_the_second_of_two_changes_behind_an_insertion():
+    before = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    after = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3))
+    assert found(Statistics(before).diff(Statistics(after))) == [
+        ("added", None, "1", ()),
+        ("renamed", "1", "2", ()),
+        ("changed", "2", "3", ("parameters",)),
+    ]
+
+
+def test_attributes_in_another_order_are_the_same():
+    before, after = (nn.ModuleDict({name: nn.Linear(4, 4) for name in names}) for names in ("qkv", "vqk"))
+    assert not Statistics(before).diff(Statistics(after))
+
+
+def test_a_wrapped_layer_is_renamed():
+    def net(activation):
+        return nn.ModuleDict({"act": activation, "fc": nn.Linear(4, 4)})
+
+    diff = Statistics(net(nn.ReLU())).diff(Statistics(net(nn.Sequential(nn.Dropout(), nn.ReLU()))))
+    assert found(diff) == [("added", None, "act", ()), ("added", None, "act.0", ()), ("renamed", "act", "act.1", ())]
 
 
 def test_a_wrapped_model():
@@ -246,7 +322,9 @@ def test_many_modules_are_quick():
     renamed = [row for row in diff.rows if row.status == "renamed"]
     assert len(renamed) == 1 + 3 * 700
     assert all(row.after.fqn == f"model.{row.before.fqn}".rstrip(".") for row in renamed)
-    assert sum(row.status == "removed" for row in diff.rows) == 700
+    changed = [row for row in diff.rows if row.status == "changed"]
+    assert [(row.before.fqn, row.after.fqn) for row in changed] == [(f"{n}.2", f"model.{n}.2") for n in range(700)]
+    assert len(diff.rows) == 1 + len(renamed) + len(changed)
 
 
 def test_what_cannot_be_compared_is_said():
