@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 from weakref import ref
@@ -36,6 +36,8 @@ class StepRun:
 
     Args:
         level: what is noted of operators.
+        optimized: names of the parameters that the optimizer steps, see ``StepPlan.optimized``; None: all that are
+            trained.
 
     Attributes:
         graphs: what the model is compiled to; None if it is not.
@@ -51,13 +53,16 @@ class StepRun:
         block_bytes: int = 1,
         *,
         level: Level,
+        optimized: Collection[str] | None = None,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
         self._follows = level == "storages"
         self.observer = Observer(block_bytes, level)
         self.graphs = CompiledGraphs(self._n_operators) if plan.compiled else None
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
+        trained = [pair for pair in model.named_parameters() if pair[1].requires_grad] if plan.train else []
+        self._trained = [parameter for _, parameter in trained]
+        self._optimized = [parameter for name, parameter in trained if optimized is None or name in optimized]
         self._optimizer: torch.optim.Optimizer | None = None
         self._watches: list[Watch] = []  # one per forward
         self._backwards: list[BackwardNodes] = []
@@ -106,8 +111,8 @@ class StepRun:
 
     def _prepare(self) -> None:
         """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""
-        if self.plan.make_optimizer is not None and self._trained:
-            self._optimizer = self.plan.make_optimizer(self._trained)
+        if self.plan.make_optimizer is not None and self._optimized:
+            self._optimizer = self.plan.make_optimizer(self._optimized)
             is_on_cuda = (self.plan.device or self._device).type == "cuda"
             if is_on_cuda:
                 _choose_foreach(self._optimizer)

@@ -68,14 +68,16 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         trace = observed(live, plan)
         operators = trace.operators
         kernels = time_operators(live, operators, target, mode)
+        parameters = dict(live.model.named_parameters())
         trained = {
             id(parameter)
-            for name, parameter in live.model.named_parameters()
+            for name, parameter in parameters.items()
             if parameter.requires_grad and name not in trace.without_gradient
         }
+        optimized = trained & {id(parameters[name]) for name in plan.optimized(live.model)}
         asks_policy = under_policy(dict(plan.checkpoint), live.model)
         calls_of_host = _dispatches(kernels, target, mode)
-        calls_of_host += _calls_beside_kernels(operators, asks_policy, root, trained, mode)
+        calls_of_host += _calls_beside_kernels(operators, asks_policy, root, trained, optimized, mode)
         row_seconds, phase_seconds, limited_by = _own_seconds(kernels, calls_of_host, target)
     columns = _columns(root, row_seconds)
     forward_ms, backward_ms = columns["estimated_latency_ms"], columns["estimated_backward_latency_ms"]
@@ -183,6 +185,7 @@ def _calls_beside_kernels(
     asks_policy: Callable[[StepOperator], bool],
     root: LayerInfo,
     trained: set[int],
+    optimized: set[int],
     mode: str,
 ) -> _Calls:
     """Return how often the host is asked beside kernels, by phase, row and kind of call.
@@ -196,6 +199,7 @@ def _calls_beside_kernels(
         asks_policy: tells at which operators a checkpoint asks whether it keeps their results.
         root: row of the model.
         trained: ids of the parameters that get a gradient.
+        optimized: ids of the parameters among these that the optimizer steps.
         mode: ``"eager"`` or ``"compiled"``.
     """
     counts: _Calls = Counter()
@@ -217,7 +221,7 @@ def _calls_beside_kernels(
             reader = reader.parent_info
         counts[("backward", reader.key), "node"] += len(new)
         if "step" in phases:
-            counts[("step", reader.key), "parameter"] += len(new)
+            counts[("step", reader.key), "parameter"] += len(new & optimized)
     return counts
 
 

@@ -43,8 +43,8 @@ class StepOptions(TypedDict, total=False):
     Attributes:
         optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, ``"lion"``,
             ``"adamw-8bit"`` (as bitsandbytes' ``AdamW8bit``), ``"muon"`` (all matrices, embeddings too; AdamW for
-            the rest), a class of any library, or an instance, whose class and settings are used. Default: None, no
-            optimizer step.
+            the rest), a class of any library, or an instance, whose class and settings are used, and which steps the
+            parameters that it holds. Default: None, no optimizer step.
         dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
         device: device whose kernels to choose; an accelerator goes by its name, too, such as ``"A100"``. Default:
             None, the model's device, or the CPU for a model on meta.
@@ -112,7 +112,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     if offload and mode != "train":
         step = "a compiled step" if mode == "compiled" else "an inference"
         raise InputError(f"{step} moves no saved tensors to the host; leave out offload=, or pass mode='train'")
-    dtype, device = options.get("dtype"), options.get("device")
+    dtype, device, optimizer = options.get("dtype"), options.get("device"), options.get("optimizer")
     if mode != "inference" and dtype is not None and dtype.itemsize == 1:
         raise InputError(
             f"dtype={dtype}: no step trains in 8 bits alone, as torch adds no tensors of 8 bits; pass torch.bfloat16, "
@@ -120,7 +120,8 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         )
     return StepPlan(
         train=mode != "inference",
-        make_optimizer=_optimizer(options.get("optimizer")) if mode != "inference" else None,
+        make_optimizer=_optimizer(optimizer) if mode != "inference" else None,
+        optimizer=optimizer if isinstance(optimizer, torch.optim.Optimizer) and mode != "inference" else None,
         device=None if device is None else _target(device),
         dtype=dtype,
         loss=options.get("loss"),

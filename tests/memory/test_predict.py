@@ -16,6 +16,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import DeviceSpec, InputError, MissingExtraError, Statistics, StepError
+from modelsummary.devices.target import target_of
 from modelsummary.memory.fit import largest
 from modelsummary.operators.tensor_bytes import inner_tensors
 from tests.capture.test_wrapped import int8
@@ -898,3 +899,20 @@ def test_an_accelerator_goes_by_its_name():
     ] * 2
     with pytest.raises(InputError, match=r"torch device, got 'gpu9'.* or an accelerator: no accelerator 'gpu9'"):
         stats.memory(device="gpu9")
+
+
+def test_an_optimizer_steps_the_parameters_that_it_holds():
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    stats, elsewhere = Statistics(model, (4, 64)), nn.Linear(2, 2)
+    whole, head, other = (torch.optim.AdamW(part.parameters(), lr=1e-2) for part in (model, model[2], elsewhere))
+    optimizers = {"class": "adamw", "whole": whole, "head": head, "other": other}
+    states = {name: stats.memory(optimizer=optimizer).optimizer_state for name, optimizer in optimizers.items()}
+    size = 4 * 2 * (256 * 10 + 10) + 4 * 2  # two moments, and the number of steps of each parameter
+    assert states == {"class": states["whole"], "whole": states["whole"], "head": size, "other": states["whole"]}
+    assert stats.memory(optimizer=head).grads == stats.memory(optimizer=whole).grads
+    assert stats.measure_memory(optimizer=head).peak == pytest.approx(stats.memory(optimizer=head).peak, abs=64)
+    steps = [stats.estimate_latency("A100", backward=True, optimizer=optimizer) for optimizer in (whole, head)]
+    times = [step.optimizer_ms for step in steps]
+    a_parameter = 1e3 * target_of("A100").model.host_seconds["parameter"]  # which the host steps
+    assert times[0] - times[1] == pytest.approx(2 * a_parameter)
+    assert not head.state
