@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, ObjectState
+from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
 from modelsummary.parallel.placements import Blocked, Operand, Partial, Placement, Shard
-from modelsummary.parallel.rules import ELEMENTWISE, ELEMENTWISE_LAYERS, FACTORIES
+from modelsummary.parallel.rules import ELEMENTWISE_LAYERS
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import TraceRules, is_layer

@@ -38,9 +38,7 @@ from modelsummary.record.events import Value, values_in
 
 __all__ = [
     "DROPOUT_LAYERS",
-    "ELEMENTWISE",
     "ELEMENTWISE_LAYERS",
-    "FACTORIES",
     "PRODUCTS",
     "layer_function",
     "placements_after",

@@ -14,11 +14,12 @@ from torch import nn
 
 from modelsummary.parallel.attention_heads import attention_inputs
 from modelsummary.parallel.derive import Derivation, Layer
+from modelsummary.parallel.function_names import ELEMENTWISE
 from modelsummary.parallel.placements import Blocked, FunctionCall, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete, sole_input
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.rules import ELEMENTWISE, ELEMENTWISE_LAYERS
+from modelsummary.parallel.rules import ELEMENTWISE_LAYERS
 from modelsummary.parallel.stream import Redistribution, Stream, results_of
 from modelsummary.record.events import Event, Value, values_in
 

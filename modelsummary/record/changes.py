@@ -16,7 +16,6 @@ from torch.overrides import get_overridable_functions
 
 from modelsummary import _torch
 from modelsummary.capture.containers import is_array
-from modelsummary.capture.state.process_state import surroundings
 
 __all__ = [
     "Generators",
@@ -29,7 +28,6 @@ __all__ = [
     "numbers_in",
     "saved_tensor_hooks",
     "state_of",
-    "surroundings",
 ]
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))

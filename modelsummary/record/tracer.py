@@ -23,6 +23,7 @@ from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import modules_of, named_modules
 from modelsummary.capture.operator_mode import Costs, Execution, Operators
 from modelsummary.capture.state.held import Held
+from modelsummary.capture.state.process_state import surroundings
 from modelsummary.capture.templates import (
     Unknown,
     leaves_of,
@@ -43,7 +44,6 @@ from modelsummary.record.changes import (
     numbers_in,
     saved_tensor_hooks,
     state_of,
-    surroundings,
 )
 from modelsummary.record.events import Event, TorchFunction, torch_function
 from modelsummary.record.obstacles import (
