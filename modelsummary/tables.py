@@ -178,10 +178,10 @@ class Report:
         """Characters of the longest line of the table, without the lines above and below it."""
         return max(map(len, self._lines()))
 
-    def leaving_out(self, width: int, *headers: str) -> Report:
+    def leaving_out(self, width: int, *headers: str, least: int = _READABLE) -> Report:
         """Return the report without columns: as many of these, in order, as it takes to be at most so wide.
 
-        Texts of more than 26 characters may have to be shortened for it.
+        Texts of more than ``least`` characters may have to be shortened for it.
 
         >>> report = Report([["conv", 1, 2]], ["Layer", "Calls", "Share" * 20], "lrr")
         >>> report.leaving_out(100, "Calls", "Share" * 20).headers
@@ -189,7 +189,7 @@ class Report:
         """
         report = self
         for header in headers:
-            if header in report.headers and report.shortened(width, _READABLE).width > width:
+            if header in report.headers and report.shortened(width, least).width > width:
                 index = report.headers.index(header)
                 report = replace(
                     report,
@@ -220,6 +220,8 @@ class Report:
     def fitted(self, screen: Screen) -> Report:
         """Return the report in the characters of a screen, with the columns for which it has room, and what it lacks.
 
+        Optional columns go first; then, if short texts and all numbers have no room, the last numbers but the first.
+
         >>> report = Report([["conv", 1, "x" * 20]], ["Layer", "Calls", "Share"], "lrr", optional=["Share", "Calls"])
         >>> print(report.fitted(Screen(30)).text())
         Layer      Calls
@@ -229,8 +231,12 @@ class Report:
         report = self._translated(screen)
         if not report.rows and not report.totals:
             return report
-        narrow = report.leaving_out(screen.width, *map(screen.written, self.optional)).shortened(screen.width)
-        missing = [header for header in report.optional if header in report.headers and header not in narrow.headers]
+        numbers = [header for header, letter in zip(report.headers, report.align, strict=True) if letter == "r"]
+        kept = report.leaving_out(screen.width, *report.optional)
+        kept = kept.leaving_out(screen.width, *reversed(numbers[1:]), least=_LEAST)
+        narrow = kept.shortened(screen.width)
+        order = [*report.optional, *report.headers]
+        missing = [header for header in dict.fromkeys(order) if header in report.headers and header not in kept.headers]
         if not missing:
             return narrow
         line = f"Left out, as {screen.width} characters have no room: {', '.join(missing)}"

@@ -65,6 +65,15 @@ def test_a_report_is_not_wider_than_its_page_and_names_what_it_lacks(rows, heade
     assert ("Left out" in text) == (len(report.fitted(Screen(width)).headers) < 3)
 
 
+def test_the_last_numbers_go_where_not_all_have_room():
+    report = Report([["encoder.layers.0", 10**9, 10**9, 10**9]], ["Name", "One", "Two", "Three"], "lrrr", sections=[])
+    assert report.fitted(Screen(44)).headers == report.headers
+    fitted = report.fitted(Screen(32))
+    assert fitted.headers == ["Name", "One", "Two"]
+    assert fitted.sections == [["Left out, as 32 characters have no room: Three"]]
+    assert report.fitted(Screen(10)).headers == ["Name", "One"]
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8"])
 def test_a_page_has_only_characters_of_its_encoding(encoding):
     report = Report([["│    └─Linear ≥ 8 é"]], ["Layer"], "l", sections=[["×"]]).text(Screen(20, encoding))

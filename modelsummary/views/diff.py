@@ -17,7 +17,7 @@ __all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": ">", "same": ""}
 _MEASURES = {"params": "Params", "macs": "MACs", "bytes": "Bytes", "latency_ms": "Latency (ms)"}
-_OPTIONAL = ("Latency (ms)", "Bytes")  # columns for wide pages
+_OPTIONAL = ("latency_ms", "bytes")  # measures for wide pages
 _TOTALS = (*_MEASURES, "params_bytes", "buffer_bytes")
 Number = int | float | None
 Change = tuple[Number, Number, Number]  # before, after, difference
@@ -173,7 +173,8 @@ class ModelDiff(Printed):
         below += [f"{_MEASURES[name]}: {' -> '.join(_cells({name: self.totals[name]})[:2])}" for name in measures]
         below.append(self._verdict())
         totals = ["", "Total", "", *cells(self.totals)]
-        report = Report(rows, headers, f"lll{'r' * len(measures)}", sections=[below], totals=totals, optional=_OPTIONAL)
+        optional = [_header(name, prefixes[name]) for name in _OPTIONAL if name in measures]
+        report = Report(rows, headers, f"lll{'r' * len(measures)}", sections=[below], totals=totals, optional=optional)
         return report.folded("Module")
 
     def _prefix(self, measure: str) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import InputError, ModelStatistics, Statistics
+from modelsummary.tables import Screen
 from modelsummary.views.diff import diff_trees
 from tests.untouched import untouched
 
@@ -88,6 +89,17 @@ def test_the_table_of_large_figures_fits_on_a_page():
     assert lines[1].split() == ["Module", "Differs", "in", "Params", "(M)", "Bytes", "(MB)"]
     assert [line.split()[-2:] for line in lines if line.startswith("~")] == [["+1.00", "+4.00"]] * 2
     assert "Params: 2,000,000 -> 4,000,000" in lines
+
+
+@pytest.mark.parametrize(("width", "missing"), [(40, "Bytes (MB), MACs (M)"), (60, "Bytes (MB)")])
+def test_the_table_fits_into_a_narrow_terminal(width, missing):
+    with torch.device("meta"):
+        before, after = (nn.Sequential(nn.Linear(1000, hidden), nn.Linear(hidden, 1000)) for hidden in (1000, 2000))
+    diff = Statistics(before, (1, 1000)).diff(Statistics(after, (1, 1000)))
+    text = diff._report().text(Screen(width))
+    assert max(map(len, text.splitlines())) <= width
+    assert text.splitlines()[0] == "=" * len(text.splitlines()[0])
+    assert f"Left out, as {width} characters have no room: {missing}" in " ".join(text.split())
 
 
 def test_an_inserted_layer_renames_those_behind_it():
