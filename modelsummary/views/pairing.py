@@ -182,13 +182,12 @@ def _longest_common(left: Sequence[Item], right: Sequence[Item]) -> Iterator[tup
     >>> list(_longest_common([("a", "0"), ("b", "1")], [("b", "0"), ("a", "1"), ("b", "2")]))
     [(0, 1), (1, 2)]
     """
-    shortest = min(len(left), len(right))
-    start = next((index for index in range(shortest) if left[index] != right[index]), shortest)
-    yield from ((index, index) for index in range(start))
-    common = {key for key, _ in left[start:]} & {key for key, _ in right[start:]}
-    rows, columns = (
-        [index for index in range(start, len(items)) if items[index][0] in common] for items in (left, right)
-    )
+    common = {key for key, _ in left} & {key for key, _ in right}
+    rows, columns = ([index for index, (key, _) in enumerate(items) if key in common] for items in (left, right))
+    alike = [left[row] == right[column] for row, column in zip(rows, columns, strict=False)]
+    start = [*alike, False].index(False)
+    yield from zip(rows[:start], columns[:start], strict=True)
+    rows, columns = rows[start:], columns[start:]
 
     def gain(row: int, column: int) -> int:
         (key, name), (new_key, new_name) = left[rows[row]], right[columns[column]]
