@@ -8,11 +8,7 @@ from pathlib import Path
 
 from modelsummary.errors import InputError, ModelFileError
 
-__all__ = ["OF_PICKLES", "reading"]
-
-OF_PICKLES = (
-    "make the model, call model.load_state_dict(torch.load(path, weights_only=True)), and pass it to Statistics"
-)
+__all__ = ["reading"]
 
 
 @contextmanager

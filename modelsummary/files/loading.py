@@ -13,17 +13,16 @@ from torch import Tensor
 
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.file_errors import OF_PICKLES, reading
+from modelsummary.files.file_errors import reading
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.safetensors import INDEX
 
 __all__ = ["is_file", "is_torchscript", "load"]
 
 Size = Sequence[int] | Tensor | float | Sequence[Sequence[int] | Tensor]
-_PICKLES = (".pth", ".ckpt", ".bin", ".tar", ".pkl")
-_FORMATS = "file .onnx, .pt2, .safetensors, .safetensors.index.json, .gguf, or TorchScript .pt"
+_FORMATS = "file .onnx, .pt2, .safetensors, .safetensors.index.json, .gguf, .pth, .ckpt, .bin, or TorchScript .pt"
 _WEIGHTS = (".safetensors", INDEX, ".gguf")
-_TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript", ".jit")
+_ARCHIVES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".ts", ".torchscript", ".jit")  # TorchScript, checkpoints
 
 
 def is_file(name: str) -> bool:
@@ -32,16 +31,16 @@ def is_file(name: str) -> bool:
     >>> is_file("net.onnx"), is_file("net.txt")
     (True, False)
     """
-    return name.lower().endswith((".onnx", ".pt2", *_WEIGHTS, *_TORCHSCRIPT))
+    return name.lower().endswith((".onnx", ".pt2", *_WEIGHTS, *_ARCHIVES))
 
 
 def is_torchscript(name: str) -> bool:
-    """Return True if this name has an ending of TorchScript files.
+    """Return True if a file with the ending of this name can be TorchScript.
 
     >>> is_torchscript("net.pt"), is_torchscript("net.pt2")
     (True, False)
     """
-    return name.lower().endswith(_TORCHSCRIPT)
+    return name.lower().endswith(_ARCHIVES)
 
 
 def load(
@@ -53,12 +52,14 @@ def load(
     """Return the statistics of a model in a file: the tree, its totals, every view, and its memory traffic.
 
     Without ``run``, nothing in the file is executed and nothing is computed. ONNX graphs and exported programs hold all
-    sizes. TorchScript is code; its sizes are known only with ``run=True``. Of files of weights (safetensors, GGUF) only
-    the headers are read; ``stats.tensors`` has the shape, dtype and bytes of each tensor by FQN.
+    sizes. TorchScript is code; its sizes are known only with ``run=True``. Of files of weights
+    (safetensors, GGUF, checkpoints of ``torch.save``) only descriptions are read; ``stats.tensors`` has the shape,
+    dtype and bytes of each tensor by FQN.
 
     Args:
         path: an ONNX file (``.onnx``), an exported program (``.pt2``), TorchScript (``.pt``), or weights
-            (``.safetensors``, ``.gguf``); ``.safetensors.index.json`` reads all files that the index names.
+            (``.safetensors``, ``.gguf``, ``.pth``, ``.ckpt``, ``.bin``, ``.pt``);
+            ``.safetensors.index.json`` reads all files that the index names.
         input: size of the only input, a list of the sizes of all inputs, or name -> size of some. They replace the
             sizes in the file and bind its open dimensions. A tensor gives its size, and to TorchScript also its dtype.
             A number is an input without dimensions. ONNX graphs also use the values of numbers and small tensors where
@@ -99,7 +100,7 @@ def load(
 
 def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatistics:
     ending = file.suffix.lower()
-    if ending in _TORCHSCRIPT:
+    if ending in _ARCHIVES:
         from modelsummary.files.torch.torchscript import load_torchscript
 
         return load_torchscript(file, inputs, run=run)
@@ -118,7 +119,7 @@ def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatist
 
         return load_exported(file, sizes)
     if not file.name.lower().endswith(_WEIGHTS):
-        raise InputError(f"expected a {_FORMATS}{f'; for a checkpoint: {OF_PICKLES}' if ending in _PICKLES else ''}")
+        raise InputError(f"expected a {_FORMATS}")
     if sizes:
         raise InputError("input= needs a forward, which the weights in the file do not have; leave it out")
     from modelsummary.files.weights.gguf import load_gguf

@@ -17,6 +17,12 @@ _KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LARGEST_DATA = 32 * 2**20  # bytes of a pickle or of JSON: what it becomes takes ten times as many
 _LARGEST_UNPACKED = 64 * 2**20  # bytes of all compressed entries together: torch compresses code alone
 _LARGEST_DIRECTORY = 8 * 2**20  # bytes of the list of entries, which takes ten times as many when it is read
+# The number at the begin of a file that torch.save(_use_new_zipfile_serialization=False) writes, as a pickle.
+_LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
+_CONVERT = (
+    "convert it: torch.save(torch.load(path, weights_only=True), 'new.pt'), with weights_only=False if it holds more "
+    "than tensors and you trust it"
+)
 
 
 class Archive:
@@ -37,6 +43,10 @@ class Archive:
         except ModelFileError:  # a ValueError, too
             raise
         except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+            if _begin_of(path) == _LEGACY:
+                raise ModelFileError(
+                    f"it is a checkpoint in torch's format before 1.6, which is not read; {_CONVERT}"
+                ) from None
             raise ModelFileError("it is not a torch archive, or is truncated") from None
         entries = self._zip.infolist()
         if any(entry.compress_type not in _KINDS for entry in entries):  # torch reads no others
@@ -88,6 +98,12 @@ class Archive:
             raise
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"entry {name!r} is not JSON: {error}") from None
+
+
+def _begin_of(path: Path) -> bytes:
+    """Return the first bytes of a file, as many as the number of the legacy format has."""
+    with path.open("rb") as file:
+        return file.read(len(_LEGACY))
 
 
 class _WithSmallDirectory(io.FileIO):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from modelsummary.errors import ModelFileError
@@ -12,9 +12,10 @@ from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_code import Code, ScriptClass
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
 
-__all__ = ["ScriptFile"]
+__all__ = ["ScriptFile", "check_storage", "stored_in", "tensors_in"]
 
-_DEEPEST = 100  # modules within modules
+_DEEPEST = 100  # modules within modules, values within values
+_LONGEST_NAME = 1000  # characters
 _NOTE = "sizes and multiply-adds of TorchScript need a run: load(path, input, run=True), or --run"
 
 
@@ -41,16 +42,23 @@ class ScriptFile:
         if not isinstance(self.model, ScriptObject):
             raise ModelFileError("data.pkl must hold a module")
         self._add_modules(self.model)
-        held = [self.listed(name, tensor, "buffer") for name, tensor in _tensors_in("constants", self.constants)]
+        held = [self.listed(name, tensor, "buffer") for name, tensor in tensors_in("constants", self.constants)]
         owned = {tensor for _, tensors in self.owned for tensor in tensors}
         unused = [tensor for tensor in held if tensor not in owned]
-        return Program(_name_of(self.model), [], [], [], unused, owned=self.owned, stored=self.stored(), notes=[_NOTE])
+        return Program(
+            _name_of(self.model),
+            [],
+            [],
+            [],
+            unused,
+            owned=self.owned,
+            stored=self.stored(),
+            notes=[_NOTE],
+        )
 
     def stored(self) -> Stored:
         """Return the elements and bytes of all storages that tensors use, each counted once."""
-        itemsizes = {tensor.storage: tensor.dtype.itemsize for tensor in self.tensors}
-        sizes = {storage: self.archive.size(storage) for storage in itemsizes}
-        return Stored(sum(size // itemsizes[storage] for storage, size in sizes.items()), sum(sizes.values()))
+        return stored_in(self.archive, self.tensors)
 
     def _pickle(self, name: str) -> Any:
         return read_pickle(self.archive.read_data(name), name.removesuffix(".pkl"), self.budget)
@@ -79,7 +87,7 @@ class ScriptFile:
                     fqn = f"{scopes[-1].fqn}.{name}" if scopes else name
                     inner.append((value, (*scopes, Scope(fqn, fqn, _name_of(value)))))
                 elif isinstance(value, ScriptObject) or not isinstance(module.state, dict):
-                    tensors += [self.listed(path, tensor, "buffer") for path, tensor in _tensors_in(name, value)]
+                    tensors += [self.listed(path, tensor, "buffer") for path, tensor in tensors_in(name, value)]
             self.owned.append((scopes, tensors))
             pending += reversed(inner)
 
@@ -90,16 +98,28 @@ class ScriptFile:
     def listed(self, name: str, tensor: ScriptTensor, kind: Any = "buffer") -> Tensor:
         """Return how a tensor is listed, the first time under this name. Raise ``ModelFileError`` if it is cut off."""
         if tensor not in self.tensors:
-            there = self.archive.size(tensor.storage)
-            if tensor.bytes_needed > there:
-                needs = f"needs {tensor.bytes_needed:,} bytes by its size, and has {there:,}"
-                raise ModelFileError(f"tensor {name[:80]!r} {needs}")
+            check_storage(name, tensor, self.archive)
             dtype = str(tensor.dtype).removeprefix("torch.")
             trains = kind == "parameter" and tensor.requires_grad
             self.tensors[tensor] = Tensor(
                 name, tensor.size, tensor.size, dtype, 8 * tensor.dtype.itemsize, kind, trains
             )
         return self.tensors[tensor]
+
+
+def check_storage(name: str, tensor: ScriptTensor, archive: Archive) -> None:
+    """Raise ``ModelFileError`` if the storage of a tensor in an archive is shorter than its size needs."""
+    there = archive.size(tensor.storage)
+    if tensor.bytes_needed > there:
+        needs = f"needs {tensor.bytes_needed:,} bytes by its size, and has {there:,}"
+        raise ModelFileError(f"tensor {name[:80]!r} {needs}")
+
+
+def stored_in(archive: Archive, tensors: Iterable[ScriptTensor]) -> Stored:
+    """Return the elements and bytes of all storages that tensors use, each counted once."""
+    itemsizes = {tensor.storage: tensor.dtype.itemsize for tensor in tensors}
+    sizes = {storage: archive.size(storage) for storage in itemsizes}
+    return Stored(sum(size // itemsizes[storage] for storage, size in sizes.items()), sum(sizes.values()))
 
 
 def _name_of(module: ScriptObject) -> str:
@@ -114,22 +134,30 @@ def _attributes(module: ScriptObject) -> Iterator[tuple[str, Any]]:
         yield "state", module.state
 
 
-def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, ScriptTensor]]:
-    """Yield the tensors in a value other than a module, each once, with their paths in it as names."""
+def tensors_in(name: str, value: Any) -> Iterator[tuple[str, ScriptTensor]]:
+    """Yield the tensors in a value other than a module, with their paths as names; each container is read once.
+
+    Raises:
+        ModelFileError: a path is too long, or has too many parts.
+    """
     seen: set[int] = set()
     pending = [(name, value)]
     while pending:
         path, entry = pending.pop()
-        if id(entry) in seen:
-            continue
-        seen.add(id(entry))
+        if len(path) > _LONGEST_NAME or path.count(".") > _DEEPEST:
+            limit = f"at most {_LONGEST_NAME} characters and {_DEEPEST} dots"
+            raise ModelFileError(f"the name of a value in a pickle must have {limit}, got {path[:80]!r}")
         if isinstance(entry, ScriptTensor):
             yield path, entry
             continue
+        if id(entry) in seen:
+            continue
+        seen.add(id(entry))
+        prefix = f"{path}." if path else ""
         inner = entry.state if isinstance(entry, ScriptObject) else entry
         if isinstance(inner, dict):
-            pending += [(f"{path}.{key}", item) for key, item in reversed(inner.items())]
+            pending += [(f"{prefix}{key}", item) for key, item in reversed(inner.items())]
         elif isinstance(inner, (list, tuple)):
-            pending += [(f"{path}.{index}", item) for index, item in reversed(list(enumerate(inner)))]
+            pending += [(f"{prefix}{index}", item) for index, item in reversed(list(enumerate(inner)))]
         elif isinstance(inner, ScriptObject):
             pending.append((path, inner))

@@ -1,7 +1,7 @@
-"""Read the pickles of a TorchScript archive as plain data: names in them are not looked up, and nothing is called.
+"""Read the pickles of a torch archive as plain data: names in them are not looked up, and nothing is called.
 
-TorchScript writes a small part of pickle's language. Tensors become descriptions, and objects become their states.
-Every other call is refused.
+TorchScript, and ``torch.save`` of tensors, write a small part of pickle's language. Tensors become descriptions, and
+objects become their states. Every other call is refused.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ _STORAGES = {
     "QInt8": torch.qint8,
     "QUInt8": torch.quint8,
     "QInt32": torch.qint32,
+    "Untyped": torch.uint8,
 }
+_DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 # Functions that return their first argument: they tag a value or a list with its type.
 _TAGS = ("restore_type_tag", "build_intlist", "build_tensorlist", "build_doublelist", "build_boollist")
 _MODULE_OF_TAGS, _MODULE_OF_TENSORS = "torch.jit._pickle", ".".join(("torch", "_utils"))
 # Functions that make a tensor of a storage -> the position of their argument requires_grad.
-_TENSORS = {"_rebuild_tensor_v2": 4, "_rebuild_qtensor": 5}
+_TENSORS = {"_rebuild_tensor_v2": 4, "_rebuild_qtensor": 5, "_rebuild_tensor_v3": 4}
+_MODULES_OF_STORAGES = ("torch", "torch.storage")
+_DTYPE_OF_V3 = 6  # position of the dtype, as its storage has none
 
 
 class ScriptTensor(NamedTuple):
-    """A tensor of a TorchScript file; equal descriptions are the same tensor.
+    """A tensor of a torch archive; equal descriptions are the same tensor.
 
     Attributes:
         storage: name of the storage's entry in the archive, such as ``data/0``.
@@ -95,23 +99,29 @@ _KEYS = (str, int, float, complex, ScriptTensor)  # of a dict: to hash nested tu
 _MOST_DIMENSIONS = 64  # torch has no more
 
 
-def read_pickle(data: bytes, folder: str = "data", budget: Budget | None = None) -> Any:
-    """Return the value of a TorchScript pickle.
+def read_pickle(
+    data: bytes,
+    folder: str = "data",
+    budget: Budget | None = None,
+    refusal: str = "which TorchScript does not write; nothing of it is run",
+) -> Any:
+    """Return the value of a pickle of TorchScript, or of ``torch.save``.
 
     Args:
         data: the pickle.
         folder: the folder of the archive with the storages that the pickle names.
         budget: what reading the file may cost; default: a million steps.
+        refusal: what the error says of other objects and calls.
 
     Raises:
-        ModelFileError: the pickle is broken, is over the budget, or has calls that TorchScript never writes.
+        ModelFileError: the pickle is broken, is over the budget, or has other objects and calls.
 
     >>> import pickle
     >>> read_pickle(pickle.dumps([1, (2, None)], 2))
     [1, (2, None)]
     """
     budget = budget or Budget(steps=1_000_000)
-    machine = _Machine(folder)
+    machine = _Machine(folder, refusal)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
@@ -129,8 +139,8 @@ def read_pickle(data: bytes, folder: str = "data", budget: Budget | None = None)
 class _Machine:
     """The stack and the memo of a pickle machine."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, refusal: str) -> None:
+        self.folder, self.refusal = folder, refusal
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -168,7 +178,7 @@ class _Machine:
             _CALLS[opcode](self, last) if opcode in _CALLS else self._refuse(opcode)
 
     def _refuse(self, what: str) -> None:
-        raise ModelFileError(f"a pickle has {what[:80]!r}, which TorchScript does not write; nothing of it is run")
+        raise ModelFileError(f"a pickle has {what[:80]!r}, {self.refusal}")
 
     def _popped(self) -> list[Any]:
         """Remove the last mark and the values after it from the stack; return the values."""
@@ -201,13 +211,20 @@ class _Machine:
 
     def _build(self, state: Any) -> None:
         target = self.stack[-1]
+        if isinstance(target, dict):  # attributes of an OrderedDict, as the ``_metadata`` of a state dict
+            return
         if not isinstance(target, ScriptObject):
             raise TypeError("an object is missing")
         target.state = state
 
     def _load(self, key: Any) -> None:
         kind, name, entry = key[:3]
-        if kind != "storage" or not isinstance(name, _Name) or name.module != "torch" or not isinstance(entry, str):
+        if (
+            kind != "storage"
+            or not isinstance(name, _Name)
+            or name.module not in _MODULES_OF_STORAGES
+            or not isinstance(entry, str)
+        ):
             self._refuse("BINPERSID")
         self.stack.append(_Storage(f"{self.folder}/{entry}", _STORAGES[name.name.removesuffix("Storage")]))
 
@@ -222,7 +239,11 @@ class _Machine:
             self.stack.append(arguments[0])
         elif module == _MODULE_OF_TENSORS and name in _TENSORS:
             storage, offset, size, stride = arguments[:4]
+            if name == "_rebuild_tensor_v3":
+                storage = storage._replace(dtype=_DTYPES[arguments[_DTYPE_OF_V3].name])
             self.stack.append(_tensor(storage, offset, size, stride, arguments[_TENSORS[name]]))
+        elif function == (_MODULE_OF_TENSORS, "_rebuild_parameter"):
+            self.stack.append(arguments[0]._replace(requires_grad=bool(arguments[1])))
         elif module.startswith("__torch__") and isinstance(arguments, (str, int, float)):  # of an enumeration
             self.stack.append(ScriptObject(f"{module}.{name}", arguments))
         elif function == ("torch", "device"):
@@ -237,6 +258,8 @@ def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, requires_gra
         raise ModelFileError("a tensor has a size, stride or offset that is not a number of 63 bits")
     if len(size) != len(stride) or len(size) > _MOST_DIMENSIONS:
         raise ModelFileError(f"a tensor has {len(size):,} dimensions and {len(stride):,} strides")
+    if prod(size) >= 2**63:
+        raise ModelFileError("a tensor has more elements than a number of 63 bits can count")
     return ScriptTensor(storage.key, offset, tuple(size), tuple(stride), storage.dtype, bool(requires_grad))
 
 

@@ -1,4 +1,4 @@
-"""Load a TorchScript file as statistics."""
+"""Load a torch archive as statistics: TorchScript, or the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
-from modelsummary.files.file_errors import OF_PICKLES
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_file import ScriptFile
 from modelsummary.files.torch.script_run import run_script
+from modelsummary.files.weights.saved_weights import load_checkpoint
 
 __all__ = ["load_torchscript"]
 
@@ -22,7 +22,7 @@ _STEPS = 4_000_000
 
 
 def load_torchscript(path: Path, inputs: Mapping[str | int, Any], *, run: bool) -> FileStatistics:
-    """Return the statistics of the TorchScript module in a file: modules, parameters and buffers.
+    """Return the statistics of the TorchScript module or the checkpoint in a file: modules, parameters and buffers.
 
     Args:
         path: the file.
@@ -31,13 +31,19 @@ def load_torchscript(path: Path, inputs: Mapping[str | int, Any], *, run: bool) 
 
     Raises:
         InputError: only one of ``inputs`` and ``run`` was given, or the module does not run on these sizes.
-        ModelFileError: the file is broken or only a pickle, or its code does more than compute.
+        ModelFileError: the file is broken or holds other objects, or its code does more than compute.
     """
     archive = Archive(path)
     if "constants.pkl" not in archive.names:
         if any(name.startswith("models/") for name in archive.names):
             raise ModelFileError("it is an exported program; rename it to .pt2")
-        raise ModelFileError(f"it is a pickle, which can run any code and is not read; {OF_PICKLES}")
+        if any(name.endswith(".py") for name in archive.names):
+            raise ModelFileError("it has code as TorchScript has, and no entry constants.pkl; it is damaged")
+        if run or inputs:
+            raise InputError(
+                "input= and run= need a forward, which the weights in the file do not have; leave them out"
+            )
+        return load_checkpoint(archive, path, _budget_of(archive))
     if run and not inputs:
         raise InputError("run=True needs the sizes of the inputs: load(path, input, run=True)")
     if inputs and not run:

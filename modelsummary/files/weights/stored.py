@@ -34,6 +34,7 @@ class StoredTensor(NamedTuple):
         dtype: name of the element type, such as ``"bfloat16"`` or ``"Q4_K"``.
         begin: position of its first byte in the data of the file.
         nbytes: bytes of its data.
+        storage: the storage and the strides, by which tensors are recognised as the same; None if no two can be.
     """
 
     name: str
@@ -41,6 +42,7 @@ class StoredTensor(NamedTuple):
     dtype: str
     begin: int
     nbytes: int
+    storage: tuple[str, tuple[int, ...]] | None = None
 
 
 class WeightStatistics(FileStatistics):
@@ -94,7 +96,12 @@ def check_layout(tensors: Iterable[StoredTensor], data_bytes: int) -> None:
 
 
 def weight_statistics(
-    stored: Sequence[StoredTensor], model: str, path: Path, budget: Budget, notes: Sequence[str] = ()
+    stored: Sequence[StoredTensor],
+    model: str,
+    path: Path,
+    budget: Budget,
+    notes: Sequence[str] = (),
+    held: Stored | None = None,
 ) -> WeightStatistics:
     """Return the statistics of stored tensors, with one module for each part of their names.
 
@@ -107,6 +114,7 @@ def weight_statistics(
         path: the file.
         budget: what reading it may cost; each tensor and each module charges it.
         notes: further notes on the file.
+        held: what the file holds; default: each tensor once.
     """
     prefixes = {entry.name.rpartition(".")[0] for entry in stored}
     around = {prefix: prefix.count(".") + 1 for prefix in prefixes if prefix}
@@ -117,6 +125,7 @@ def weight_statistics(
     budget.check_bytes(ROW_BYTES * len(around))
     tensors: dict[str, Tensor] = {}
     owned: dict[str, list[Tensor]] = {}
+    shared: dict[tuple[object, ...], Tensor] = {}
     for entry in stored:
         prefix, _, name = entry.name.rpartition(".")
         trained = not _is_buffer(entry, name)
@@ -124,10 +133,12 @@ def weight_statistics(
         kind: Kind = "parameter" if trained else "buffer"
         tensor = Tensor(name, entry.shape, entry.shape, entry.dtype, bits, kind, trained)
         tensor.nbytes = entry.nbytes  # blocks of quantised elements have fractions of bits per element
+        if entry.storage is not None:
+            tensor = shared.setdefault(entry[1:], tensor)
         tensors[entry.name] = tensor
         owned.setdefault(prefix, []).append(tensor)
     modules = [(_scopes(prefix.split(".") if prefix else []), inside) for prefix, inside in owned.items()]
-    held = Stored(sum(prod(entry.shape) for entry in stored), sum(entry.nbytes for entry in stored))
+    held = held or Stored(sum(prod(entry.shape) for entry in stored), sum(entry.nbytes for entry in stored))
     program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
     return WeightStatistics(program, path, tensors, budget)
 
