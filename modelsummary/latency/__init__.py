@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.capture.observe import observed
 from modelsummary.devices.device_spec import DeviceSpec
-from modelsummary.devices.kernel_table import device_here
+from modelsummary.devices.kernel_table import device_here, machine_of
 from modelsummary.devices.target import Target, target_of
 from modelsummary.errors import InputError
 from modelsummary.keywords import choice_of
@@ -101,13 +101,18 @@ def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions)
 
 
 def calibrate(
-    live: LiveModel, device: torch.device | str | None, plan: StepPlan, *, grid: bool, again: bool
+    live: LiveModel, device: torch.device | str | None, plan: StepPlan, *, grid: bool, again: bool, forget: bool
 ) -> Calibration:
-    """Measure the operator calls of a step that this machine's table lacks, and with ``grid`` the standard grid."""
+    """Measure the operator calls of a step that this machine's table lacks, and with ``grid`` the standard grid.
+
+    With ``forget``, delete the table first, once it is certain that the step can be measured.
+    """
     local_device = device_here(device)
+    calls = [operator.run.call for operator in observed(live, plan).operators]
+    if forget:
+        machine_of(local_device).path.unlink(missing_ok=True)
     if grid:
         calibrate_grid(local_device, again=again)
-    calls = [operator.run.call for operator in observed(live, plan).operators]
     return calibrate_calls(calls, local_device, again=again)
 
 

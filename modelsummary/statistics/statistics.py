@@ -251,6 +251,7 @@ class Statistics(ModelStatistics):
         *,
         grid: bool = False,
         again: bool = False,
+        forget: bool = False,
         **options: Unpack[TimeOptions],
     ) -> Calibration:
         """Measure the distinct operator calls of the model on this machine, one by one, unless they are known.
@@ -265,6 +266,8 @@ class Statistics(ModelStatistics):
             grid: also measure the standard grid of some 650 common calls.
             again: measure known calls again, minutes or hours later: the median of all visits counts, so that slow
                 periods of the machine matter less.
+            forget: first delete all that was measured on this device, number of threads and version of torch, also for
+                other models, such as times from a busy machine.
 
         Returns:
             Counts, and ``cpu_share``: below 0.9, the times are too long; measure again on a quiet machine.
@@ -276,7 +279,7 @@ class Statistics(ModelStatistics):
 
         live = self._live_for("calibrating")
         plan = latency.time_plan(backward, optimizer, options, self.root, device)
-        return latency.calibrate(live, device, plan, grid=grid, again=again)
+        return latency.calibrate(live, device, plan, grid=grid, again=again, forget=forget)
 
     @exclusive
     def estimate_latency(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import Statistics
+from modelsummary import InputError, Statistics
 from modelsummary.cli import run
 from modelsummary.devices.kernel_table import table_of
 from modelsummary.latency.predict import TABLE_ERROR
@@ -46,6 +46,19 @@ def test_another_visit_measures_known_calls_again():
     done = stats.calibrate(again=True)
     assert (done.measured, done.known) == (4, 0)
     assert all(len(entry.visits) == 2 for entry in table_of(torch.device("cpu")).entries.values())
+
+
+def test_forgetting_deletes_what_any_model_measured():
+    Statistics(nn.Sequential(nn.Tanh(), nn.Sigmoid()), torch.rand(3, 5)).calibrate()
+    stats = Statistics(Small(), torch.randint(0, 50, (4, 6)))
+    stats.calibrate()
+    with pytest.raises(InputError):
+        stats.calibrate(forget=True, optimizer="none of torch")
+    assert len(table_of(torch.device("cpu")).entries) == 6
+    done = stats.calibrate(forget=True)
+    assert (done.measured, done.known) == (4, 0)
+    entries = table_of(torch.device("cpu")).entries.values()
+    assert [len(entry.visits) for entry in entries] == [1] * 4
 
 
 def test_a_model_that_was_not_measured_is_interpolated():
