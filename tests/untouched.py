@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -35,11 +34,9 @@ def plain(value: Any) -> Any:
 
 
 def _global_state() -> dict[str, Any]:
-    hooks = [each for name, each in vars(module_hooks).items() if name.startswith("_global_")]
     return {
         **{state.name: plain(state.read()) for state in process_states()},
         "inference mode": torch.is_inference_mode_enabled(),
-        "global hooks": [len(each) for each in hooks if isinstance(each, dict)],
     }
 
 

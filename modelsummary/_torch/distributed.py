@@ -103,9 +103,16 @@ def place_in_group(name: str) -> tuple[int, int]:
 def clear_sharding_caches() -> None:
     """Forget the layouts that DTensor inferred: an equal mesh of a later process group has groups of other names."""
     if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
+        from torch.distributed.tensor import DTensor, debug
 
-        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()  # absent from old versions of torch
+        if hasattr(debug, "_clear_sharding_prop_cache"):
+            debug._clear_sharding_prop_cache()
+        else:  # torch 2.6, whose layouts of embeddings hold a mask: both caches have to forget the same ones
+            from torch.distributed.tensor import _redistribute
+
+            propagator: Any = DTensor._op_dispatcher.sharding_propagator
+            propagator.propagate_op_sharding.cache.cache_clear()
+            _redistribute._gen_transform_infos.cache_clear()
 
 
 def functional_collectives() -> Any:

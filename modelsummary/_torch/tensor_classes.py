@@ -17,6 +17,7 @@ from torch.utils._pytree import (
 )
 
 __all__ = [
+    "HOOKS_OF_ALL_MODULES",
     "SUPPORTED_NODES",
     "TREES",
     "BatchNorm",
@@ -44,6 +45,12 @@ TensorBase: Any = torch._C.TensorBase
 BatchNorm: Any = torch.nn.modules.batchnorm._BatchNorm
 InstanceNorm: Any = torch.nn.modules.instancenorm._InstanceNorm
 NormBase: Any = torch.nn.modules.batchnorm._NormBase
+# The tables of hooks that hold for all modules.
+HOOKS_OF_ALL_MODULES: list[dict[Any, Any]] = [
+    table
+    for name, table in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(table, dict)
+]
 # The module whose functions torch binds to names of its own.
 bound_functions: Any = torch._C
 # Marks a tensor as conjugated.

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -433,6 +434,7 @@ TURNED = {
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
     "recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 100),
     "torch rng": lambda: torch.manual_seed(7),
+    "hooks of all modules": lambda: register_module_forward_hook(lambda *_: None),
     "python rng": lambda: random.seed(7),
     "numpy rng": lambda: np.random.seed(7),
 }

@@ -35,6 +35,8 @@ MODELS = {
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_layout_is_the_one_that_inductor_chooses(name, train):
+    if torch.__version__ < "2.7" and name != "no convolution":
+        pytest.skip("Inductor of torch 2.6 reads the sizes of weights, which make_fx does not note there")
     graph = pytest.importorskip("torch._inductor.graph")
     model = MODELS[name].train(train)
     x = torch.randn(2, 4 if name == "grouped" else 3, 8, 8)

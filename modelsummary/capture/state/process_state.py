@@ -130,6 +130,17 @@ def _set_cudnn(saved: tuple[bool, bool, bool]) -> None:
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = saved
 
 
+def _module_hooks() -> list[dict[Any, Any]]:
+    """Return the hooks of all modules; the ``torch.export`` of torch 2.6 leaves one behind if it raises."""
+    return [dict(table) for table in _torch.HOOKS_OF_ALL_MODULES]
+
+
+def _set_module_hooks(saved: list[dict[Any, Any]]) -> None:
+    for table, entries in zip(_torch.HOOKS_OF_ALL_MODULES, saved, strict=True):
+        table.clear()
+        table.update(entries)
+
+
 def _float32_products() -> str | tuple[str, ...]:
     """Return torch's precision of float32 products; one for each library if they were set apart, as since torch 2.9."""
     try:
@@ -164,6 +175,7 @@ _ALWAYS = (
     _switch("cudnn", _cudnn, _set_cudnn),
     _switch("float32 products", _float32_products, _set_float32_products),
     _switch("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    _switch("hooks of all modules", _module_hooks, _set_module_hooks),
     _switch("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     ProcessState("torch rng", torch.get_rng_state, torch.set_rng_state),
     ProcessState("python rng", random.getstate, random.setstate),
