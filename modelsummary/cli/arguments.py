@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 SOURCES = (
-    "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, package.module:factory,"
-    " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt, .pth, .safetensors, .gguf"
+    "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, hf:ORG/NAME,"
+    " package.module:factory, path/net.py:factory, or a file MODEL.onnx, .pt2, .pt, .pth, .safetensors, .gguf"
 )
 
 _VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")

@@ -176,6 +176,7 @@ def _trained() -> Parser:
     add = parent.group(_MODEL).add_argument
     add("--device", help="device of the model (default: the CPU)")
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
+    add("--lora", type=parse_count, metavar="RANK", help="freeze the model and train LoRA adapters of peft")
     add = parent.group(_QUESTIONS).add_argument
     add("--memory", type=parse_name(steps), metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
     add("--split", type=parse_count, metavar="N", help="cut the model into N stages")

@@ -10,7 +10,7 @@ import torch
 
 from modelsummary.capture.devices import available_device
 from modelsummary.cli.arguments import Input
-from modelsummary.cli.sources import Source, build_model, check_unset
+from modelsummary.cli.sources import Source, add_adapters, build_model, check_unset
 from modelsummary.errors import InputError
 from modelsummary.files.loading import is_file, load
 from modelsummary.statistics import ModelStatistics, Statistics
@@ -26,6 +26,11 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
     )
     if is_file(name) and options.dtype is not None:
         raise InputError(f"the dtype of {name!r} is fixed; leave out --dtype {options.dtype}")
+    lora = getattr(options, "lora", None)
+    if is_file(name) and lora is not None:
+        raise InputError(
+            f"--lora adds adapters to a model that is made, and {name!r} is a file; leave out --lora {lora}"
+        )
     if is_file(name) and not (runs and name.endswith(".pt2")):  # torch can make a module of a .pt2 file
         check_unset(f"the model in {name!r}", options.kwargs)
         if options.mode is not None:
@@ -36,6 +41,9 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
     model = source.model if options.device is None else source.model.to(available_device(options.device))
     if options.dtype is not None:
         model.to(options.dtype)
+    if lora is not None:
+        model = add_adapters(model, lora)
+        source = source._replace(model=model)
     if options.mode is not None:
         model.train(options.mode == "train")
     args, kwargs = arguments_of(source, options.input, with_values)

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,10 +18,11 @@ import torch
 from torch import nn
 
 from modelsummary.cli.arguments import SOURCES
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError, close_to, in_short
 from modelsummary.extras import needs
+from modelsummary.files.weights.hub import configuration_file, repository_of
 
-__all__ = ["Source", "build_model", "check_unset"]
+__all__ = ["Source", "add_adapters", "build_model", "check_unset"]
 
 
 class Source(NamedTuple):
@@ -64,6 +66,28 @@ def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) ->
         raise
     except Exception as error:  # whatever a model's constructor raises
         raise InputError(f"making {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def add_adapters(model: nn.Module, rank: int) -> nn.Module:
+    """Return the model, frozen, with trained LoRA adapters of this rank at its linear layers but the output layer.
+
+    peft adds them with its defaults: in float32 next to weights of 16 bits.
+
+    Raises:
+        InputError: peft cannot add adapters to this model.
+        MissingExtraError: peft is not installed.
+    """
+    with _needs("peft", "lora"):
+        from peft import LoraConfig, get_peft_model
+    device = next((parameter.device for parameter in model.parameters()), None)
+    try:
+        with torch.device(device or "cpu"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft says which of its defaults it changes for these layers
+            adapted = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear"))
+    except (ValueError, TypeError, AttributeError) as error:  # without linear layers, or with weights of other kinds
+        raise InputError(f"--lora {rank} does not fit {type(model).__name__}: {in_short(error):.200}") from error
+    base: nn.Module = adapted.get_base_model()
+    return base
 
 
 def check_unset(model: str, settings: Mapping[str, Any]) -> None:
@@ -129,10 +153,15 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
     with _needs("transformers", "transformers"):
         import transformers
     path = Path(name)
+    repository = repository_of(f"hf:{name}")
     if path.is_dir():
         path /= "config.json"
+    elif repository is not None and not path.exists():
+        path = configuration_file(repository)
     if not path.exists():
-        raise InputError(f"hf: takes a local configuration file or its directory, and downloads nothing; got {name!r}")
+        raise InputError(
+            f"hf: takes a configuration file, its directory, or org/name on the Hugging Face Hub, got {name!r}"
+        )
     try:
         facts = {**json.loads(path.read_text(encoding="utf-8")), **settings}
     except (OSError, ValueError, TypeError) as error:

@@ -15,12 +15,14 @@ from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.file_errors import reading
 from modelsummary.files.statistics import FileStatistics
+from modelsummary.files.weights.hub import load_repository, repository_of
 from modelsummary.files.weights.safetensors import INDEX
 
 __all__ = ["is_file", "is_torchscript", "load"]
 
 Size = Sequence[int] | Tensor | float | Sequence[Sequence[int] | Tensor]
 _FORMATS = "file .onnx, .pt2, .safetensors, .safetensors.index.json, .gguf, .pth, .ckpt, .bin, or TorchScript .pt"
+_NO_FORWARD = "input= needs a forward, which the weights in the file do not have; leave it out"
 _WEIGHTS = (".safetensors", INDEX, ".gguf")
 _ARCHIVES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".ts", ".torchscript", ".jit")  # TorchScript, checkpoints
 
@@ -58,8 +60,9 @@ def load(
 
     Args:
         path: an ONNX file (``.onnx``), an exported program (``.pt2``), TorchScript (``.pt``), or weights
-            (``.safetensors``, ``.gguf``, ``.pth``, ``.ckpt``, ``.bin``, ``.pt``);
-            ``.safetensors.index.json`` reads all files that the index names.
+            (``.safetensors``, ``.gguf``, ``.pth``, ``.ckpt``, ``.bin``, ``.pt``); ``.safetensors.index.json`` reads all
+            files that the index names, and ``hf:org/name`` the headers of the safetensors files of a repository on the
+            Hugging Face Hub.
         input: size of the only input, a list of the sizes of all inputs, or name -> size of some. They replace the
             sizes in the file and bind its open dimensions. A tensor gives its size, and to TorchScript also its dtype.
             A number is an input without dimensions. ONNX graphs also use the values of numbers and small tensors where
@@ -71,7 +74,7 @@ def load(
     Raises:
         InputError: the ending belongs to no known format, a size does not fit, or ``input`` is given for weights.
         ModelFileError: the file does not exist, is broken, or contradicts itself.
-        MissingExtraError: onnx is not installed.
+        MissingExtraError: onnx is not installed, or huggingface_hub for ``hf:org/name``.
 
     >>> import tempfile
     >>> import onnx
@@ -81,19 +84,24 @@ def load(
     ...     load(f"{folder}/product.onnx").total_mult_adds
     24
     """
+    repository = repository_of(path) if isinstance(path, str) else None
     try:
         file = Path(path)
     except TypeError:
         raise InputError(f"path must be the path of a model file, got {type(path).__name__}: {path!r:.80}") from None
-    if not _exists(file):
+    if repository is None and not _exists(file):
         is_folder = os.path.isdir(file)  # it raises for no name
         raise ModelFileError(
             f"{'folder' if is_folder else 'file'} {str(file)!r} {'is not a file' if is_folder else 'does not exist'}; "
             f"expected a {_FORMATS}, or the model itself"
         )
-    if run and not is_torchscript(file.name):
+    if run and (repository is not None or not is_torchscript(file.name)):
         raise InputError(f"run=True is for TorchScript only; leave it out for {str(file)!r}, which need not run")
     inputs = {name: _checked(value, input) for name, value in _inputs(input).items()}
+    if repository is not None:
+        if inputs:
+            raise InputError(f"{path!r}: {_NO_FORWARD}")
+        return load_repository(repository)
     with no_collection(), reading(file):  # it would walk over all rows again and again
         return _read(file, inputs, run)
 
@@ -121,7 +129,7 @@ def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatist
     if not file.name.lower().endswith(_WEIGHTS):
         raise InputError(f"expected a {_FORMATS}")
     if sizes:
-        raise InputError("input= needs a forward, which the weights in the file do not have; leave it out")
+        raise InputError(_NO_FORWARD)
     from modelsummary.files.weights.gguf import load_gguf
     from modelsummary.files.weights.safetensors import load_index, load_safetensors
 

@@ -255,7 +255,7 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
         (["tests.cli.test_commands:READY", "--kwargs", '{"width": 3}'], "is made already"),
         (["tests.broken_module:Net"], "cannot be imported"),
-        (["hf:missing.json"], "downloads nothing; got 'missing.json'"),
+        (["hf:missing.json"], "org/name on the Hugging Face Hub, got 'missing.json'"),
     ],
 )
 def test_errors(capsys, arguments, message):
@@ -310,7 +310,7 @@ def test_torchvision(capsys):
     assert "Total params: 27,161,264" in output(capsys, "torchvision:inception_v3", "--depth", "0").out
 
 
-def test_hugging_face(capsys, tmp_path):
+def test_hugging_face(capsys, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     settings = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 16}
     (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -321,8 +321,27 @@ def test_hugging_face(capsys, tmp_path):
     assert facts["rows"][0]["num_params"] == 288 + 768 + 72 + 32 + 16
     (tmp_path / "config.json").write_text(json.dumps({**settings, "architectures": ["GPT2LMHeadModel"]}))
     assert "GPT2LMHeadModel" in output(capsys, name).out
+    repositories = {("org/net", "config.json"): str(tmp_path / "config.json")}
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *names: repositories[names])
+    assert output(capsys, "hf:org/net").out == output(capsys, name).out
+    said = output(capsys, "hf:org/lost", status=2).err
+    assert "'hf:org/lost': it is not in the cache, and the Hugging Face Hub cannot be reached" in said
     (tmp_path / "config.json").write_text("{}")
     assert "has no 'model_type'" in output(capsys, name, status=2).err
+
+
+def test_adapters(capsys, tmp_path):
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    settings = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "architectures": ["GPT2LMHeadModel"]}))
+    options = ["--input", "1,4", "--lora", "3", "--format", "json"]
+    root = json.loads(output(capsys, f"hf:{tmp_path / 'config.json'}", *options).out)["rows"][0]
+    # query, key and value; out; both layers of the MLP: 3 * (8 + 24 + 8 + 8 + 8 + 32 + 32 + 8)
+    assert root["trainable_params"] == 3 * 128
+    assert root["num_params"] == 288 + 768 + 72 + 32 + 16 + 3 * 128
+    assert "--lora 3 does not fit ReLU" in output(capsys, "torch.nn:ReLU", "--lora", "3", status=2).err
+    assert "'net.onnx' is a file; leave out --lora 3" in output(capsys, "net.onnx", "--lora", "3", status=2).err
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no names of open files")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from modelsummary.files.weights.stored import (
 )
 from modelsummary.units import grouped
 
-__all__ = ["INDEX", "load_index", "load_safetensors", "read_header"]
+__all__ = ["INDEX", "load_index", "load_safetensors", "read_header", "statistics_of_parts", "tensors_of_header"]
 
 INDEX = ".safetensors.index.json"
 _LARGEST_HEADER = 32 * 2**20  # bytes
@@ -80,13 +80,30 @@ def load_index(path: Path) -> WeightStatistics:
     budget = Budget.of_size(size)
     with path.open("rb") as file:
         index = _json(file.read(_LARGEST_HEADER), budget)
+    return statistics_of_parts(index, lambda name: _part(path, name, budget), path, budget)
+
+
+def statistics_of_parts(
+    index: Any, part: Callable[[str], dict[str, StoredTensor]], path: Path, budget: Budget
+) -> WeightStatistics:
+    """Return the statistics of the tensors in all files that an index names.
+
+    Args:
+        index: the index, which may contradict itself.
+        part: returns the tensors in the file of a name.
+        path: the index, as the statistics name it.
+        budget: what reading may cost.
+
+    Raises:
+        ModelFileError: the index and the files contradict each other.
+    """
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelFileError("'weight_map' must map names of tensors to names of files")
     stored: dict[str, StoredTensor] = {}
     for name in dict.fromkeys(weight_map.values()):
         budget.spend(_FILE_STEPS)
-        for fqn, tensor in _part(path, name, budget).items():
+        for fqn, tensor in part(name).items():
             check_name(fqn, stored)
             if weight_map.get(fqn) != name:
                 raise ModelFileError(f"tensor {fqn[:80]!r} is in {name[:80]!r}, which the index denies")
@@ -137,7 +154,7 @@ def read_header(path: Path, budget: Budget) -> dict[str, StoredTensor]:
                 f"it has a header of {grouped(length)} bytes; more than {grouped(_LARGEST_HEADER)} are not read"
             )
         header = file.read(length)
-    return _tensors(_json(header, budget), size - 8 - length)
+    return tensors_of_header(_json(header, budget), size - 8 - length)
 
 
 def _json(data: bytes, budget: Budget) -> Any:
@@ -160,7 +177,16 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _tensors(header: Any, data_bytes: int) -> dict[str, StoredTensor]:
+def tensors_of_header(header: Any, data_bytes: int | None = None) -> dict[str, StoredTensor]:
+    """Return the tensors that a header describes, by name.
+
+    Args:
+        header: the JSON value of the header.
+        data_bytes: bytes of data behind the header; None if they are not known.
+
+    Raises:
+        ModelFileError: the header contradicts itself or the data.
+    """
     if not isinstance(header, dict):
         raise ModelFileError(f"the header must be a JSON object, got {type(header).__name__}")
     tensors: dict[str, StoredTensor] = {}
@@ -169,8 +195,9 @@ def _tensors(header: Any, data_bytes: int) -> dict[str, StoredTensor]:
             continue
         check_name(name, tensors)
         tensors[name] = _tensor(name, entry)
-    check_layout(tensors.values(), data_bytes)
     end = max((tensor.begin + tensor.nbytes for tensor in tensors.values()), default=0)
+    data_bytes = end if data_bytes is None else data_bytes
+    check_layout(tensors.values(), data_bytes)
     if end != data_bytes or sum(tensor.nbytes for tensor in tensors.values()) != data_bytes:
         raise ModelFileError(f"the tensors do not fill the {grouped(data_bytes)} bytes of data")
     return tensors
