@@ -62,24 +62,17 @@ _FLAGS: dict[str, dict[str, str]] = {
 _WEIGHTS = {"fp8": "fp8", "int4": "awq_marlin", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"}
 _CACHES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 _NOT_SIMULATED = {
-    **dict.fromkeys(("pipeline", "pp"), "pipelines of servers"),
-    **dict.fromkeys(("expert", "ep"), "experts that are shared out over devices"),
-    **dict.fromkeys(("prefill", "decode"), "separate devices for prompts and tokens"),
+    name: f"tensor=, as {what} are not simulated: models that share the requests take the other devices"
+    for names, what in (
+        (("pipeline", "pp"), "pipelines of servers"),
+        (("expert", "ep"), "experts that are shared out over devices"),
+        (("prefill", "decode"), "separate devices for prompts and tokens"),
+    )
+    for name in names
 }
 
 
-def _searched(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a space. Raises ``InputError`` for a way that exists but is not simulated."""
-    for name in keywords:
-        if name in _NOT_SIMULATED:
-            raise InputError(
-                f"ServingSpace does not search {name}=: {_NOT_SIMULATED[name]} are not simulated; pass tensor=, and "
-                "models that share the requests take the other devices"
-            )
-    return keywords
-
-
-@takes_keywords(_searched)
+@takes_keywords(_NOT_SIMULATED)
 @dataclass(frozen=True)
 class ServingSpace:
     """The ways of serving that are tried.

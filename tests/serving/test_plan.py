@@ -160,7 +160,7 @@ def test_unusable_spaces():
         ServingSpace(tensor=[0])
     with pytest.raises(InputError, match=r"weights must be one of 'fp8', .* or None, got 'int5'"):
         ServingSpace(weights=["int5"])
-    with pytest.raises(InputError, match="ServingSpace does not search pipeline=: pipelines of servers are not sim"):
+    with pytest.raises(InputError, match="pipeline is not an option of ServingSpace; pass tensor=, as pipelines of"):
         ServingSpace(pipeline=[2])
     with pytest.raises(InputError, match=r"unknown option .tp. of ServingSpace; .*did you mean .tensor."):
         ServingSpace(tp=[2])
