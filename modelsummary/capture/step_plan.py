@@ -49,7 +49,8 @@ class StepPlan:
     Attributes:
         train: True: forward, backward and optimizer step; False: a forward without gradients.
         make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
-        optimizer: the optimizer that ``make_optimizer`` is made of; None if it is a class or has a name.
+        optimized_ids: ids of the parameters that the optimizer holds which ``make_optimizer`` is made of; None if it is
+            made of a class or a name.
         device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.step_options.StepOptions``.
         checkpoint: modules that run under activation checkpointing, each with the results that it keeps, as
             ``apply_checkpoint`` takes them.
@@ -60,7 +61,7 @@ class StepPlan:
 
     train: bool = True
     make_optimizer: MakeOptimizer | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    optimized_ids: frozenset[int] | None = None  # plans are kept with what they traced: no optimizer, no states
     device: torch.device | None = None
     dtype: torch.dtype | None = None
     loss: Callable[[Any], Tensor] | None = None
@@ -79,9 +80,8 @@ class StepPlan:
         An optimizer that holds no parameter of the model, such as one of another copy, steps all.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        held = {id(parameter) for group in groups for parameter in group["params"]}
-        return frozenset(name for name, parameter in trained.items() if id(parameter) in held) or frozenset(trained)
+        ids = self.optimized_ids or frozenset()
+        return frozenset(name for name, parameter in trained.items() if id(parameter) in ids) or frozenset(trained)
 
 
 def check_loss(loss: Any) -> None:

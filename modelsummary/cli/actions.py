@@ -23,7 +23,7 @@ from modelsummary.devices.kernel_table import device_here
 from modelsummary.errors import InputError
 from modelsummary.file_contents import saved
 from modelsummary.files.comparing import compare as compare_forms
-from modelsummary.files.loading import is_file, is_torchscript, load
+from modelsummary.files.loading import is_archive, is_file, load
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.findings import Findings
 from modelsummary.latency import calibrate_grid
@@ -45,7 +45,7 @@ def compare(options: argparse.Namespace) -> int:
     models: dict[str, ModelStatistics] = {}
     for name in options.models:
         if is_file(name):
-            models[name] = load(name, inputs_of_file(options.input), run=options.run and is_torchscript(name))
+            models[name] = load(name, inputs_of_file(options.input), run=options.run and is_archive(name))
         else:
             source = build_model(name, options.kwargs, with_values=False)
             args, kwargs = arguments_of(source, options.input)

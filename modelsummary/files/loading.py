@@ -18,7 +18,7 @@ from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.hub import load_repository, repository_of
 from modelsummary.files.weights.safetensors import INDEX
 
-__all__ = ["is_file", "is_torchscript", "load"]
+__all__ = ["is_archive", "is_file", "load"]
 
 Size = Sequence[int] | Tensor | float | Sequence[Sequence[int] | Tensor]
 _FORMATS = "file .onnx, .pt2, .safetensors, .safetensors.index.json, .gguf, .pth, .ckpt, .bin, or TorchScript .pt"
@@ -36,10 +36,10 @@ def is_file(name: str) -> bool:
     return name.lower().endswith((".onnx", ".pt2", *_WEIGHTS, *_ARCHIVES))
 
 
-def is_torchscript(name: str) -> bool:
-    """Return True if a file with the ending of this name can be TorchScript.
+def is_archive(name: str) -> bool:
+    """Return True if a name has an ending of torch archives: TorchScript, or a checkpoint.
 
-    >>> is_torchscript("net.pt"), is_torchscript("net.pt2")
+    >>> is_archive("net.pt"), is_archive("net.pt2")
     (True, False)
     """
     return name.lower().endswith(_ARCHIVES)
@@ -95,7 +95,7 @@ def load(
             f"{'folder' if is_folder else 'file'} {str(file)!r} {'is not a file' if is_folder else 'does not exist'}; "
             f"expected a {_FORMATS}, or the model itself"
         )
-    if run and (repository is not None or not is_torchscript(file.name)):
+    if run and (repository is not None or not is_archive(file.name)):
         raise InputError(f"run=True is for TorchScript only; leave it out for {str(file)!r}, which need not run")
     inputs = {name: _checked(value, input) for name, value in _inputs(input).items()}
     if repository is not None:
@@ -109,9 +109,9 @@ def load(
 def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatistics:
     ending = file.suffix.lower()
     if ending in _ARCHIVES:
-        from modelsummary.files.torch.torchscript import load_torchscript
+        from modelsummary.files.torch.torchscript import load_archive
 
-        return load_torchscript(file, inputs, run=run)
+        return load_archive(file, inputs, run=run)
     for name, value in inputs.items():
         if _is_list_of_sizes(value):
             raise InputError(

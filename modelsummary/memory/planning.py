@@ -493,8 +493,6 @@ class Planner:
             InputError: no plan suffices.
         """
         most, least = self._plain.peak, self._least_peak()
-        if most <= budget_bytes:
-            return self._plan_of(_NOTHING)
         width = max((most - least) // _INTERVALS, 1)
         if least <= budget_bytes:
             choice = self._chosen_for(budget_bytes)

@@ -41,9 +41,7 @@ def predict(
         InputError: a parameter is not initialised, no result requires a gradient, the step needs values that the
             model or its input lacks, or no tensor of a module is saved that is to move to the host.
     """
-    trace = observed(live, plan, storages=True)
-    if plan.offload:
-        _check_numbers(plan.offload, observed(live, replace(plan, offload=()), storages=True))
+    trace = _observed(live, plan)
     estimate, memory = memory_of(trace, plan)
     rows = list(root.walk()) if plan.train and not plan.compiled else []  # a compiled step has no calls of layers
     for row in rows:
@@ -61,8 +59,15 @@ def predict(
     return replace(estimate, saved=saved, reserve=reserve, subject=subject)
 
 
+def _observed(live: LiveModel, plan: StepPlan) -> Trace:
+    """Return the trace of a step. Raise ``InputError`` if a module saves none of the tensors that it is to move."""
+    trace = observed(live, plan, storages=True)
+    if plan.offload:
+        _check_numbers(plan.offload, observed(live, replace(plan, offload=()), storages=True))
+    return trace
+
+
 def _check_numbers(offload: Sequence[tuple[str, Sequence[int]]], trace: Trace) -> None:
-    """Raise ``InputError`` if a module saves none of the tensors that it is to move."""
     rows = [f"{save.row[0]}." for save in trace.saves if save.row is not None]
     for fqn, numbers in offload:
         n_saved = sum(row.startswith(f"{fqn}." if fqn else "") for row in rows)
@@ -89,7 +94,7 @@ def reserve_of(trace: Trace, plan: StepPlan, settings: AllocatorSettings) -> All
 
 def simulate(live: LiveModel, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
     """Predict the memory of a step without writing into the rows; see ``simulate_step``."""
-    return memory_of(observed(live, plan, storages=True), plan)
+    return memory_of(_observed(live, plan), plan)
 
 
 def memory_of(trace: Trace, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:

@@ -121,7 +121,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     return StepPlan(
         train=mode != "inference",
         make_optimizer=_optimizer(optimizer) if mode != "inference" else None,
-        optimizer=optimizer if isinstance(optimizer, torch.optim.Optimizer) and mode != "inference" else None,
+        optimized_ids=_held_by(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None,
         device=None if device is None else _target(device),
         dtype=dtype,
         loss=options.get("loss"),
@@ -194,6 +194,11 @@ def _is_optimizer(value: Any) -> bool:
     if isinstance(value, type):
         return issubclass(value, torch.optim.Optimizer)
     return isinstance(value, torch.optim.Optimizer) or (isinstance(value, str) and value.lower() in OPTIMIZERS)
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+    """Return the ids of the parameters that an optimizer holds."""
+    return frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:

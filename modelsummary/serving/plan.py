@@ -341,7 +341,7 @@ def search(
     Raises:
         InputError: limits are unusable, or no way can serve the load at any rate.
     """
-    check_limits(load, *limits)
+    check_limits(load, limits)
     ways, refused = _ways(server_of, load, engine, space, devices)
     if not ways:
         raise InputError(f"no way can serve the load: {_first_reasons(refused)}")
@@ -357,9 +357,9 @@ def search(
         if _misses_alone(load, way.engine, way.prices, limits):
             continue
         needed = _MARGIN * best / way.replicas
-        if needed and not keeps_limits(served(replace(load, rate=needed)), *limits):
+        if needed and not keeps_limits(served(replace(load, rate=needed)), limits):
             continue
-        rate = largest_rate(served, replace(load, rate=needed or way.bound / way.replicas), *limits)
+        rate = largest_rate(served, replace(load, rate=needed or way.bound / way.replicas), limits)
         if rate:
             simulation = served(replace(load, rate=None if rate == inf else rate))
             sizes = way.server.memory, way.prices.weight_bytes

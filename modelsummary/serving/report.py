@@ -194,10 +194,14 @@ class ServingEstimate(Printed, Records):
         (200, 0, 'arrivals')
         """
         _check_load(load)
+        return self._simulated(load, *self._priced(engine))
+
+    def _priced(self, engine: Engine | None) -> tuple[Engine, StepPrices, Server]:
+        """Return an engine with the prices of its steps."""
         if engine is not None and not isinstance(engine, Engine):
             raise InputError(f"engine must be an Engine or None, got {engine!r:.80}")
         engine = engine or Engine()
-        return self._simulated(load, engine, self.prices(engine), self._live_server)
+        return engine, self.prices(engine), self._live_server
 
     def _simulated(
         self, load: Load, engine: Engine, prices: StepPrices, server: Server, limits: Limits = NO_LIMITS
@@ -242,7 +246,8 @@ class ServingEstimate(Printed, Records):
                 list, or ``simulate`` refuses.
         """
         _check_load(load)
-        return largest_rate(lambda changed: self.simulate(changed, engine), load, ttft_ms, tpot_ms)
+        limits = Limits(ttft_ms, tpot_ms)
+        return largest_rate(lambda changed: self._simulated(changed, *self._priced(engine), limits), load, limits)
 
     def plan(
         self,

@@ -14,7 +14,7 @@ from modelsummary.errors import InputError, is_number
 from modelsummary.extras import Records
 from modelsummary.serving.load import Load
 from modelsummary.serving.published import ServedCase, error_of_serving
-from modelsummary.serving.scheduler import Engine, ServedRequest, Timeline
+from modelsummary.serving.scheduler import NO_LIMITS, Engine, Limits, ServedRequest, Timeline
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, duration, grouped, percent, scaled
 
@@ -205,45 +205,42 @@ class ServingSimulation(Printed, Records):
         return Report(rows, ["", "Mean", "p50", "p95", "p99", "Most"], "lrrrrr", above=above, below=below)
 
 
-def keeps_limits(simulation: ServingSimulation, ttft_ms: float | None, tpot_ms: float | None) -> bool:
-    """Return True if the 95th percentiles are within limits; None: any value."""
+def keeps_limits(simulation: ServingSimulation, limits: Limits) -> bool:
+    """Return True if the 95th percentiles are within limits."""
     if simulation.timeline.missed:
         return False
-    pairs = ((simulation.ttft_ms, ttft_ms), (simulation.tpot_ms, tpot_ms))
+    pairs = zip((simulation.ttft_ms, simulation.tpot_ms), limits, strict=True)
     return all(limit is None or spread is None or spread.p95 <= limit for spread, limit in pairs)
 
 
-def check_limits(load: Load, ttft_ms: float | None, tpot_ms: float | None) -> None:
+def check_limits(load: Load, limits: Limits) -> None:
     """Raise ``InputError`` unless limits of the 95th percentiles are usable for a load whose rate is searched."""
-    limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms}
-    if ttft_ms is None and tpot_ms is None:
+    if limits == NO_LIMITS:
         raise InputError("pass ttft_ms= or tpot_ms=, the limits that the rate is to keep")
-    for name, limit in limits.items():
+    for name, limit in limits._asdict().items():
         if limit is not None and not (is_number(limit) and limit > 0):
             raise InputError(f"{name} must be a number of milliseconds > 0 or None, got {limit!r:.80}")
     if load.arrivals is not None:
         raise InputError("the rate of the load is searched, but its arrivals= are fixed; pass a Load without them")
-    if tpot_ms is not None and all(request.output == 1 for request in load.sample()):
+    if limits.tpot_ms is not None and all(request.output == 1 for request in load.sample()):
         raise InputError("tpot_ms limits tokens after the first, but all outputs are of one token; pass ttft_ms= alone")
 
 
-def largest_rate(
-    simulate: Callable[[Load], ServingSimulation], load: Load, ttft_ms: float | None, tpot_ms: float | None
-) -> float:
+def largest_rate(simulate: Callable[[Load], ServingSimulation], load: Load, limits: Limits) -> float:
     """Return the largest rate at which the 95th percentiles keep limits, as ``ServingEstimate.max_rate`` says.
 
     Args:
         simulate: serves a load.
         load: its rate is the first that is tried.
-        ttft_ms, tpot_ms: limits of ``ServingSimulation.ttft_ms.p95`` and ``tpot_ms.p95``; None: any value.
+        limits: limits of ``ServingSimulation.ttft_ms.p95`` and ``tpot_ms.p95``.
 
     Raises:
         InputError: a limit is missing or unusable, arrivals are a list, or ``tpot_ms`` limits nothing.
     """
-    check_limits(load, ttft_ms, tpot_ms)
+    check_limits(load, limits)
 
     def keeps(rate: float) -> bool:
-        return keeps_limits(simulate(replace(load, rate=None if rate == inf else rate)), ttft_ms, tpot_ms)
+        return keeps_limits(simulate(replace(load, rate=None if rate == inf else rate)), limits)
 
     if keeps(inf):
         return inf

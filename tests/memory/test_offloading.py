@@ -311,8 +311,9 @@ def test_on_cuda():
 def test_tensors_that_no_module_saves_are_refused():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     stats = Statistics(model, (4, 8))
-    with pytest.raises(InputError, match=r"saved tensor 99 of '0', which saves 1 tensor in this step"):
-        stats.memory(offload={"0": [99]})
+    for method in (stats.memory, stats.measure_memory):
+        with pytest.raises(InputError, match=r"saved tensor 99 of '0', which saves 1 tensor in this step"):
+            method(offload={"0": [99]})
     with pytest.raises(InputError, match=r"saved tensor 4 of '', which saves 4 tensors"):
         stats.memory(offload={"": [4]})
     assert stats.memory(offload={"": [3, 4]}).offloaded > 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import sys
+import weakref
 from dataclasses import dataclass
 from functools import partial
 
@@ -916,3 +918,7 @@ def test_an_optimizer_steps_the_parameters_that_it_holds():
     a_parameter = 1e3 * target_of("A100").model.host_seconds["parameter"]  # which the host steps
     assert times[0] - times[1] == pytest.approx(2 * a_parameter)
     assert not head.state
+    kept = weakref.ref(head)
+    del head, optimizers, steps
+    gc.collect()
+    assert kept() is None  # nor its states, which may be large

@@ -16,6 +16,7 @@ from modelsummary.devices.target import Target
 from modelsummary.serving import Engine, Load, ServingSpace
 from modelsummary.serving.plan import least_seconds
 from modelsummary.serving.prices import CurvePoint
+from modelsummary.serving.scheduler import Limits
 from modelsummary.serving.simulation import largest_rate
 from tests.serving.models import Decoder
 from tests.serving.test_serving import IDS
@@ -62,7 +63,7 @@ def test_equal_to_trying_everything(estimate, plans):
 
 
 def _rate(served):
-    rate = largest_rate(served, LOAD, *LIMITS.values())
+    rate = largest_rate(served, LOAD, Limits(**LIMITS))
     if not rate:
         return 0.0
     return served(replace(LOAD, rate=None if rate == inf else rate)).requests_per_second

@@ -13,7 +13,7 @@ import torch
 from modelsummary import DeviceSpec, InputError, Statistics
 from modelsummary.serving import Engine, Load
 from modelsummary.serving.prices import Curve, CurvePoint
-from modelsummary.serving.scheduler import Batch, Pages, StepPrice, serve
+from modelsummary.serving.scheduler import Batch, Limits, Pages, StepPrice, serve
 from modelsummary.serving.simulation import ServingSimulation, largest_rate
 from tests.serving.models import Decoder, Recurrent
 from tests.serving.test_serving import DEVICE, IDS, PER_TOKEN, WEIGHTS
@@ -167,7 +167,7 @@ def rate_of(load, ttft_ms):
         timeline = serve(changed, Engine(max_requests=1), held, lambda batch: StepPrice(1.0, "memory"))
         return ServingSimulation("Net", "a device", 1, changed, Engine(), timeline, 9, 1.0, 0.0, 0.0)
 
-    return largest_rate(simulate, load, ttft_ms, None)
+    return largest_rate(simulate, load, Limits(ttft_ms))
 
 
 def test_max_rate_nears_what_is_sustained_as_the_load_grows():
@@ -202,7 +202,7 @@ def test_max_rate_from_any_rate(rate):
 )
 def test_unusable_limits(load, limits, message):
     with pytest.raises(InputError, match=message):
-        largest_rate(None, load, **{"ttft_ms": None, "tpot_ms": None, **limits})
+        largest_rate(None, load, Limits(**limits))
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from modelsummary.files.program import Program, Scope, Stored, Tensor
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_code import Code, ScriptClass
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
+from modelsummary.files.weights.stored import DEEPEST, LONGEST_NAME
 
 __all__ = ["ScriptFile", "check_storage", "stored_in", "tensors_in"]
 
-_DEEPEST = 100  # modules within modules, values within values
-_LONGEST_NAME = 1000  # characters
 _NOTE = "sizes and multiply-adds of TorchScript need a run: load(path, input, run=True), or --run"
 
 
@@ -45,16 +44,7 @@ class ScriptFile:
         held = [self.listed(name, tensor, "buffer") for name, tensor in tensors_in("constants", self.constants)]
         owned = {tensor for _, tensors in self.owned for tensor in tensors}
         unused = [tensor for tensor in held if tensor not in owned]
-        return Program(
-            _name_of(self.model),
-            [],
-            [],
-            [],
-            unused,
-            owned=self.owned,
-            stored=self.stored(),
-            notes=[_NOTE],
-        )
+        return Program(_name_of(self.model), [], [], [], unused, owned=self.owned, stored=self.stored(), notes=[_NOTE])
 
     def stored(self) -> Stored:
         """Return the elements and bytes of all storages that tensors use, each counted once."""
@@ -72,8 +62,8 @@ class ScriptFile:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            if len(scopes) > _DEEPEST:
-                raise ModelFileError(f"modules are nested more than {_DEEPEST} deep")
+            if len(scopes) > DEEPEST:
+                raise ModelFileError(f"modules are nested more than {DEEPEST} deep")
             self.budget.spend()
             self.scopes[id(module)] = scopes
             kind = self.code.script_class(module.class_name) or ScriptClass(module.class_name)
@@ -144,8 +134,8 @@ def tensors_in(name: str, value: Any) -> Iterator[tuple[str, ScriptTensor]]:
     pending = [(name, value)]
     while pending:
         path, entry = pending.pop()
-        if len(path) > _LONGEST_NAME or path.count(".") > _DEEPEST:
-            limit = f"at most {_LONGEST_NAME} characters and {_DEEPEST} dots"
+        if len(path) > LONGEST_NAME or path.count(".") > DEEPEST:
+            limit = f"at most {LONGEST_NAME} characters and {DEEPEST} dots"
             raise ModelFileError(f"the name of a value in a pickle must have {limit}, got {path[:80]!r}")
         if isinstance(entry, ScriptTensor):
             yield path, entry

@@ -14,14 +14,14 @@ from modelsummary.files.torch.script_file import ScriptFile
 from modelsummary.files.torch.script_run import run_script
 from modelsummary.files.weights.saved_weights import load_checkpoint
 
-__all__ = ["load_torchscript"]
+__all__ = ["load_archive"]
 
 _BEST_PACKED = 6  # times as long is code without its packing; comments pack better, and do nothing
 _DEEPEST_CALL = 60  # calls within calls
 _STEPS = 4_000_000
 
 
-def load_torchscript(path: Path, inputs: Mapping[str | int, Any], *, run: bool) -> FileStatistics:
+def load_archive(path: Path, inputs: Mapping[str | int, Any], *, run: bool) -> FileStatistics:
     """Return the statistics of the TorchScript module or the checkpoint in a file: modules, parameters and buffers.
 
     Args:

@@ -14,13 +14,21 @@ from modelsummary.files.program_tree import ROW_BYTES
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.units import grouped
 
-__all__ = ["MOST_DIMENSIONS", "StoredTensor", "WeightStatistics", "check_layout", "check_name", "weight_statistics"]
+__all__ = [
+    "DEEPEST",
+    "LONGEST_NAME",
+    "MOST_DIMENSIONS",
+    "StoredTensor",
+    "WeightStatistics",
+    "check_layout",
+    "check_name",
+    "weight_statistics",
+]
 
 MOST_DIMENSIONS = 64
-_LONGEST_NAME = 1000  # characters
+LONGEST_NAME, DEEPEST = 1000, 100  # characters of a name, and modules or values within others
 _TENSOR_STEPS, _MODULE_STEPS = 20, 5  # of a tensor, and of a module around it
 _TENSOR_BYTES, _MODULE_BYTES = 700, 150  # of memory, next to the names
-_DEEPEST = 100  # modules within modules
 _STATISTICS = frozenset({"running_mean", "running_var"})  # buffers of torch's batch normalisation
 _NOTE = "a file of weights: it has no forward, and does not say which tensors are buffers"
 
@@ -73,9 +81,9 @@ class WeightStatistics(FileStatistics):
 
 def check_name(name: str, tensors: Mapping[str, object]) -> None:
     """Raise ``ModelFileError`` for a name that no tensor can have, or that another tensor in ``tensors`` has."""
-    if not name or len(name) > _LONGEST_NAME or name.count(".") > _DEEPEST:
+    if not name or len(name) > LONGEST_NAME or name.count(".") > DEEPEST:
         raise ModelFileError(
-            f"a tensor's name must have 1 to {_LONGEST_NAME} characters and at most {_DEEPEST} dots, got {name[:80]!r}"
+            f"a tensor's name must have 1 to {LONGEST_NAME} characters and at most {DEEPEST} dots, got {name[:80]!r}"
         )
     if name in tensors:
         raise ModelFileError(f"two tensors have the name {name[:80]!r}")
