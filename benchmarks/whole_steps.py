@@ -166,7 +166,7 @@ def _step_of(row: dict[str, str], table: Table) -> Step | None:
         params = sum(parameter.numel() for parameter in model.parameters())
         if abs(params / 1e6 / float(row["param_count"]) - 1) > 0.02:
             return None
-        plan = StepPlan(train, None, torch.device("cuda"), loss=_loss if train else None, autocast=F16)
+        plan = StepPlan(train, device=torch.device("cuda"), loss=_loss if train else None, autocast=F16)
         call = call_arguments(ModelParts.of(model.train(train)), x, (), {}, batch_dim=None, device=None, dtypes=None)
         operators = observe(model, call, plan, storages=False).operators
     except Exception as error:

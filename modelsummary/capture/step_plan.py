@@ -49,19 +49,18 @@ class StepPlan:
     Attributes:
         train: True: forward, backward and optimizer step; False: a forward without gradients.
         make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
-        optimized_ids: ids of the parameters that the optimizer holds which ``make_optimizer`` is made of; None if it is
-            made of a class or a name.
         device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.step_options.StepOptions``.
         checkpoint: modules that run under activation checkpointing, each with the results that it keeps, as
             ``apply_checkpoint`` takes them.
         offload: modules, each with the numbers of the saved tensors that move to the host, likewise.
         stage: what a stage of a pipeline runs; None: the model is not a stage.
         compiled: the model runs as ``torch.compile`` compiles it; loss and optimizer step do not.
+        optimized_ids: ids of the parameters that the optimizer holds which ``make_optimizer`` is made of; None if it is
+            made of a class or a name.
     """
 
     train: bool = True
     make_optimizer: MakeOptimizer | None = None
-    optimized_ids: frozenset[int] | None = None  # plans are kept with what they traced: no optimizer, no states
     device: torch.device | None = None
     dtype: torch.dtype | None = None
     loss: Callable[[Any], Tensor] | None = None
@@ -73,6 +72,7 @@ class StepPlan:
     workspaces: bool = True
     stage: StageShare | None = None
     compiled: bool = False
+    optimized_ids: frozenset[int] | None = None  # plans are kept with what they traced: no optimizer, no states
 
     def optimized(self, model: nn.Module) -> frozenset[str]:
         """Return the names of the trained parameters that the optimizer holds, which it steps.
