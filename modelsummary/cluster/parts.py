@@ -7,7 +7,7 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -44,7 +44,7 @@ class MicrobatchCollective(NamedTuple):
         phase: ``"forward"`` or ``"backward"``.
         nbytes: bytes of the whole tensor.
         group: ``"tensor"``, ``"context"`` or ``"expert"``.
-        copies: rows for each token, where tokens are sent to experts; else 1.
+        copies: experts that each token is sent to; else 1.
         is_repeated: recomputation of its part runs it again; in a backward always.
     """
 
@@ -126,6 +126,7 @@ class Observed(NamedTuple):
         gradients: storages of the gradients of parameters.
         groups: name of a process group -> what its ranks share out, if the name is another one.
         cut_once: blocks whose input is cut; the others take chunks, so this counts for what precedes the blocks.
+        choices: FQN of experts to which tokens are sent -> experts that each token goes to.
     """
 
     operators: Sequence[StepOperator]
@@ -136,17 +137,18 @@ class Observed(NamedTuple):
     gradients: frozenset[int]
     groups: Mapping[str, str]
     cut_once: frozenset[str]
+    choices: Mapping[str, int]
 
     @classmethod
     def of(
-        cls, trace: Trace, groups: Mapping[str, str] | None = None, cut_once: frozenset[str] = frozenset()
+        cls, trace: Trace, groups: Mapping[str, str], cut_once: frozenset[str], choices: Mapping[str, int]
     ) -> Observed:
         """Return the facts of a trace, whose note is ``entered``."""
         callers = {call.key: call.parent for call in trace.calls}
         gradients = frozenset(storage.identity for storage in trace.storages if storage.kind == "grads")
         timeline = timeline_of(trace, None)
         return cls(
-            trace.operators, trace.saved, timeline, callers, trace.noted or {}, gradients, groups or {}, cut_once
+            trace.operators, trace.saved, timeline, callers, trace.noted or {}, gradients, groups, cut_once, choices
         )
 
 
@@ -161,7 +163,6 @@ def parts_of(
     context: int = 1,
     sends_round: bool = True,
     eight_bits: torch.dtype | None = None,
-    sorts_rows: bool = False,
     sum_dtype: torch.dtype | None = None,
     stops_early: bool = True,
 ) -> dict[str, Part]:
@@ -178,7 +179,6 @@ def parts_of(
         sends_round: gradients of keys and values go round the ranks of ``context``, as in torch's ring; otherwise they
             are summed by one reduce-scatter.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
-        sorts_rows: rows that came from several ranks are sorted by expert, and back.
         sum_dtype: dtype of the sums that products add gradients of weights to; None: a kernel of its own adds them.
         stops_early: recomputation of a part stops when it has what the backward reads.
     """
@@ -205,10 +205,6 @@ def parts_of(
     for storage, part_name in zip(observed.saved, kept_by, strict=True):
         if storage.born in gathered:
             collectives[part_name].append(MicrobatchCollective("all_gather", "backward", storage.nbytes))
-    for part_name, collective in _exchanges(collectives) if sorts_rows else ():
-        for phase in _phases_of(collective.phase, is_repeated=collective.is_repeated):
-            works[part_name, phase][_sorting(collective.nbytes)] += 1
-            counts[part_name, phase] += 1
     between = frozenset(index for index, mark in enumerate(marks) if mark & _CORE)
     kept, core = kept_bytes(
         observed.operators,
@@ -434,23 +430,18 @@ def _added(work: Work, dtype: torch.dtype) -> Work:
     return work._replace(nbytes=work.nbytes + elements * (2 * dtype.itemsize - work.dtype.itemsize), is_added=True)
 
 
-def _sorting(nbytes: int) -> Work:
-    """Return the kernel that sorts rows by expert: they come rank by rank, from each rank sorted by expert."""
-    return Work("rows sorted by expert", "index", torch.bfloat16, (nbytes // 2,), 0, 2 * nbytes)
-
-
 def _collectives(
     observed: Observed, part_names: Sequence[str], marks: Sequence[int], context: int, *, sends_round: bool
 ) -> defaultdict[str, list[MicrobatchCollective]]:
     collectives: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
     for operator, part_name, mark in zip(observed.operators, part_names, marks, strict=True):
-        call = operator.run.call
+        call, fqn = operator.run.call, "" if operator.row is None else operator.row[0]
         collective = collective_of(call, operator.phase)
         if collective is not None:
-            is_cut = operator.row is not None and operator.row[0] in observed.cut_once
-            part_name = BEFORE if is_cut else part_name  # noqa: PLW2901
-            operation, group, _, nbytes, rows = collective
-            group, copies = observed.groups.get(group, group), rows if operation == "all_to_all" else 1
+            part_name = BEFORE if fqn in observed.cut_once else part_name  # noqa: PLW2901
+            operation, group, _, nbytes = collective
+            group = observed.groups.get(group, group)
+            copies = observed.choices.get(fqn, 1) if operation == "all_to_all" else 1
             is_repeated = not mark & _LAST
             collectives[part_name].append(
                 MicrobatchCollective(operation, operator.phase, nbytes, group, copies, is_repeated)
@@ -465,15 +456,6 @@ def _collectives(
             elif operator.phase == "backward":
                 collectives[part_name].append(MicrobatchCollective("reduce_scatter", "backward", whole, "context"))
     return collectives
-
-
-def _exchanges(
-    collectives: Mapping[str, Sequence[MicrobatchCollective]],
-) -> Iterator[tuple[str, MicrobatchCollective]]:
-    """Yield the exchanges of rows with experts, each with its part."""
-    for part_name, sent in collectives.items():
-        exchanges = (collective for collective in sent if collective.operation == "all_to_all")
-        yield from ((part_name, exchange) for exchange in exchanges if exchange.group != "context")
 
 
 def _keys(call: OperatorCall) -> Sequence[TensorSpec]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -23,15 +24,6 @@ from modelsummary.capture.run import running
 from modelsummary.capture.step_error import NeedsValuesError, as_step_error
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
-from modelsummary.cluster.divided_experts import (
-    NO_EXPERTS,
-    DividedExperts,
-    add_exchange,
-    divide,
-    expert_weights,
-    may_have_experts,
-    number_of_experts,
-)
 from modelsummary.cluster.megatron import with_local_layers, with_sharded_logits, with_shared_tokens
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Plan, Recipe
@@ -43,8 +35,12 @@ from modelsummary.operators.kernels import StepOperator
 from modelsummary.parallel.applied_rank import rank_of, sharded_copy
 from modelsummary.parallel.context import length_of, with_tokens
 from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
+from modelsummary.parallel.expert_plans import expert_plans
+from modelsummary.parallel.experts import StackedExperts, find_experts, routing_of
 from modelsummary.parallel.make import make_plan
+from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.rank_model import copied, on_meta
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.events import Value
 from modelsummary.record.runs import record_once
@@ -94,7 +90,6 @@ class StepModel:
         self.recorded_batch = size or 1
         self.recorded_sequence = length_of(self._call)
         self._plans: dict[tuple[int, int, bool, bool], ParallelPlan] = {}
-        self._experts: dict[int, DividedExperts] = {}
         self._parts: dict[tuple[object, ...], dict[str, Part]] = {}
         self._failed: dict[tuple[object, ...], ModelSummaryError] = {}
 
@@ -139,7 +134,9 @@ class StepModel:
     def parallel_plan(
         self, tensor: int, expert: int = 1, *, sequence: bool = False, dispatch: str = "all_to_all"
     ) -> ParallelPlan:
-        """Return how the folded model is split over ranks, without experts to which tokens are sent.
+        """Return how the folded model is split over ranks.
+
+        Experts to which tokens are sent are whole on their rank.
 
         Args:
             tensor: ranks over which layers are split.
@@ -153,46 +150,56 @@ class StepModel:
         is_sent = expert > 1 and dispatch == "all_to_all"
         key = tensor, expert, sequence, is_sent
         if key not in self._plans:
+            live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
             if is_sent:
-                whole, experts = self.parallel_plan(tensor), self.experts(expert)
-                layers = tuple(layer for layer in whole.layers if not experts.has(layer.fqn))
-                attributes = tuple(attribute for attribute in whole.attributes if not experts.has(attribute.fqn))
-                self._plans[key] = replace(whole, layers=layers, attributes=attributes)
+                whole = self.parallel_plan(tensor)
+                with _without_values():
+                    experts, _ = expert_plans(live, self._calls, expert, dispatch)
+                inside = tuple(f"{layer.fqn}." for layer in experts)
+                experts = [_undivided(layer) for layer in experts]
+                layers = (layer for layer in whole.layers if not f"{layer.fqn}.".startswith(inside))
+                attributes = (change for change in whole.attributes if not f"{change.fqn}.".startswith(inside))
+                self._plans[key] = replace(
+                    whole,
+                    expert=expert,
+                    dispatch=dispatch,
+                    layers=(*layers, *experts),
+                    attributes=tuple(attributes),
+                    averaged=(),
+                )
             else:
-                live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
                 with _without_values():
                     self._plans[key] = make_plan(
                         live, self._root, tensor=tensor, expert=expert, sequence=sequence, dispatch=dispatch
                     )
         return self._plans[key]
 
-    def experts(self, ranks: int) -> DividedExperts:
-        """Return how the experts of the folded model are divided.
-
-        Raises:
-            InputError: they cannot be divided over that many ranks.
-        """
-        if ranks == 1:
-            return NO_EXPERTS
-        if ranks not in self._experts:
-            self._experts[ranks] = divide(self._calls, ranks)
-        return self._experts[ranks]
-
     @cached_property
     def number_of_experts(self) -> int:
         """The largest number of ranks over which all stacked experts can be divided; 1 without experts."""
-        if not may_have_experts(self._folded):
-            return 1
-        try:
-            return number_of_experts(self._calls)
-        except ModelSummaryError:  # the model runs, but it cannot be recorded
-            return 1
+        return gcd(*(stacked.number for stacked in self._stacked_experts)) or 1
 
     @cached_property
     def expert_weights(self) -> Weights:
         """The weights of all stacked experts."""
-        has_experts = may_have_experts(self._folded)
-        return expert_weights(self._calls, self.counts, self.recipe) if has_experts else Weights()
+        weights = []
+        for stacked in self._stacked_experts:
+            block = next((fqn for fqn in self.counts if f"{stacked.fqn}.".startswith(f"{fqn}.")), None)
+            for name in stacked.parameters:
+                parameter = self._folded.get_submodule(stacked.fqn).get_parameter(name)
+                weight = weight_of(parameter, parameter, self.recipe, _kind_of(parameter))
+                weights += [weight] * (1 if block is None else self.counts[block])
+        return Weights.of(weights)
+
+    @cached_property
+    def _stacked_experts(self) -> tuple[StackedExperts, ...]:
+        """The stacked experts of the folded model to which tokens can be sent; empty if it cannot be recorded."""
+        if not _may_have_experts(self._folded):
+            return ()
+        try:
+            return tuple(stacked for stacked in find_experts(self._calls).stacked if _choices(stacked))
+        except ModelSummaryError:
+            return ()
 
     def parts(self, plan: Plan, sequence_length: int | None = None) -> dict[str, Part]:
         """Return the parts of the model on one rank: what precedes the blocks, each kind of block, what follows.
@@ -289,25 +296,6 @@ class StepModel:
         sizes = [merged | sequence | batch, *[merged | batch | sequence] * len(value.shape)]
         return [changed.get(size, size) for changed, size in zip(sizes, value.shape, strict=False)]
 
-    @contextmanager
-    def _rank(self, applied: ParallelPlan, experts: int) -> Iterator[tuple[nn.Module, Mapping[str, str]]]:
-        """Return a context with the model of one rank, and the name of each process group -> what its ranks share out.
-
-        Args:
-            applied: the layers that it runs.
-            experts: number of ranks that send tokens to each other's experts.
-        """
-        divided = self.experts(experts)
-        model = divided.of_rank(self._folded, experts)
-        with ExitStack() as stack:
-            groups: Mapping[str, str] = {}
-            if applied.world_size > 1:
-                stack.enter_context(rank_of(applied, 0, applied.world_size, "the step of a rank"))
-                model, (groups, _) = stack.enter_context(sharded_copy(applied, model, None))
-            for layer in divided.layers:
-                add_exchange(model, layer)
-            yield model, groups
-
     def _run(self, applied: ParallelPlan, plan: Plan, length: int) -> tuple[Observed, nn.Module]:
         """Run a step of one rank on shapes.
 
@@ -315,12 +303,19 @@ class StepModel:
             InputError, StepError: the layers cannot be applied, or the step does not run.
         """
         entered: dict[str, tuple[int, int]] = {}
-        with self._rank(applied, plan.dispatch_ranks) as (module, groups):
+        module, groups = self._folded, dict[str, str]()
+        with ExitStack() as stack:
+            if applied.world_size > 1:
+                stack.enter_context(rank_of(applied, 0, applied.world_size, "the step of a rank"))
+                module, (groups, _) = stack.enter_context(sharded_copy(applied, self._folded, None))
+            else:
+                module = copied(self._folded, on_meta)
             _note_entered(module, self.counts, entered)
             trace = self._step_of(module, entered, plan, length)
         gathering = {layer.fqn for layer in applied.layers if layer.role == "output"}
         cut = {layer.fqn for layer in applied.layers if layer.role == "input" and _cuts(layer)} - gathering
-        return Observed.of(trace, groups, frozenset(cut.intersection(self.counts))), module
+        choices = {stacked.fqn: _choices(stacked) for stacked in self._stacked_experts if plan.dispatch_ranks > 1}
+        return Observed.of(trace, groups, frozenset(cut.intersection(self.counts)), choices), module
 
     def _step_of(self, module: nn.Module, entered: Mapping[str, tuple[int, int]], plan: Plan, length: int) -> Trace:
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, plan.micro_batch)
@@ -330,7 +325,14 @@ class StepModel:
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
         with cuda_kernels(), _without_values():
             # what entered blocks is forgotten when the run is over
-            return observe(module, call, step, storages=True, note=lambda: dict(entered))
+            return observe(
+                module,
+                call,
+                step,
+                storages=True,
+                note=lambda: dict(entered),
+                routes_evenly=plan.dispatch_ranks > 1,
+            )
 
     def check_length(self, tokens: int) -> None:
         """Raise ``InputError`` for sequences that are longer than a table of positions, which the forward indexes."""
@@ -352,10 +354,11 @@ class StepModel:
         kinds = list(self.counts)
         layers = self.parallel_plan(plan.tensor, plan.expert, dispatch=plan.dispatch).layers
         experts = {
-            id(module.get_parameter(f"{layer.fqn}.{name}"))
-            for layer in self.experts(plan.dispatch_ranks).layers
-            for name, dim in layer.shards.items()
-            if dim is not None
+            id(parameter)
+            for layer in layers
+            if plan.dispatch_ranks > 1 and layer.mesh == "expert"
+            for name, parameter in module.get_submodule(layer.fqn).named_parameters()
+            if layer.is_list or layer.shards.get(name) is not None
         }
         return parts_of(
             observed,
@@ -367,7 +370,6 @@ class StepModel:
             context=plan.context,
             sends_round=self.recipe.kernels != "fused" and self.recipe.sequence == "torch",
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
-            sorts_rows=self.recipe.copies_per_token is None and self.number_of_experts > plan.dispatch_ranks > 1,
             sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
             stops_early=self.recipe.stops_early,
         )
@@ -407,6 +409,38 @@ class StepModel:
                 weight = weight_of(local, model_tensor, self.recipe, _kind_of(tensor), is_expert=is_expert)
                 weights[kind][id(tensor)] = weight
         return weights
+
+
+def _undivided(layer: LayerPlan) -> LayerPlan:
+    """Return experts that leave it to the reduction of gradients to divide them, as FSDP and Megatron do."""
+    if layer.style != "ExpertDispatch":
+        return layer
+    return replace(layer, options={**layer.options, "divides": False})
+
+
+def _may_have_experts(model: nn.Module) -> bool:
+    """Return True if a class that is not torch's has several matrices in one parameter."""
+    return any(
+        parameter is not None and parameter.dim() >= 3 and parameter.shape[0] > 1
+        for module in model.modules()
+        if not type(module).__module__.startswith("torch.nn.")
+        for parameter in module._parameters.values()
+    )
+
+
+def _choices(stacked: StackedExperts) -> int:
+    """Return the number of experts that each token goes to; 0 for experts whose calls do not show it."""
+    try:
+        routes = {routing_of(event) for event in stacked.events}
+    except Blocked:
+        return 0
+    if len(routes) != 1:
+        return 0
+    ((index, weight),) = routes
+    event = stacked.events[0]
+    arguments: dict[Any, Any] = {**dict(enumerate(event.args)), **event.kwargs}
+    tokens = next((arguments[key] for key in stacked.summed if key != weight), None)
+    return 0 if tokens is None else prod(arguments[index].shape) // max(prod(tokens.shape[:-1]), 1)
 
 
 def _note_entered(model: nn.Module, blocks: Iterable[str], entered: dict[str, tuple[int, int]]) -> None:

@@ -40,14 +40,12 @@ class CollectiveCall(NamedTuple):
         nbytes: bytes of the whole tensor: what an all-reduce or reduce-scatter takes on each rank, and an all-gather
             gives; of an all-to-all, what a rank gets in a forward and sends in a backward, which is the same on all
             ranks where they share out rows.
-        rows: size of the first dimension of what is sent.
     """
 
     operation: str
     group: str
     dtype: torch.dtype
     nbytes: int
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def collective_of(call: OperatorCall, phase: str = "forward") -> CollectiveCall 
     else:
         whole = max((*call.tensors, *call.outputs), key=lambda spec: spec.nbytes)
     group = bound["process_group" if call.name.startswith("c10d.") else "group_name"]
-    return CollectiveCall(operation, str(group), whole.dtype, whole.nbytes, (*call.tensors[0].shape, 1)[0])
+    return CollectiveCall(operation, str(group), whole.dtype, whole.nbytes)
 
 
 def collectives_of(

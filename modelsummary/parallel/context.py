@@ -209,7 +209,7 @@ def _mixtures(calls: Calls) -> dict[Event, Mixture]:
     mixtures, checked = {}, set[Hashable]()
     for stacked in find_experts(calls).stacked:
         with suppress(Blocked):
-            routing = routing_by_row(calls, stacked, checked)
+            routing = routing_by_row(calls, stacked, 1, checked)
             for event in stacked.events:
                 arguments = {**dict(enumerate(event.args)), **event.kwargs}
                 first = calls.events[calls.entered[event][0]]

@@ -16,7 +16,7 @@ from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.record_calls import Calls
 
-__all__ = ["check_divides", "does_not_divide", "expert_plans", "no_experts", "uncalled_plans"]
+__all__ = ["does_not_divide", "expert_plans", "uncalled_plans"]
 
 
 def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> tuple[list[LayerPlan], dict[str, str]]:
@@ -30,7 +30,7 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> 
         InputError: the ranks do not divide the number of experts, or there are none that can be divided.
     """
     experts = find_experts(calls)
-    check_divides(experts, n_ranks)
+    _check_divides(experts, n_ranks)
     plans: list[LayerPlan] = []
     checked: set[Hashable] = set()
     arguments = arguments_of(live, [stacked.fqn for stacked in experts.stacked if stacked.events])
@@ -39,7 +39,8 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> 
             continue
         try:
             divided = runs_divided(calls, stacked, n_ranks, arguments.get(stacked.fqn))
-            plans.append(_stacked_plan(divided) if dispatch == "all_reduce" else _sent_plan(calls, divided, checked))
+            is_sent = dispatch == "all_to_all"
+            plans.append(_sent_plan(calls, divided, n_ranks, checked) if is_sent else _stacked_plan(divided))
         except Blocked as blocked:
             experts.reasons[stacked.fqn] = str(blocked)
     if experts.lists and dispatch == "all_to_all":
@@ -52,15 +53,10 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> 
         options = {"width": listed.width, **({"draws": True} if listed.draws else {})}
         plans.append(LayerPlan(listed.fqn, style, options, "expert", {}, 0, mesh="expert"))
     if not plans:
-        raise no_experts(calls, experts, n_ranks)
+        name = type(calls.model).__name__
+        why = next((f"; {fqn or name}: {reason}" for fqn, reason in experts.reasons.items()), "")
+        raise InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}")
     return plans, experts.reasons
-
-
-def no_experts(calls: Calls, experts: Experts, n_ranks: int) -> InputError:
-    """Return the error about a model without experts that can be divided."""
-    name = type(calls.model).__name__
-    why = next((f"; {fqn or name}: {reason}" for fqn, reason in experts.reasons.items()), "")
-    return InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}")
 
 
 def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
@@ -76,7 +72,7 @@ def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]
     return plans
 
 
-def check_divides(experts: Experts, n_ranks: int) -> None:
+def _check_divides(experts: Experts, n_ranks: int) -> None:
     """Raise ``InputError`` if the ranks do not divide the number of experts."""
     groups: list[StackedExperts | ExpertList] = [*experts.stacked, *experts.lists]
     counts = {group.fqn: group.number for group in groups}
@@ -103,9 +99,9 @@ def _stacked_plan(stacked: StackedExperts) -> LayerPlan:
     return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, 0, mesh="expert")
 
 
-def _sent_plan(calls: Calls, stacked: StackedExperts, checked: set[Hashable]) -> LayerPlan:
+def _sent_plan(calls: Calls, stacked: StackedExperts, n_ranks: int, checked: set[Hashable]) -> LayerPlan:
     """Return the plan of stacked experts to which ranks send their tokens. Raises ``Blocked``."""
-    routing = routing_by_row(calls, stacked, checked)
+    routing = routing_by_row(calls, stacked, n_ranks, checked)
     layer = _stacked_plan(stacked)
     options = {name: layer.options[name] for name in ("shards", "shared")}
     return replace(layer, style="ExpertDispatch", options={**options, **routing._asdict()})

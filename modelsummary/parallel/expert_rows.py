@@ -2,7 +2,8 @@
 
 Stacked experts must take each row of tokens by itself. A copy of the module runs on a few tokens, all of which go to
 the first expert, and then on each pair of a token and an expert alone: the weighted sum must be the same. A capacity,
-which drops tokens of an expert, makes a difference.
+which drops tokens of an expert, makes a difference. The last rank runs on tokens of its own experts, and must return
+what the whole module does.
 
 Of experts in a list, each must take each row by itself, too: a copy runs on a few tokens, and on each token alone. A
 forward must call all, as the rank of an expert waits for the tokens of the others. The model runs once with all tokens
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -30,6 +32,7 @@ from modelsummary.capture.run import running
 from modelsummary.capture.templates import Attribute, map_template
 from modelsummary.errors import in_short
 from modelsummary.parallel.expert_check import are_close, twin_of
+from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.experts import ExpertList, StackedExperts, routing_of
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.record_calls import Calls
@@ -56,10 +59,11 @@ class Routing(NamedTuple):
     weights: int | str
 
 
-def routing_by_row(calls: Calls, stacked: StackedExperts, checked: set[Hashable]) -> Routing:
+def routing_by_row(calls: Calls, stacked: StackedExperts, n_ranks: int, checked: set[Hashable]) -> Routing:
     """Return the arguments by which experts take tokens, each by itself. Raises ``Blocked`` if they do not.
 
     Args:
+        n_ranks: that share out the experts.
         checked: kinds of experts of which this is known; another kind is added.
     """
     if not stacked.events:
@@ -76,11 +80,11 @@ def routing_by_row(calls: Calls, stacked: StackedExperts, checked: set[Hashable]
     if len(tokens) != 1:
         raise Blocked(f"{stacked.fqn} takes {len(tokens)} tensors besides expert numbers and weights; one works")
     routing = Routing(tokens[0], numbers, weights)
-    _check_rows(calls, stacked, routing, checked)
+    _check_rows(calls, stacked, routing, n_ranks, checked)
     return routing
 
 
-def _check_rows(calls: Calls, stacked: StackedExperts, routing: Routing, checked: set[Hashable]) -> None:
+def _check_rows(calls: Calls, stacked: StackedExperts, routing: Routing, n_ranks: int, checked: set[Hashable]) -> None:
     """Raise ``Blocked`` for experts whose result is not the weighted sum of what they make of each token by itself."""
     event, kind = stacked.events[0], (_kind(calls.modules[stacked.fqn]), routing)
     if kind in checked:
@@ -96,7 +100,7 @@ def _check_rows(calls: Calls, stacked: StackedExperts, routing: Routing, checked
         raise Blocked(
             f"{stacked.fqn} has a parameter without dimensions, which FSDP cannot shard; one of one element works"
         )
-    whole, summed = _in_widest(stacked.fqn, partial(_ran, calls, stacked, event, routing, tokens, numbers))
+    whole, summed = _in_widest(stacked.fqn, partial(_ran, calls, stacked, event, routing, tokens, numbers, n_ranks))
     if not are_close(whole, summed):
         raise Blocked(
             f"the result of {stacked.fqn} is not the weighted sum of what its experts make of each token by itself, as "
@@ -142,15 +146,28 @@ def _ran(
     routing: Routing,
     tokens: Value,
     numbers: Value,
+    n_ranks: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return what experts make of a few tokens, and the weighted sum of what they make of each token by itself."""
+    """Return what experts make of a few tokens, and the same by other ways.
+
+    It is the weighted sum of what they make of each token by itself, and for tokens of its own experts what the last
+    rank makes of them.
+    """
     generator = torch.Generator().manual_seed(0)
     module, _, _ = twin_of(calls, stacked, _draws(generator, dtype), 1)
+    drawn, n_local = _draws(torch.Generator().manual_seed(0), dtype), stacked.number // n_ranks
+
+    def last_chunk(tensor: Tensor, shape: Any) -> Tensor:
+        values = drawn(tensor, tensor.shape)
+        return values if values.shape == shape else values[-n_local:]
+
+    last, shards, _ = twin_of(calls, stacked, last_chunk, n_ranks)
+    mode = ExpertShards(n_ranks - 1, n_ranks, shards, alone=True)
     n_choices = prod(numbers.shape) // prod(tokens.shape[:-1])
     has_choices = len(numbers.shape) >= len(tokens.shape) or n_choices > 1
 
-    def result(rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    def result(rows: Tensor, experts: Tensor, weights: Tensor, *, is_last: bool = False) -> Tensor:
         shape = [*[1] * (len(numbers.shape) - 1 - has_choices), *experts.shape[: 1 + has_choices]]
         values = {
             routing.tokens: rows.view(*[1] * (len(tokens.shape) - 2), *rows.shape),
@@ -163,8 +180,10 @@ def _ran(
 
         args = tuple(values.get(key, map_template(other, value)) for key, value in enumerate(event.args))
         kwargs = {key: values.get(key, map_template(other, value)) for key, value in event.kwargs.items()}
-        (out,) = tensors_of(module(*args, **kwargs))
-        return out.flatten(0, -2)
+        with mode if is_last else nullcontext():
+            (out,) = tensors_of((last if is_last else module)(*args, **kwargs))
+        summed: Tensor = mode.sum_of(out)
+        return summed.flatten(0, -2)
 
     rows = torch.randn(_TOKENS, tokens.shape[-1], generator=generator, dtype=dtype)
     weights = torch.rand(_TOKENS, n_choices, generator=generator, dtype=dtype) + 0.2
@@ -176,7 +195,9 @@ def _ran(
         for n in range(_TOKENS)
         for k in range(n_choices)
     ]
-    return whole, torch.cat(parts).unflatten(0, (_TOKENS, n_choices)).sum(1)
+    of_last = rows, stacked.number - 1 - torch.arange(_TOKENS)[:, None] % n_local, weights[:, :1]
+    summed = torch.cat(parts).unflatten(0, (_TOKENS, n_choices)).sum(1)
+    return torch.cat([whole, result(*of_last)]), torch.cat([summed, result(*of_last, is_last=True)])
 
 
 def _draws(generator: torch.Generator, dtype: torch.dtype) -> Callable[[Tensor, Any], Tensor]:

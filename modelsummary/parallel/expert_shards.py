@@ -34,8 +34,8 @@ class ExpertShards(TorchFunctionMode):
         shards: tensors whose first dimension is shared out.
         protected: tensors into which only whole tensors may be written.
         strict: refuse functions that hide what they call.
-        alone: no other rank takes the tokens of this rank, which therefore has the whole sum. By default all ranks take
-            the same tokens, and the first one adds what is added once.
+        alone: all tokens go to the experts of this rank, which therefore has the whole sum, and all rows count. By
+            default all ranks take the same tokens, and the first one adds what is added once.
     """
 
     class Refused(NotImplementedError):
@@ -114,7 +114,7 @@ class ExpertShards(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.rank, self.ranks = rank, ranks
-        self.adds = alone or rank == 0  # this rank adds to a sum what is added to it once
+        self.alone, self.adds = alone, alone or rank == 0  # this rank adds to a sum what is added to it once
         self.device = shards[0].device
         self.skips = False  # an expert of another rank, or what the first rank adds, was left out
         self.sums: dict[int, Any] = {}  # id of memory into which sums were written -> the memory
@@ -599,6 +599,9 @@ class ExpertShards(TorchFunctionMode):
         """Return what a tensor of numbers takes of the experts: rows, of which this rank has its own."""
         numbers, local, whole = items[at], tensor.shape[dim], self.shape(tensor)[dim]
         begin = self.rank * local
+        if self.alone:
+            items[at] = (numbers - begin) % whole  # numbers may count from the end
+            return self._marked(tensor[tuple(items)], "rows")
         shifted = numbers.where(numbers >= 0, numbers + whole) - begin
         result = tensor[
             tuple(shifted.clamp(0, local - 1) if position == at else item for position, item in enumerate(items))
@@ -644,6 +647,8 @@ class ExpertShards(TorchFunctionMode):
                 )
             local = tensor.shape[dim]
             shifted = index - self.rank * local
+            if self.alone:
+                return self._marked(tensor.take_along_dim(shifted, dim), "rows")
             result = tensor.take_along_dim(shifted.clamp(0, local - 1), dim)
             return self._marked(result, "rows", mask=((shifted >= 0) & (shifted < local)).expand(result.shape))
         if part.kind == "sum":
@@ -849,6 +854,8 @@ class ExpertShards(TorchFunctionMode):
             )
         local = weight.shape[0]
         begin = self.rank * local
+        if self.alone:  # no rows precede those of its experts
+            return self._marked(func(x, weight, offs=ends[begin : begin + local]), "rows")
         key = (id(ends), ends._version)
         if key not in self.masks:
             start = ends[begin - 1] if begin else torch.zeros_like(ends[0])

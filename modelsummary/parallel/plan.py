@@ -78,7 +78,8 @@ class ParallelPlan(Printed):
         tensor, data, shard, pipeline, expert, context: number of ranks. Ranks of ``context`` have the same batch, and
             each a part of its tokens.
         dispatch: how tokens meet the experts of other ranks. ``"all_reduce"``: ranks of ``expert`` have the same ones.
-            ``"all_to_all"``: they have different ones, and are ranks of ``shard``, or of ``data`` without shards.
+            ``"all_to_all"``: they have different ones, and are ranks of ``shard``, or of ``data`` without shards; of
+            neither in what a simulated step runs, whose gradients the simulation sums.
         layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.
@@ -192,8 +193,8 @@ class ParallelPlan(Printed):
     @property
     def _sizes(self) -> dict[str, int]:
         sizes = {name: getattr(self, name) for name in MESH_NAMES}
-        if self.sends_tokens:
-            sizes["shard" if self.shard > 1 else "data"] //= self.expert
+        if self.sends_tokens and self._joined:
+            sizes[self._joined] //= self.expert
         return sizes
 
     @property
@@ -203,7 +204,7 @@ class ParallelPlan(Printed):
         Ranks of ``expert`` that send each other tokens are ranks of ``shard`` or ``data``: ``expert`` divides their
         number.
         """
-        needs_fsdp = self.data > 1 or self.context > 1 or self.precision is not None or self.sends_tokens
+        needs_fsdp = self.data > 1 or self._joined or self.precision is not None
         always = {"shard"} if needs_fsdp else set()
         always |= {"data"} if self._joined == "data" else set()
         kept = {name: size for name, size in self._sizes.items() if size > 1 or name in always}
@@ -213,7 +214,7 @@ class ParallelPlan(Printed):
     def _joined(self) -> str:
         """The dimension of FSDP's mesh that has the ranks of another one of the mesh, too; empty if there is none."""
         if self.sends_tokens:
-            return "shard" if self.shard > 1 else "data"
+            return "shard" if self.shard > 1 else "data" if self.data > 1 else ""
         return ("shard" if self.context_shards else "data") if self.context > 1 else ""
 
     @property

@@ -385,39 +385,47 @@ class ExpertParallel(LocalParallel):
         try:
             with mode:
                 result = forward(*args, **kwargs)
-            return self._whole(mode, result, device_mesh, [*shards, *shared, *tensors])
+            if self.alone:
+                return mode.sum_of(result)
+            return mode.whole(result, device_mesh, [*shards, *shared, *tensors])
         finally:
             mode.unmark(shards)  # without gradients, these are the tensors in the parameters
-
-    def _whole(self, mode: Any, result: Any, device_mesh: Any, entered: list[Any]) -> Any:
-        """Return the result of all experts from the result of this rank's."""
-        return mode.whole(result, device_mesh, entered)
 
 
 class ExpertDispatch(ExpertParallel):
     """Stacked experts that are divided over ranks with tokens of their own, which they send to each other's experts.
 
-    A row for each token and each of its experts goes to the rank of the expert. What the expert makes of it comes back,
-    and the rank of the token adds it up by the weights. The loss is the mean over the ranks, and so are the gradients.
+    A row for each token and each of its experts goes to the rank of the expert, with the weight of the expert. What the
+    expert makes of both comes back, and the rank of the token adds it up. The loss is the mean over the ranks, and so
+    are the gradients.
 
     Args:
         shards, shared: as ``ExpertParallel`` takes them.
         tokens, numbers, weights: positions or names of the arguments with the tokens, with the numbers of the experts
             that each goes to, and with the weights of these experts.
+        divides: gradients of parameters are divided by the number of ranks; False: what sums them over the ranks does.
     """
 
     alone = True
 
     def __init__(
-        self, *, shards: dict[str, Any], shared: tuple[str, ...], tokens: Any, numbers: Any, weights: Any
+        self,
+        *,
+        shards: dict[str, Any],
+        shared: tuple[str, ...],
+        tokens: Any,
+        numbers: Any,
+        weights: Any,
+        divides: bool = True,
     ) -> None:
         super().__init__(shards=shards, shared=shared, summed=())
         self.tokens, self.numbers, self.weights = tokens, numbers, weights
+        self.divides = divides
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         local = super()._local(whole, device_mesh)
         for tensor in local.values():
-            if tensor.grad_fn is not None:  # it sums up the gradients of the losses of all ranks
+            if tensor.grad_fn is not None and self.divides:  # it sums up the gradients of the losses of all ranks
                 tensor.register_hook(lambda gradient: gradient / device_mesh.size())
         return local
 
@@ -432,27 +440,25 @@ class ExpertDispatch(ExpertParallel):
         counts = numbers.flatten().bincount(minlength=n_local * n_ranks)
         arriving = all_to_all_single_autograd(counts, [n_local] * n_ranks, [n_local] * n_ranks, group)
         leaves, arrives = (rows.view(n_ranks, n_local).sum(1).tolist() for rows in (counts, arriving))
-        rows = tokens.flatten(0, -2)[order // max(n_choices, 1)]
-        rows = all_to_all_single_autograd(rows, arrives, leaves, group)
+        origins = order // max(n_choices, 1)  # tokens of the rows
+        rows = all_to_all_single_autograd(tokens.flatten(0, -2)[origins], arrives, leaves, group)
+        row_weights = all_to_all_single_autograd(weights.flatten()[order], arrives, leaves, group)
         experts = torch.arange(rank * n_local, (rank + 1) * n_local, device=counts.device)
         experts = experts.repeat(n_ranks).repeat_interleave(arriving.flatten(), output_size=sum(arrives))
-        by_expert = experts.argsort(stable=True)  # rows come rank by rank
+        if not len(rows):  # an empty row runs, so that all ranks send gradients back
+            rows, row_weights = F.pad(rows, (0, 0, 0, 1)), F.pad(row_weights, (0, 1))
+            experts = torch.full_like(row_weights, rank * n_local, dtype=experts.dtype)
         choices = [1] * (numbers.dim() >= tokens.dim() or n_choices > 1)
         shape = [*[1] * (numbers.dim() - 1 - len(choices)), len(experts), *choices]
-        arguments[self.tokens] = rows[by_expert].view(*[1] * (tokens.dim() - 2), len(experts), rows.shape[-1])
-        arguments[self.numbers] = experts[by_expert].view(shape).to(numbers.dtype)
-        arguments[self.weights] = weights.new_ones(shape)
+        arguments[self.tokens] = rows.view(*[1] * (tokens.dim() - 2), *rows.shape)
+        arguments[self.numbers] = experts.view(shape).to(numbers.dtype)
+        arguments[self.weights] = row_weights.view(shape)
         args = tuple(arguments[position] for position in range(len(args)))
         result = super()._call(module, forward, args, {name: arguments[name] for name in kwargs}, device_mesh)
-        back = all_to_all_single_autograd(result.flatten(0, -2)[by_expert.argsort()], leaves, arrives, group)
-        back = back[order.argsort()].view(n_tokens, n_choices, back.shape[-1])
-        summed = (back * weights.reshape(n_tokens, n_choices, 1)).sum(1).to(back.dtype)
+        back = all_to_all_single_autograd(result.flatten(0, -2)[: sum(arrives)], leaves, arrives, group)
+        # index_add would keep its rows for the backward
+        summed = back.new_zeros(n_tokens, back.shape[-1]).index_put((origins,), back, accumulate=True)
         return summed.view(*tokens.shape[:-1], summed.shape[-1])
-
-    def _whole(self, mode: Any, result: Any, device_mesh: Any, entered: list[Any]) -> Any:  # noqa: ARG002
-        # An empty sum joins the graph, so that all ranks send gradients back, also one that got no tokens.
-        empty = sum(tensor.flatten()[:0].sum() for tensor in entered if tensor.requires_grad)
-        return mode.sum_of(result) + torch.as_tensor(empty).to(result)
 
 
 class ExpertListParallel(ParallelStyle):
@@ -521,7 +527,8 @@ class ExpertListDispatch(ExpertListParallel):
     """
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
-        group, n_ranks = device_mesh.get_group(), device_mesh.size()
+        mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
+        group, n_ranks = mesh.get_group(), mesh.size()
         experts = list(module.children())
         n_local = len(experts) // n_ranks
         sizes: dict[Any, Any] = {}  # expert that runs -> leading sizes of what it takes, rows that leave and arrive
@@ -549,7 +556,7 @@ class ExpertListDispatch(ExpertListParallel):
         owners = {expert: index // n_local for index, expert in enumerate(experts)}
         trained = {expert: any(tensor.requires_grad for tensor in expert.parameters()) for expert in experts}
         for expert in experts:
-            if owners[expert] != device_mesh.get_local_rank():
+            if owners[expert] != mesh.get_local_rank():
                 self._empty(expert)
             expert.register_forward_pre_hook(send, prepend=True)
             expert.register_forward_hook(send_back)

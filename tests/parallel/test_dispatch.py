@@ -23,8 +23,11 @@ ROWS = 4 * 8 * 2 * 16 * 8  # bytes: a row of 16 features in float64 for each of 
 
 
 def built(name):
-    """Return a model in float64 and its inputs; ``"!"``: half of the tokens choose one expert, and none another one."""
-    name, is_uneven = name.removesuffix("!"), name.endswith("!")
+    """Return a model in float64 and its inputs.
+
+    ``"!"``: half of the tokens choose one expert, and none another one. ``"?"``: all choose experts of the first rank.
+    """
+    name, is_uneven, is_one_sided = name.rstrip("!?"), name.endswith("!"), name.endswith("?")
     if name in mixtures.MIXTURES:
         torch.manual_seed(3)
         return mixtures.MIXTURES[name]().double(), (torch.randn(3, 5, mixtures.DIM, dtype=torch.float64),)
@@ -33,6 +36,8 @@ def built(name):
     with torch.no_grad():
         for gate in gates:
             gate.weight[0], gate.weight[-1] = 3 * gate.weight[0].abs(), -3 * gate.weight[0].abs()
+        if is_one_sided:
+            model.get_parameter("mixture.gate.bias")[2:] = -1e3
     return model, inputs
 
 
@@ -101,6 +106,7 @@ def check(results, n_rows=64):
     ("name", "sizes"),
     [
         ("mixture!", {"expert": 2, "shard": 2}),
+        ("mixture?", {"expert": 2, "shard": 2}),
         ("mixtral_list!", {"expert": 2, "data": 2}),
         ("shared", {"expert": 2, "data": 2}),  # a norm of all experts
         ("switch_dict", {"expert": 2, "shard": 2}),
@@ -176,8 +182,8 @@ def test_the_plan(plan):
     sent = [item for item in plan.communication if item.operation == "all_to_all"]
     assert {(item.phase, item.dtype, item.count, item.nbytes) for item in sent} == {
         ("forward", "int64", 1, 4 * 8),  # how many rows go to each of four experts
-        ("forward", "float64", 2, 2 * ROWS),
-        ("backward", "float64", 2, 2 * ROWS),
+        ("forward", "float64", 3, 2 * ROWS + ROWS // 16),  # rows of 16 features there and back, and their weights
+        ("backward", "float64", 3, 2 * ROWS + ROWS // 16),
     }
     # Half of the experts, and half of the rows of everything else; FSDP pads rows that do not divide.
     assert plan.params_per_rank == layer.params + sum(

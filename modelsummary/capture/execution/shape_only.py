@@ -59,6 +59,7 @@ _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _WAITS = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
 _MASKS = (torch.bool, torch.uint8)
 _MOST_REMEMBERED = 2**14
+_MOST_ROUTED = 2**24  # choices of experts: more than any step has tokens on one rank
 
 
 class _Remembered(NamedTuple):
@@ -236,6 +237,7 @@ class ShapeOnly:
         numbers have their mean. Masks, and what depends on floating point inputs, stay unknown.
         """
         self.routes_evenly = True
+        self.follow_values(_MOST_ROUTED)
         for tensor in tensors_in(inputs):
             if not (tensor.dtype in _MASKS or tensor.dtype.is_floating_point or tensor.dtype.is_complex):
                 self._assume(tensor, 0)

@@ -24,6 +24,11 @@ TOKENS = BATCH * LENGTH
 ONE_BLOCK = EXPERTS * 3 * WIDTH * INNER  # parameters of the experts of a block
 OTHERS = 2 * WORDS * WIDTH + LAYERS * (WIDTH + WIDTH * EXPERTS)  # embedding and head; norms and routers
 ROWS = 2 * TOKENS * CHOSEN * WIDTH  # bytes of a row for each token and each of its experts
+ROW_ELEMENTS = (ROWS // 2,)
+WEIGHTS = 2 * TOKENS * CHOSEN  # bytes of their weights
+COUNTS = 8 * EXPERTS  # bytes of the numbers of rows for each expert
+THERE_AND_BACK = [("forward", size) for size in (COUNTS, ROWS, WEIGHTS, ROWS)]
+THERE_AND_BACK += [("backward", size) for size in (ROWS, WEIGHTS, ROWS)]
 GROUPED, NOT_GROUPED = hasattr(torch, "_grouped_mm"), "torch has no grouped_mm before 2.8"
 grouped_mm = pytest.mark.skipif(not GROUPED, reason=NOT_GROUPED)
 
@@ -134,25 +139,8 @@ def test_experts_are_divided_and_their_tokens_are_not_fewer(model, expert):
     assert block.flops == 2 * TOKENS * (WIDTH * EXPERTS + CHOSEN * 3 * WIDTH * INNER)
     groups = {work.sizes[:2] for work, _ in block.works["forward"] if work.name == "aten._grouped_mm"}
     assert groups == {(EXPERTS // expert, TOKENS * CHOSEN * expert // EXPERTS)}
-    sent = [(each.operation, each.phase, each.nbytes, each.group) for each in block.collectives]
-    there_and_back = [("all_to_all", phase, ROWS, "expert") for phase in ("forward", "backward") for _ in range(2)]
-    assert sent == (there_and_back if expert > 1 else [])
-
-
-class TwiceNumberedExperts(Experts):
-    """Experts with another number that is as large as theirs."""
-
-    def __init__(self):
-        super().__init__()
-        self.bins = EXPERTS
-
-
-@grouped_mm
-def test_experts_whose_number_is_not_known_are_not_divided():
-    with torch.device("meta"):
-        stats = Statistics(Mixture(partial(Block, TwiceNumberedExperts)), torch.zeros(BATCH, LENGTH, dtype=torch.long))
-    with pytest.raises(InputError, match=r"no experts that can be divided; .*: its attributes number, bins are all 8"):
-        StepModel(stats.live, stats.root, Recipe()).parts(Plan(data=2, expert=2, micro_batch=BATCH))
+    assert [(each.phase, each.nbytes) for each in block.collectives] == (THERE_AND_BACK if expert > 1 else [])
+    assert {(each.operation, each.group) for each in block.collectives} <= {("all_to_all", "expert")}
 
 
 @grouped_mm
@@ -163,20 +151,19 @@ def test_weights_before_the_second_product():
     assert own.number_of_experts == EXPERTS
     divided = part(own, 4)
     assert expert_elements(divided) == (ONE_BLOCK + EXPERTS * WIDTH) // 4
-    assert [(each.operation, each.nbytes) for each in divided.collectives] == 4 * [("all_to_all", ROWS)]
+    assert [(each.phase, each.nbytes) for each in divided.collectives] == THERE_AND_BACK
 
 
-@grouped_mm
-@pytest.mark.parametrize(("expert", "copies", "times"), [(4, None, 2), (4, 1, 0), (EXPERTS, None, 0), (1, None, 0)])
-def test_rows_of_several_ranks_are_sorted_by_expert(stats, expert, copies, times):
-    """Rows come rank by rank: a copy puts those of an expert together, and one before they return undoes it.
-
-    A rank with one expert has nothing to sort, and copies that are sent once are made where they are taken.
-    """
-    block = part(StepModel(stats.live, stats.root, Recipe(copies_per_token=copies)), expert)
-    for phase in ("forward", "backward"):
-        sorting = [(work.nbytes, count) for work, count in block.works[phase] if work.name == "rows sorted by expert"]
-        assert sorting == ([(2 * ROWS, times)] if times else [])
+def test_rows_are_taken_and_added_up_on_both_sides(model):
+    """A rank takes a row for each expert of its tokens, and the experts take the rows that came, sorted by expert."""
+    for expert, taken, added in (
+        (1, 1, {"aten.index_add": (TOKENS * WIDTH,)}),
+        (4, 2, {"aten.index_add": ROW_ELEMENTS, "aten.index_put": (TOKENS * WIDTH,)}),
+    ):
+        works = part(model, expert).works["forward"]
+        assert sum(count for work, count in works if (work.name, work.sizes) == ("aten.index", ROW_ELEMENTS)) == taken
+        names = ("aten.index_add", "aten.index_put")
+        assert {work.name: work.sizes for work, _ in works if work.name in names} == added
 
 
 def test_seconds_of_an_exchange():
@@ -203,15 +190,20 @@ def test_waiting_for_experts_is_a_cause_and_recomputation_repeats_it(stats):
         for each in (None, "every")
     )
     network = StepSimulator(StepModel(*_tiny()), cluster, 8, 0).time_model.network
-    once = network.seconds("all_to_all", ROWS, network.group(4))
-    assert plain.seconds_by_cause["expert"] == pytest.approx(LAYERS * 4 * once)
+
+    def sent(rows, weights, counts, share=1.0):
+        """Seconds of so many exchanges in each layer, of which only a share of the bytes leaves a rank."""
+        exchanges = ((rows, ROWS), (weights, WEIGHTS), (counts, COUNTS))
+        group = network.group(4)
+        return LAYERS * sum(times * network.seconds("all_to_all", share * nbytes, group) for times, nbytes in exchanges)
+
+    assert plain.seconds_by_cause["expert"] == pytest.approx(sent(4, 2, 1))
     # the results of the experts end the block, so torch's recomputation, which stops before, does not send them again
-    assert full.seconds_by_cause["expert"] == pytest.approx(LAYERS * 5 * once)
+    assert full.seconds_by_cause["expert"] == pytest.approx(sent(5, 3, 2))
     megatron = stats.simulate(full.plan, cluster, 8, recipe=Recipe(host_seconds=0.0, kernels="fused"))
-    assert megatron.seconds_by_cause["expert"] == pytest.approx(LAYERS * 6 * once)
+    assert megatron.seconds_by_cause["expert"] == pytest.approx(sent(6, 3, 2))
     fewer = stats.simulate(plain.plan, cluster, 8, recipe=Recipe(host_seconds=0.0, copies_per_token=1))
-    half = network.seconds("all_to_all", ROWS / CHOSEN, network.group(4))
-    assert fewer.seconds_by_cause["expert"] == pytest.approx(LAYERS * 4 * half)
+    assert fewer.seconds_by_cause["expert"] == pytest.approx(sent(4, 2, 1, 1 / CHOSEN))
     assert plain.model_flops == full.model_flops == 3 * 2 * 8 / BATCH * stats.total_macs
     assert plain.step_seconds == pytest.approx(sum(plain.seconds_by_cause.values()))
 
@@ -280,7 +272,8 @@ def test_experts_beside_tensor_and_sequence_parallelism():
         model.parts(Plan(tensor=2, data=2, sequence=True, expert=each, micro_batch=BATCH))["blocks.0"]
         for each in (2, 4)
     )
-    assert {each.nbytes for each in both.collectives if each.group == "expert"} == {ROWS // 2}  # half of the tokens
+    sent = {each.nbytes for each in both.collectives if each.group == "expert"}
+    assert sent == {ROWS // 2, WEIGHTS // 2, COUNTS}  # half of the tokens
     assert expert_elements(both) == ONE_BLOCK // 4  # whole experts, though tensor parallelism splits the attention
     gathers = [each for each in both.collectives if each.group == "tensor"]
     assert gathers == [each for each in alone.collectives if each.group == "tensor"]
@@ -317,9 +310,11 @@ def test_ranks_that_sum_results_of_experts_cost_what_is_applied(name, sizes):
     assert (rank.parameters, rank.buffers) == (memory.params, memory.buffers)
 
 
-@pytest.mark.parametrize(("trained", "n_backward"), [(".", 2), (".embed.", 2), (".experts.", 1), (".gate.", 0)])
-def test_ranks_that_send_tokens_move_what_is_applied(trained, n_backward):
-    """Rows to experts and back, by hand; a parallel plan sends their numbers, too. Frozen parts need no gradients."""
+@pytest.mark.parametrize(
+    ("trained", "n_backward", "n_weights"), [(".", 2, 1), (".embed.", 2, 1), (".experts.", 1, 0), (".gate.", 1, 1)]
+)
+def test_ranks_that_send_tokens_move_what_is_applied(trained, n_backward, n_weights):
+    """Rows to experts and back, their weights and numbers, by hand. Frozen parts need no gradients."""
     model, inputs = make("mixture")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained in f".{name}")
@@ -329,10 +324,11 @@ def test_ranks_that_send_tokens_move_what_is_applied(trained, n_backward):
     for collective in (collective for part in parts.values() for collective in part.collectives):
         moved[collective.phase] += collective.nbytes
     for collective in stats.parallel_plan(**sizes).communication:
-        if (collective.operation, collective.dtype) == ("all_to_all", "float64"):
+        if collective.operation == "all_to_all":
             planned[collective.phase] += collective.nbytes
     rows = 4 * 8 * 2 * 16 * 8  # tokens x experts of each x features x bytes of float64
-    assert moved == planned == Counter({"forward": 2 * rows, "backward": n_backward * rows})
+    forward, backward = 2 * rows + rows // 16 + 4 * 8, n_backward * rows + (n_weights * rows) // 16
+    assert moved == planned == Counter({"forward": forward, "backward": backward})
 
 
 def test_shards_of_experts_whose_results_are_summed():
@@ -431,11 +427,23 @@ def test_what_cannot_be_divided(stats):
         stats.simulate(Plan(data=16, expert=16), Cluster("A100", nodes=2), 16)
     with pytest.raises(InputError, match="expert=2: Sequential has no experts that can be divided"):
         Statistics(nn.Sequential(nn.Linear(4, 4)), (2, 4)).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
+
+
+def test_experts_in_a_list():
+    """Each takes all tokens, and its rank those of all ranks: as many rows as one rank would have."""
     listed = Statistics(*make("dense_list"))
-    message = r"experts.* are modules in a list; stack their weights .*, or pass dispatch='all_reduce'"
-    with pytest.raises(InputError, match=message):
-        listed.simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
-    assert listed.simulate(Plan(expert=2, **APPLIED), Cluster("A100"), 4).seconds_by_cause["expert"] > 0
+    sent, summed = (
+        listed.simulate(Plan(data=data, expert=2, dispatch=dispatch), Cluster("A100"), 4)
+        for data, dispatch in ((2, "all_to_all"), (1, "all_reduce"))
+    )
+    assert sent.seconds_by_cause["expert"] > 0
+    assert summed.seconds_by_cause["expert"] > 0
+    model = StepModel(listed.live, listed.root, Recipe(precision=None))
+    alone, divided = (model.parts(Plan(data=2, expert=expert, micro_batch=2)) for expert in (1, 2))
+    assert sum(part.flops for part in divided.values()) == sum(part.flops for part in alone.values())
+    plan = listed.parallel_plan(data=2, expert=2, dispatch="all_to_all")
+    planned = sum(item.nbytes for item in plan.communication if item.operation == "all_to_all")
+    assert sum(each.nbytes for part in divided.values() for each in part.collectives) == planned
 
 
 def test_a_model_that_cannot_be_recorded_has_no_experts_to_divide(stats, monkeypatch):
