@@ -165,6 +165,7 @@ def serve_plan(options: argparse.Namespace) -> int:
         memory_bytes=options.memory,
         weights=options.weights,
         cache_dtype=options.cache_dtype,
+        expert=options.expert,
     )
     served = _served(estimate, options)
     if options.format == "json":

@@ -374,6 +374,8 @@ def _serve_plan(commands: _Commands) -> None:
         metavar="N",
         help="devices over which the layers are split (default: 1; a plan tries 1, 2, 4 and 8)",
     )
+    help_of_expert = "devices over which experts are divided, each with requests of its own (default: 1)"
+    add("--expert", type=parse_count, default=1, metavar="N", help=help_of_expert)
     add("--memory", metavar="BYTES", help="memory of the device, such as 24GB (default: the device's)")
     add("--mode", type=parse_name(modes), help=_HELP_OF_SERVING_MODE)
     add = parser.group("weights and cache").add_argument

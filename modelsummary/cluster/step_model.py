@@ -35,7 +35,7 @@ from modelsummary.operators.kernels import StepOperator
 from modelsummary.parallel.applied_rank import rank_of, sharded_copy
 from modelsummary.parallel.context import length_of, with_tokens
 from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
-from modelsummary.parallel.expert_plans import expert_plans
+from modelsummary.parallel.expert_plans import sending_tokens
 from modelsummary.parallel.experts import StackedExperts, find_experts, routing_of
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.placements import Blocked
@@ -154,19 +154,7 @@ class StepModel:
             if is_sent:
                 whole = self.parallel_plan(tensor)
                 with _without_values():
-                    experts, _ = expert_plans(live, self._calls, expert, dispatch)
-                inside = tuple(f"{layer.fqn}." for layer in experts)
-                experts = [_undivided(layer) for layer in experts]
-                layers = (layer for layer in whole.layers if not f"{layer.fqn}.".startswith(inside))
-                attributes = (change for change in whole.attributes if not f"{change.fqn}.".startswith(inside))
-                self._plans[key] = replace(
-                    whole,
-                    expert=expert,
-                    dispatch=dispatch,
-                    layers=(*layers, *experts),
-                    attributes=tuple(attributes),
-                    averaged=(),
-                )
+                    self._plans[key] = sending_tokens(whole, live, self._calls, expert)
             else:
                 with _without_values():
                     self._plans[key] = make_plan(
@@ -409,13 +397,6 @@ class StepModel:
                 weight = weight_of(local, model_tensor, self.recipe, _kind_of(tensor), is_expert=is_expert)
                 weights[kind][id(tensor)] = weight
         return weights
-
-
-def _undivided(layer: LayerPlan) -> LayerPlan:
-    """Return experts that leave it to the reduction of gradients to divide them, as FSDP and Megatron do."""
-    if layer.style != "ExpertDispatch":
-        return layer
-    return replace(layer, options={**layer.options, "divides": False})
 
 
 def _may_have_experts(model: nn.Module) -> bool:

@@ -13,10 +13,10 @@ from modelsummary.parallel.expert_check import arguments_of, runs_divided
 from modelsummary.parallel.expert_rows import mixing_experts, routing_by_row, uncalled_experts
 from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
 from modelsummary.parallel.placements import Blocked
-from modelsummary.parallel.plan import LayerPlan
+from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.record_calls import Calls
 
-__all__ = ["does_not_divide", "expert_plans", "uncalled_plans"]
+__all__ = ["does_not_divide", "expert_plans", "sending_tokens", "uncalled_plans"]
 
 
 def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> tuple[list[LayerPlan], dict[str, str]]:
@@ -57,6 +57,35 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> 
         why = next((f"; {fqn or name}: {reason}" for fqn, reason in experts.reasons.items()), "")
         raise InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}")
     return plans, experts.reasons
+
+
+def sending_tokens(whole: ParallelPlan, live: LiveModel, calls: Calls, n_ranks: int) -> ParallelPlan:
+    """Return a plan whose ranks send tokens to each other's experts, on a mesh of ``tensor`` and ``expert`` alone.
+
+    Its experts are whole on their rank, and what sums gradients over the ranks divides them, as FSDP and Megatron do.
+
+    Args:
+        whole: the plan of the same model without experts that are divided.
+        live, calls: the model.
+        n_ranks: that share out the experts.
+
+    Raises:
+        InputError: as for ``expert_plans``.
+    """
+    experts, _ = expert_plans(live, calls, n_ranks, "all_to_all")
+    inside = tuple(f"{layer.fqn}." for layer in experts)
+    layers = [layer for layer in whole.layers if not f"{layer.fqn}.".startswith(inside)]
+    for layer in experts:
+        undivided = {"divides": False} if layer.style == "ExpertDispatch" else {}
+        layers.append(replace(layer, options={**layer.options, **undivided}))
+    return replace(
+        whole,
+        expert=n_ranks,
+        dispatch="all_to_all",
+        layers=tuple(layers),
+        attributes=tuple(change for change in whole.attributes if not f"{change.fqn}.".startswith(inside)),
+        averaged=(),
+    )
 
 
 def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]:

@@ -93,6 +93,7 @@ class _Serving:
             typical_error=self._error(),
             notes=self._notes(),
             weights=options.weights,
+            expert=options.expert,
             server=self._server,
         )
 

@@ -15,12 +15,15 @@ PER_NODE = 8
 """Devices of a node with the links of a named device."""
 
 
-def communication(target: Target, ranks: int, cluster: Cluster | None = None) -> Callable[[str, int], float] | None:
+def communication(
+    target: Target, ranks: int, shared_by: str, cluster: Cluster | None = None
+) -> Callable[[str, int], float] | None:
     """Return the function from a collective and its bytes to seconds; None for a single device.
 
     Args:
         target: the device.
         ranks: number of devices.
+        shared_by: argument that shares the model out over them, for messages.
         cluster: the nodes and links; None: nodes of eight devices with the links of ``target``.
 
     Raises:
@@ -31,12 +34,12 @@ def communication(target: Target, ranks: int, cluster: Cluster | None = None) ->
     if cluster is None:
         if target.model is None or target.model.spec.interconnect is None:
             raise InputError(
-                f"tensor={ranks}: the links between devices are not known for {target.name}; pass cluster=Cluster(...)"
+                f"{shared_by}: the links between devices are not known for {target.name}; pass cluster=Cluster(...)"
             )
         spec = target.model.spec
         cluster = Cluster(spec, nodes=-(-ranks // PER_NODE), memory_bytes=spec.memory_bytes or 1)
     if ranks > cluster.devices:
-        raise InputError(f"tensor={ranks} needs as many devices, the cluster has {cluster.devices}")
+        raise InputError(f"{shared_by} needs as many devices, the cluster has {cluster.devices}")
     network = Network(cluster)
     group = network.group(ranks)
     return lambda name, nbytes: network.seconds(name, nbytes, group)

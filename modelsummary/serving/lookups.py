@@ -28,7 +28,7 @@ class CheckedLookups:
     """
 
     def __init__(self, shapes: ShapeOnly, model: nn.Module) -> None:
-        self.input = shapes.input
+        self.input, self.stand_in = shapes.input, shapes.stand_in
         self._shapes, self._model = shapes, model
         self._checks = False
         self.distinct: DistinctCall | None = None

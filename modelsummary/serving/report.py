@@ -48,7 +48,7 @@ class ServingEstimate(Printed, Records):
     """Memory and time of serving a model, made by ``Statistics.serving``; ``print`` shows two tables.
 
     A request is a prompt of ``context - 1`` tokens and one token more. Bytes are for one device: with ``tensor`` > 1,
-    its shards of weights and cache.
+    its shards of weights and cache. With ``expert`` > 1, so are requests and tokens per second.
 
     Attributes:
         model: class of the model.
@@ -56,7 +56,7 @@ class ServingEstimate(Printed, Records):
         dtype: floating point dtype of the weights.
         mode: ``"eager"`` or ``"compiled"``.
         context: tokens of each request that the cache holds.
-        batch: number of requests.
+        batch: number of requests; with ``expert`` > 1, of each device.
         tensor: number of devices over which layers are split.
         cache_layers: class of a cache's layer -> number of layers.
         cache_bytes: bytes of the cache of one request.
@@ -80,6 +80,7 @@ class ServingEstimate(Printed, Records):
         typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
         notes: assumptions.
         weights: format of the weights of products, one of ``WEIGHTS``; None: ``dtype``.
+        expert: number of devices that divide the experts.
         server: runs the model for simulations; None: the estimate was loaded without its model.
     """
 
@@ -111,6 +112,7 @@ class ServingEstimate(Printed, Records):
     typical_error: float
     notes: tuple[str, ...] = field(default=())
     weights: str | None = None
+    expert: int = 1
     server: Server | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -345,15 +347,17 @@ class ServingEstimate(Printed, Records):
 
     @property
     def _devices(self) -> str:
-        return self.device if self.tensor == 1 else f"{self.tensor} x {self.device}"
+        ranks = self.tensor * self.expert
+        return self.device if ranks == 1 else f"{ranks} x {self.device}"
 
     def _report(self) -> Report:
         layers = ", ".join(f"{count} x {name}" for name, count in self.cache_layers.items())
         error = f"typical error {100 * self.typical_error:.0f} %"
         longest = f"{grouped(self.max_context)} tokens"
+        are_several, own = self.tensor * self.expert > 1, " of each device" if self.expert > 1 else ""
         kept = "" if self.weights is None else f", {WEIGHTS[self.weights].label}"
         rows = [
-            ["Device memory", f"{scaled(self.memory_bytes, 'B')}{' each' if self.tensor > 1 else ''}"],
+            ["Device memory", f"{scaled(self.memory_bytes, 'B')}{' each' if are_several else ''}"],
             ["Weights", f"{scaled(self.weight_bytes, 'B')}{kept}"],
             ["Cache per token", scaled(self.cache_bytes_per_token, "B")],
             ["Cache per request", f"{scaled(self.cache_bytes, 'B')} ({layers})"],
@@ -363,10 +367,10 @@ class ServingEstimate(Printed, Records):
             ["Largest batch", f"{grouped(self.max_batch)} for {grouped(self.context)} tokens"],
             ["Prefill of one request", f"{duration(self.prefill_ms)}, limited by {self.prefill_limited_by}"],
             ["Decode of one token", f"{duration(self.decode_ms)}, limited by {self.decode_limited_by}"],
-            ["Tokens per second", decimals(self.tokens_per_second, 1)],
+            ["Tokens per second", f"{decimals(self.tokens_per_second, 1)}{own}"],
             ["Time from", f"{self.source}, {error}"],
         ]
-        if self.tensor > 1:
+        if are_several:
             rows.insert(-2, ["Collectives of a token", duration(self.collective_ms)])
         headers = ["Batch", "Decode (ms)", "Tokens/s", "Memory (GB)", "Fits"]
         batches = [
@@ -381,7 +385,7 @@ class ServingEstimate(Printed, Records):
         ]
         case = (
             f"Serving {self.model}, {self.dtype}, {self.mode} on {self._devices}: {grouped(self.context)} tokens of "
-            f"context, batch {grouped(self.batch)}"
+            f"context, batch {grouped(self.batch)}{own}"
         )
         facts = table(rows, [], "ll", "plain").split("\n")
         return Report(batches, headers, "rrrrl", above=[case, *facts, ""], below=self.notes)

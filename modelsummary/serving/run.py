@@ -89,6 +89,7 @@ def run_request(
     dtype: torch.dtype | None = None,
     make_cache: MakeCache | None = None,
     device: torch.device | None = None,
+    routes_evenly: bool = False,
 ) -> RequestRun:
     """Run ``batch`` prompts of ``context - 1`` tokens and the last token of the context on shapes.
 
@@ -102,6 +103,7 @@ def run_request(
         dtype: floating point dtype of parameters, buffers and inputs; None: their own.
         make_cache: makes the cache for the model and a number of tokens; None: the model makes its own.
         device: device whose kernels torch chooses; None: the CPU.
+        routes_evenly: choices of experts fall on all in turn, as ``ShapeOnly.assume_values`` says.
 
     Raises:
         InputError: the forward returns no cache that it takes back, it needs values, or it fails for this context.
@@ -114,6 +116,8 @@ def run_request(
         fused_lstm(),
     ):
         assert isinstance(shapes, ShapeOnly)
+        if routes_evenly:
+            shapes.assume_values(kwargs)
         for module in modules:
             module.training = False  # restored with all attributes
         last = shapes.input(torch.empty((batch, 1), dtype=torch.int64, device="meta"))

@@ -26,7 +26,10 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.kernels import MODES
 from modelsummary.parallel.applied_rank import sharded_model
 from modelsummary.parallel.equal_blocks import fold
+from modelsummary.parallel.expert_plans import sending_tokens
 from modelsummary.parallel.make import make_plan
+from modelsummary.parallel.record_calls import TRACE_RULES, Calls
+from modelsummary.record.runs import record_of
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.depth import Folds, folds_of
 from modelsummary.serving.links import PER_NODE, communication
@@ -51,8 +54,8 @@ class ServingOptions:
     """The options of ``Statistics.serving``, checked.
 
     Attributes:
-        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster, weights, cache_dtype: see
-            ``Statistics.serving``.
+        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster, weights, cache_dtype,
+            expert: see ``Statistics.serving``.
 
     Raises:
         InputError: a value is unusable.
@@ -70,10 +73,16 @@ class ServingOptions:
     cluster: Cluster | None = None
     weights: str | None = None
     cache_dtype: torch.dtype | None = None
+    expert: int = 1
 
     def __post_init__(self) -> None:
         check_integers(2, context=self.context)
-        check_integers(batch=self.batch, tensor=self.tensor)
+        check_integers(batch=self.batch, tensor=self.tensor, expert=self.expert)
+        if self.tensor > 1 and self.expert > 1:
+            raise InputError(
+                f"tensor={self.tensor} with expert={self.expert}: devices of tensor have the same requests, devices of "
+                "expert their own; pass tensor=1 or expert=1"
+            )
         if self.dtype is not None:
             object.__setattr__(self, "dtype", dtype_named(self.dtype, "dtype"))
         if self.mode is not None:
@@ -94,6 +103,16 @@ class ServingOptions:
             or not all(type(batch) is int and 0 < batch <= MOST_REQUESTS for batch in self.batches)
         ):
             raise InputError(f"batches must be a list of integers >= 1 and <= {MOST_REQUESTS}, got {self.batches!r}")
+
+    @property
+    def ranks(self) -> int:
+        """The number of devices that hold the model together."""
+        return self.tensor * self.expert
+
+    @property
+    def shared_by(self) -> str:
+        """The argument that shares the model out over devices, as it is passed."""
+        return f"tensor={self.tensor}" if self.expert == 1 else f"expert={self.expert}"
 
     @property
     def formats(self) -> NumberFormats:
@@ -140,11 +159,12 @@ class Server:
         self.request, self._make_cache = request_of(live), cache_maker(options.cache)
         check_device(options.formats, options.weights, target)
         self.memory = _memory_of(target, options)
-        self._communicate = communication(target, options.tensor, options.cluster)
+        self._communicate = communication(target, options.ranks, options.shared_by, options.cluster)
         self._all_runs = {} if runs is None else runs
         # version of the model, batch and context -> run
         self._runs, self._whole_runs = (
-            self._all_runs.setdefault((tensor, options.dtype, options.cache), {}) for tensor in (options.tensor, 1)
+            self._all_runs.setdefault((ranks, options.dtype, options.cache), {})
+            for ranks in ((options.tensor, options.expert), (1, 1))
         )
         self._prices: dict[Engine, StepPrices | InputError] = {}
 
@@ -169,7 +189,7 @@ class Server:
         if self.target.model is None or self.mode == "eager":
             return None
         weights = self.options.weights or {1: "fp8", 2: "bfloat16"}.get(self.dtype.itemsize, self.dtype_name)
-        return ServedCase(self.target.model.spec.generation, weights, "one" if self.options.tensor == 1 else "several")
+        return ServedCase(self.target.model.spec.generation, weights, "one" if self.options.ranks == 1 else "several")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -196,7 +216,7 @@ class Server:
 
             def version(index: int) -> nn.Module:
                 if not opened:
-                    context = _served_models(self.live, self._root, self.options.tensor, self.request, folds)
+                    context = _served_models(self.live, self._root, self.options, self.request, folds)
                     opened.append(stack.enter_context(context))
                 if index >= len(opened[0]):
                     raise InputError(f"{type(self.live.model).__name__} cannot be copied")
@@ -205,15 +225,16 @@ class Server:
             def run(index: int, batch: int, context: int) -> RequestRun:
                 key = index, batch, context
                 if key not in self._runs:
-                    if self.options.tensor > 1 and batch == 1 and not index and key not in self._whole_runs:
+                    if self.options.ranks > 1 and batch == 1 and not index and key not in self._whole_runs:
                         # a shard of a table does not tell its positions
                         self._whole_runs[key] = run_of(self.live.model, batch, context)
                     self._runs[key] = run_of(version(index), batch, context)
                 return self.options.formats.bytes_of(self._runs[key])
 
             def run_of(model: nn.Module, batch: int, context: int) -> RequestRun:
-                dtype, make_cache = self.options.dtype, self._make_cache
-                return run_request(model, self.request, batch, context, dtype=dtype, make_cache=make_cache)
+                dtype, make_cache, routes_evenly = self.options.dtype, self._make_cache, self.options.expert > 1
+                asked: dict[str, Any] = {"dtype": dtype, "make_cache": make_cache, "routes_evenly": routes_evenly}
+                return run_request(model, self.request, batch, context, **asked)
 
             factors = () if folds is None else folds.factors
             folded = [
@@ -239,6 +260,11 @@ class Server:
         Raises:
             InputError: the model has an encoder, or a run fails.
         """
+        if self.options.expert > 1:
+            raise InputError(
+                f"expert={self.options.expert}: the devices of a simulation have the same requests; pass expert=1, or "
+                "use the times of serving(...), which are of devices with requests of their own"
+            )
         if self.request.others.kwargs:
             raise InputError(
                 f"simulate is for decoders without an encoder: steps of {type(self.live.model).__name__} have no "
@@ -265,7 +291,7 @@ class Server:
             if type(parameter) is nn.Parameter and parameter.dtype.is_floating_point:
                 dtype = self.options.dtype or parameter.dtype
                 nbytes += parameter.numel() * min(dtype.itemsize, bits / 8)
-        return nbytes / self.options.tensor
+        return nbytes / self.options.ranks
 
     def _new_prices(self, engines: Sequence[Engine]) -> dict[Engine, StepPrices | InputError]:
         with self.points(folds_of(self._root)) as points:
@@ -290,7 +316,7 @@ def _offer(curves: StepPrices, engine: Engine, memory_bytes: int) -> StepPrices 
 
 @contextmanager
 def _served_models(
-    live: LiveModel, root: LayerInfo, tensor: int, request: Request, folds: Folds | None = None
+    live: LiveModel, root: LayerInfo, options: ServingOptions, request: Request, folds: Folds | None = None
 ) -> Iterator[list[nn.Module]]:
     """Return a context with the model, or with the shard of it that one of several devices holds, and its folds.
 
@@ -300,14 +326,17 @@ def _served_models(
     """
     same = () if folds is None else folds.same
     with ExitStack() as stack:
-        if tensor == 1:
+        if options.ranks == 1:
             models = [live.model]
             with suppress(InputError):
                 models += [fold(live.model, blocks) for blocks in same]
         else:
             if "use_cache" in request.flags:
                 live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
-            plan = make_plan(live, root, tensor=tensor)
+            plan = make_plan(live, root, tensor=options.tensor)
+            if options.expert > 1:
+                calls = Calls(live.model, record_of(live, TRACE_RULES))
+                plan = sending_tokens(plan, live, calls, options.expert)
             models = stack.enter_context(sharded_model(plan, 0, *same))
         yield models if len(models) == 1 + len(same) else models[:1]
 

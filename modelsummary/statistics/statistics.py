@@ -680,6 +680,7 @@ class Statistics(ModelStatistics):
         cluster: Cluster | None = None,
         weights: str | None = None,
         cache_dtype: torch.dtype | None = None,
+        expert: int = 1,
     ) -> ServingEstimate:
         """Predict memory and time of serving the model with a cache, without computing anything.
 
@@ -707,6 +708,9 @@ class Statistics(ModelStatistics):
                 embeddings, and heads of their shape, stay in ``dtype``. Default: ``dtype``.
             cache_dtype: dtype in which a server keeps what attention reads of the cache, such as
                 ``torch.float8_e4m3fn``. Default: as the forward makes it.
+            expert: number of devices over which ``parallel_plan`` divides the experts of a mixture. Each has ``batch``
+                requests of its own, and the rest of the model whole; tokens are sent to the experts of other devices,
+                evenly to all. Figures are for one of these devices. Not together with ``tensor``.
 
         Raises:
             InputError: an argument is unusable, the forward returns no cache that it takes back, or the weights alone
@@ -731,7 +735,7 @@ class Statistics(ModelStatistics):
         live = self._live_for("serving")
         options = ServingOptions(
             *(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate, cluster),
-            *(weights, cache_dtype),
+            *(weights, cache_dtype, expert),
         )
         return estimate_serving(live, self.root, device, options)
 

@@ -65,6 +65,43 @@ class Decoder(nn.Module):
         return {"logits": logits, "past": past} if use_cache else {"logits": logits}
 
 
+class Experts(nn.Module):
+    """Stacked experts of one matrix each, for which rows of their tokens are sorted."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+        self.weight = nn.Parameter(torch.randn(number, WIDTH, WIDTH))
+
+    def forward(self, x, chosen, weight):
+        numbers = chosen.flatten()
+        order = numbers.argsort()
+        rows = order // chosen.shape[-1]
+        ends = torch.histc(numbers.float(), bins=self.number, min=0, max=self.number - 1).cumsum(0).to(torch.int32)
+        y = torch._grouped_mm(x[rows], self.weight, offs=ends) * weight.flatten()[order][:, None]
+        return torch.zeros_like(x).index_add(0, rows, y)
+
+
+class MixtureDecoder(nn.Module):
+    """An attention, and experts of which each token goes to two."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.words, self.attention = nn.Embedding(WORDS, WIDTH), Attention(0)
+        self.router, self.experts = nn.Linear(WIDTH, experts, bias=False), Experts(experts)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids, past=None, use_cache=True):
+        past = Cache() if past is None else past
+        x = self.words(ids)
+        x = x + self.attention(x, past)
+        flat = x.flatten(0, 1)
+        weight, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        x = x + self.experts(flat, chosen, weight).view_as(x)
+        logits = self.head(x[:, -1:])
+        return {"logits": logits, "past": past} if use_cache else {"logits": logits}
+
+
 class Recurrent(nn.Module):
     """Works through its tokens one after the other; its state is a list of a tensor."""
 

@@ -12,19 +12,21 @@ from torch import nn
 
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
 from modelsummary.cluster import Cluster, Factors
+from modelsummary.cluster.collectives import Network
 from modelsummary.devices.kernel_table import KernelTable, machine_of
 from modelsummary.devices.target import Target, target_of
-from modelsummary.serving import points
+from modelsummary.serving import Load, points
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import Encoded, run_request
 from modelsummary.serving.times import phase_time
-from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent, TupleDecoder
+from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, MixtureDecoder, Recurrent, TupleDecoder
 from tests.untouched import untouched
 
 IDS = torch.zeros(1, 4, dtype=torch.long)
+EXPERTS = 8
 # The words and the head; in the layer, four square projections and an MLP of four times the width with its biases.
 WEIGHTS = 4 * (2 * WORDS * WIDTH + 4 * WIDTH**2 + 8 * WIDTH**2 + 5 * WIDTH)
 PER_TOKEN = 2 * WIDTH * 4  # keys and values of a layer in float32
@@ -332,6 +334,37 @@ def test_tensor_parallel(stats):
     assert "2 x linked" in str(two)
     with pytest.raises(InputError, match="the links between devices are not known for made up"):
         stats.serving(100, device=DEVICE, tensor=2)
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="torch has no grouped_mm before 2.8")
+def test_experts_over_devices():
+    """Each device has the model but for its experts, and sends the rows of its own requests, by hand."""
+    model = MixtureDecoder(EXPERTS).bfloat16()
+    stats = Statistics(model, IDS)
+    rates, links = {torch.bfloat16: 1e12, torch.float32: 1e12}, {"link_bandwidth": 1e6, "link_latency": 1e-5}
+    spec = DeviceSpec("linked", rates, 1e11, memory_bytes=10**8, units=10)
+    cluster = Cluster(spec, devices_per_node=4, **links)
+    with untouched(model):
+        alone = stats.serving(100, 16, cluster=cluster, batches=[16])
+        divided = stats.serving(100, 16, cluster=cluster, batches=[16], expert=4)
+    assert alone.weight_bytes - divided.weight_bytes == 2 * (EXPERTS - EXPERTS // 4) * WIDTH**2
+    assert divided.cache_bytes == alone.cache_bytes == 100 * 2 * WIDTH * 2
+    rows = 16 * 2  # a token of each request goes to two experts
+    network = Network(cluster)
+    sent = (8 * EXPERTS, 2 * rows * WIDTH, 2 * rows, 2 * rows * WIDTH)  # numbers of rows, rows, their weights, results
+    seconds = sum(network.seconds("all_to_all", nbytes, network.group(4)) for nbytes in sent)
+    assert divided.collective_ms == pytest.approx(1e3 * seconds)
+    assert divided.tokens_per_second == pytest.approx(16e3 / divided.decode_ms)
+    assert "on 4 x linked: 100 tokens of context, batch 16 of each device" in str(divided)
+    for sizes, message in (
+        ({"expert": 3}, "expert=3 does not divide the 8 experts of experts"),
+        ({"expert": 2, "tensor": 2}, "devices of tensor have the same requests, devices of expert their own"),
+        ({"expert": 8}, "expert=8 needs as many devices, the cluster has 4"),
+    ):
+        with pytest.raises(InputError, match=message):
+            stats.serving(100, cluster=cluster, **sizes)
+    with pytest.raises(InputError, match="expert=4: the devices of a simulation have the same requests"):
+        divided.simulate(Load(4, prompt=8, output=4))
 
 
 def test_cluster(stats):

@@ -59,7 +59,7 @@ _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _WAITS = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
 _MASKS = (torch.bool, torch.uint8)
 _MOST_REMEMBERED = 2**14
-_MOST_ROUTED = 2**24  # choices of experts: more than any step has tokens on one rank
+_MOST_ROUTED = 2**26  # choices of experts: more than prompts have on one rank
 
 
 class _Remembered(NamedTuple):
@@ -153,8 +153,8 @@ class ShapeOnly:
         return value
 
     def follow_values(self, most_elements: int) -> None:
-        """Follow the values of larger tensors from now on, of up to ``most_elements``."""
-        self._known.most_elements = most_elements
+        """Follow the values of larger tensors from now on, of at least ``most_elements``."""
+        self._known.most_elements = max(self._known.most_elements, most_elements)
 
     def known_value(self, tensor: Tensor) -> Tensor | None:
         """Return a copy of the values of a tensor of the run, or None if they are not known."""
@@ -256,7 +256,11 @@ class ShapeOnly:
                 self._known.set(chosen, in_turn.view(chosen.shape))
 
     def _assume_alike(self, rule: OpRule, args: tuple[Any, ...], out: Any) -> None:
-        """Let other ranks send the numbers that this one does: an all-to-all returns its own part once per rank."""
+        """Let other ranks send the numbers that this one does: an all-to-all returns its own part once per rank.
+
+        Numbers for several ranks are rows for their experts. Other ranks choose other experts, so that of all rows a
+        rank gets as many as it sends, from all ranks, and evenly for its experts.
+        """
         sent = args[0]
         is_number = isinstance(sent, Tensor) and not sent.dtype.is_floating_point and isinstance(out, Tensor)
         values = self._known.value(sent) if is_number and self._known.cover((sent,)) else None
@@ -264,7 +268,10 @@ class ShapeOnly:
             return
         if rule.name == "_c10d_functional.all_to_all_single":
             rank, n_ranks = _torch.place_in_group(args[-1])
-            values = values.chunk(n_ranks)[rank].repeat(n_ranks)
+            if int(values.count_nonzero()) > 1:
+                values = _spread(int(values.sum()), n_ranks, len(values) // n_ranks)
+            else:
+                values = values.chunk(n_ranks)[rank].repeat(n_ranks)
         elif rule.name not in _WAITS:
             return
         self._known.set(out, values)
@@ -480,6 +487,18 @@ class ShapeOnly:
 def _shares_storage(func: Any, rule: OpRule) -> bool:
     """Return True if results share the storage of an argument: such an operator reads no data."""
     return rule.is_view or func is _UNSAFE_VIEW or rule.moves_shape
+
+
+def _spread(n_rows: int, n_ranks: int, n_experts: int) -> Tensor:
+    """Return how many rows come from each rank for each expert: consecutive ones of a rank go to consecutive experts.
+
+    >>> _spread(8, n_ranks=2, n_experts=4), _spread(4, n_ranks=2, n_experts=4)
+    (tensor([1, 1, 1, 1, 1, 1, 1, 1]), tensor([1, 1, 0, 0, 0, 0, 1, 1]))
+    """
+    ends = torch.arange(n_ranks + 1, device="cpu")[:, None] * n_rows // n_ranks
+    experts = torch.arange(n_experts, device="cpu")
+    before = (ends - experts + n_experts - 1) // n_experts  # rows of an expert before those of a rank
+    return before.diff(dim=0).flatten()
 
 
 def _check_dtypes(rule: OpRule, args: Any) -> None:
