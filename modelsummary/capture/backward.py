@@ -36,10 +36,7 @@ class BackwardNodes:
     may live longer, with ``DistributedDataParallel`` forever; their time is counted for the node before them.
 
     Args:
-        root: the call of the model.
         output: result of the model, or what was made of it.
-        now: makes a mark.
-        on_node: called with each node.
 
     Attributes:
         unknown: calls whose backward runs out of sight, inside re-entrant activation checkpointing.

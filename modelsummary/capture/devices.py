@@ -92,8 +92,6 @@ def device_of_inputs(
 
     Args:
         device_types: types of the devices that the model is on.
-        device: the device that was requested.
-        tensors: the inputs that are tensors.
 
     Raises:
         InputError: the device does not exist, or the model is on another one; or none was requested, the model is on

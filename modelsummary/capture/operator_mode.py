@@ -136,7 +136,6 @@ class Operators(TorchDispatchMode):
     """A mode that runs every operator through ``execution``.
 
     Args:
-        execution: runs the operators.
         counters: adds the cost of each operator to ``counters.sums``; None: costs are not added up.
     """
 

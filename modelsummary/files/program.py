@@ -329,7 +329,6 @@ def sizes_by_name(
     """Return the given sizes by the names of the inputs.
 
     Args:
-        inputs: names of all inputs of the model.
         sizes: sizes of some inputs by name, or of all by position.
         described: name -> declared size, for messages.
 

@@ -42,10 +42,7 @@ class Evidence:
     """What rules read. Operators are named by their numbers in the trace; views count as the storages behind them.
 
     Args:
-        live: the model and its call.
-        plan: the step that was observed.
         trace: the step; storages were followed.
-        target: the device of the predicted times.
         failure: why the step with a backward that was to be observed did not run; None if it ran.
         fallback_reason: why the table needed a real run; None if it did not.
         split, make_plan: ``Statistics.split`` and ``parallel_plan`` of the model, for rules on request.

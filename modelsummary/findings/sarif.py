@@ -23,7 +23,6 @@ def sarif_log(
     """Return a log of one run.
 
     Args:
-        records: the findings as plain data.
         rules: code -> name and meaning of each rule that was asked.
         lines_around: FQN -> file and line to report for findings without a line: GitHub refuses a log in which a result
             has none.

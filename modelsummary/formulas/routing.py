@@ -43,7 +43,6 @@ class RoutedWatch(Watch):
     """A run in which choices and multiply-adds are noted, in addition to calls.
 
     Args:
-        execution: runs the operators.
         on_operator: called with each operator of the forward: its rule, arguments, result and multiply-adds.
 
     Attributes:

@@ -46,7 +46,6 @@ class Runs:
     """The runs of a model, by the sizes of its dimensions.
 
     Args:
-        call: the recorded arguments.
         run: runs the model; raises if it does not accept the sizes.
     """
 

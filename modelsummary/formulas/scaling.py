@@ -28,8 +28,6 @@ class Scaling:
     """The formulas of a model's figures, found when they are asked for; formulas share runs.
 
     Args:
-        live: the model and its call.
-        root: its recorded rows.
         names: names of the dimensions; None: by the kind of the inputs.
         why: why the forward cannot run on shapes, for the error.
 

@@ -31,7 +31,6 @@ def check_input(
     """Raise ``TraceError`` if the graph was not made for an input.
 
     Args:
-        tensor: the input.
         sizes: its required sizes, with None where any size will do; None: any shape.
         dtype: its required dtype; None: any.
         smallest_batch: the smallest size allowed where ``sizes`` has None.

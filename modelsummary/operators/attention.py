@@ -41,7 +41,6 @@ def scores_again(rule: OpRule, call: Arguments) -> int:
     They are work of the device, and not of the model.
 
     Args:
-        rule: properties of the operator.
         call: its arguments by name: tensors, or their specs.
     """
     if not rule.facts.recomputes_scores:

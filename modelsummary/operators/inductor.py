@@ -20,9 +20,6 @@ def prefers_channels_last(calls: Sequence[OperatorCall]) -> bool:
 
     The rules, and the times that the rule for inference weighs, are those in ``GraphLowering.decide_layout_opt``
     (torch/_inductor/graph.py).
-
-    Args:
-        calls: operator calls of the step in order.
     """
     convolutions = [call for call in calls if call.name == "aten.convolution"]
     if not convolutions or len(calls) >= _NODES_PER_CONVOLUTION * len(convolutions):

@@ -161,7 +161,6 @@ def kernels_of(
     """Return the kernels of a step in the order in which they run.
 
     Args:
-        operators: operators of the step.
         mode: ``"eager"`` or ``"compiled"``.
         foreach: equal operators of the optimizer's step share kernels, as on accelerators.
         whole_calls: each operator call is one kernel, as on a CPU.

@@ -99,7 +99,6 @@ def alignment_of(itemsize: int, steps: Iterable[int]) -> int:
     """Return the bytes, at most 16, of which the rows of a matrix begin at multiples.
 
     Args:
-        itemsize: bytes of an element.
         steps: elements from one row to the next; 1 is a step in a row.
 
     >>> alignment_of(2, [1024, 1]), alignment_of(2, [50_258, 1])

@@ -16,7 +16,6 @@ def of_weights_alone(
     """Return the indices of the operators in the backward on which no gradient of what enters their part depends.
 
     Args:
-        operators: operators of the step.
         parts: part of the model that each operator belongs to.
         gradients: storages of the gradients of parameters.
     """

@@ -66,8 +66,6 @@ def fingerprint(
     """Run ``forward`` on shapes or for real, leaving everything untouched, and return its fingerprint.
 
     Args:
-        modules: all modules that it calls.
-        grad: whether gradients are enabled.
         other_mode: whether to switch every module to the other mode, train or eval.
     """
     with running(modules, call, on_shapes=execution == "shape", grad=grad) as (executes, args, kwargs):

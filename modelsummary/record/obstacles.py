@@ -95,7 +95,6 @@ def obstacle_of_objects(objects: Sequence[tuple[Any, Any]], out: Any, template: 
 
     Args:
         objects: the objects, each with its template before the call.
-        template: function that makes a template.
     """
     returned = {id(result) for result in objects_in(out)} if objects else set()
     for owner, before in objects:

@@ -149,7 +149,6 @@ class Contents:
     """An execution that notes the bounds of what operators read and write.
 
     Args:
-        readout: fetches the bounds.
         running: returns the module call that runs, or None.
         name_of: returns what a tensor is that no operator made.
         is_ignored: returns True while operators are not noted; what they write is then unknown.

@@ -182,10 +182,6 @@ class Values(Printed, Records):
             self._steps.pop()
         self._steps.append(step)
 
-    def _add_bad(self, values: list[BadValue]) -> None:
-        """Add bad values that were made after the others."""
-        self._bad += values
-
     def _forget(self, causes: Sequence[BadValue]) -> None:
         """Forget bad values of earlier steps, except the first final ones and all that may still become final."""
         first = self._steps[0].number if self._steps else 0

@@ -26,7 +26,6 @@ def remake_of(func: Any, is_view: bool, args: Sequence[Any], tensors: Sequence[T
 
     Args:
         is_view: whether the results are views of an argument.
-        tensors: the tensors among the arguments.
     """
     outputs = out if isinstance(out, (list, tuple)) else (out,)
     if not outputs or any(type(output) is not ShapeTensor for output in outputs):

@@ -16,7 +16,6 @@ def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict
     """Return name -> value: the node's attributes, its operator's defaults, and values of small constant inputs.
 
     Args:
-        node: an ONNX ``NodeProto``.
         version: opset version of the node's domain.
         constants: name -> value of the constants around the node.
     """

@@ -56,10 +56,8 @@ def computed(
     """Return the small arrays that an operator computes, by name; empty if its inputs are unknown.
 
     Args:
-        node: the operator.
         values: name -> known array.
         sizes: name -> size of its inputs, if every dimension is known.
-        opsets: domain -> version of its operators.
     """
     import numpy as np
 

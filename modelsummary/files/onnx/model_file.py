@@ -28,7 +28,6 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
     Only matrices that may be copies of others are looked at.
 
     Args:
-        path: the file.
         sizes: sizes of inputs by name or position; other inputs keep the sizes in the file.
         tensors: inputs given as tensors, by name or position; values of small ones are used.
 

@@ -20,8 +20,6 @@ def scopes_of(node: Any, name: str, called: Mapping[str, str]) -> tuple[Scope, .
     """Return the modules around a node, outermost first, without the model.
 
     Args:
-        node: the node, with its metadata.
-        name: the node's name.
         called: path of each call of a function -> the name of the function.
     """
     names, classes = _metadata(node)

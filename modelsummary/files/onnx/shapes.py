@@ -24,7 +24,6 @@ def infer_types(model: Any, values: Mapping[str, Any], budget: Budget) -> list[s
     Args:
         model: a ``ModelProto``, which is changed.
         values: name -> array of the inputs whose values are given.
-        budget: what reading the file may cost.
 
     Returns:
         Notes on wrong declarations in the file.

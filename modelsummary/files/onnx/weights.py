@@ -83,8 +83,6 @@ def copies_in(graph: Any, path: Path, left_out: Mapping[int, LeftOut]) -> dict[s
     copies: layers that begin with equal values have parameters of their own.
 
     Args:
-        graph: the checked graph of a model.
-        path: the model's file.
         left_out: position of an initializer -> where its data are in the file, for data that were not read.
     """
     matrices = [_Matrix(tensor, position) for position, tensor in enumerate(graph.initializer) if _is_matrix(tensor)]

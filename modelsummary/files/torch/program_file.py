@@ -37,7 +37,6 @@ def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
     """Return the statistics of the exported program in a ``.pt2`` file; weights and pickles are not read.
 
     Args:
-        path: the file.
         sizes: sizes of inputs by name or position; default: the exported sizes.
 
     Raises:

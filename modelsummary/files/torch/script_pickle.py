@@ -108,7 +108,6 @@ def read_pickle(
     """Return the value of a pickle of TorchScript, or of ``torch.save``.
 
     Args:
-        data: the pickle.
         folder: the folder of the archive with the storages that the pickle names.
         budget: what reading the file may cost; default: a million steps.
         refusal: what the error says of other objects and calls.

@@ -84,7 +84,6 @@ class ScriptShapes(ShapeOnly):
     """An execution on shapes that spends a budget for each operator.
 
     Args:
-        budget: each operator spends from it.
         follows: compute the values of large tensors, too, as far as the program asks for them.
         most_bytes: memory of all values that are computed.
         most_work: multiply-adds and elements of all operators whose values are followed.
@@ -179,9 +178,6 @@ Scopes = tuple[Scope, ...]
 
 class ScriptRecord:
     """The operators of one run, in order.
-
-    Args:
-        execution: runs the operators.
 
     Attributes:
         scopes: the modules whose methods are running, outermost first, without the model.

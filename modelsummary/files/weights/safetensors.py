@@ -92,7 +92,6 @@ def statistics_of_parts(
         index: the index, which may contradict itself.
         part: returns the tensors in the file of a name.
         path: the index, as the statistics name it.
-        budget: what reading may cost.
 
     Raises:
         ModelFileError: the index and the files contradict each other.
@@ -181,7 +180,6 @@ def tensors_of_header(header: Any, data_bytes: int | None = None) -> dict[str, S
     """Return the tensors that a header describes, by name.
 
     Args:
-        header: the JSON value of the header.
         data_bytes: bytes of data behind the header; None if they are not known.
 
     Raises:

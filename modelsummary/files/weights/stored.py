@@ -117,11 +117,8 @@ def weight_statistics(
     buffers.
 
     Args:
-        stored: the tensors of all files.
         model: name of the model's class or architecture; ``"Module"`` if it is not known.
-        path: the file.
         budget: what reading it may cost; each tensor and each module charges it.
-        notes: further notes on the file.
         held: what the file holds; default: each tensor once.
     """
     prefixes = {entry.name.rpartition(".")[0] for entry in stored}
