@@ -109,7 +109,7 @@ def load(
 def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatistics:
     ending = file.suffix.lower()
     if ending in _ARCHIVES:
-        from modelsummary.files.torch.torchscript import load_archive
+        from modelsummary.files.torch.archive_file import load_archive
 
         return load_archive(file, inputs, run=run)
     for name, value in inputs.items():

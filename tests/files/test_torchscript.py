@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.fuzz_files import mutated_archive, outcome
 from modelsummary import InputError, ModelFileError, Statistics, load
-from modelsummary.files.torch import torchscript as reader
+from modelsummary.files.torch import archive_file as reader
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
 from tests.files.hostile_scripts import (
     DEFINITIONS,

@@ -19,6 +19,7 @@ __all__ = [
     "constants_of",
     "graphs_inside",
     "graphs_of",
+    "inputs_of",
     "quoted",
     "subgraphs_of",
     "tensors_of",
@@ -43,9 +44,7 @@ def check_model(
     """Check tensors, names and order of operators in all graphs of a model.
 
     Args:
-        model: a ``ModelProto``.
         path: the model's file; external weights must lie in its directory.
-        budget: what reading the file may cost.
         left_out: position of an initializer -> place of its data in the file, for data that were not read.
         drop_weights: drop long values other than sizes and indices after checking their length, and make sparse weights
             dense, as runtimes do.
@@ -132,6 +131,12 @@ def graphs_inside(nodes: Iterable[Any]) -> Iterator[Any]:
             for graph in chain.from_iterable(map(_graphs_in, node.attribute)):
                 yield graph
                 pending.append(graph.node)
+
+
+def inputs_of(graph: Any) -> dict[str, Any]:
+    """Return the inputs of a graph by name, without the weights, which older versions list among them."""
+    weights = {weight.name for weight in graph.initializer}
+    return {value.name: value for value in graph.input if value.name not in weights}
 
 
 def subgraphs_of(node: Any) -> dict[str, Any]:

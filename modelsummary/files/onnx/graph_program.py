@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.attributes import attributes_of, input_names, value_of
-from modelsummary.files.onnx.checks import subgraphs_of
+from modelsummary.files.onnx.checks import inputs_of, subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
 from modelsummary.files.onnx.known_values import shown_value
 from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
@@ -35,7 +35,6 @@ def program_of(model: Any, called: Mapping[str, str], copies: Mapping[str, str],
         model: a ``ModelProto`` without functions.
         called: path of each call of a function -> the name of the function, as ``inline_functions`` returned it.
         copies: name of a weight -> name of the weight that it repeats.
-        budget: what reading the file may cost.
     """
     return _Builder(model, called, copies, budget).built()
 
@@ -72,8 +71,7 @@ class _Builder:
     def built(self) -> Program:
         graph = self.graph
         names = self._names(graph, _Names(ChainMap(), ChainMap()))
-        weights = {weight.name for weight in graph.initializer}
-        inputs = [names.tensors[value.name] for value in graph.input if value.name not in weights]
+        inputs = [names.tensors[name] for name in inputs_of(graph)]
         for tensor in inputs:
             tensor.kind = "input"
         for copy, original in self.copies.items():

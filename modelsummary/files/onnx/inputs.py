@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelsummary.errors import InputError
-from modelsummary.files.onnx.checks import quoted, walk_graphs
+from modelsummary.files.onnx.checks import inputs_of, quoted, walk_graphs
 from modelsummary.files.onnx.dtypes import element_of
 from modelsummary.files.onnx.reading import import_onnx
 from modelsummary.files.program import GivenSizes, sizes_by_name
@@ -22,8 +22,7 @@ def name_open_dimensions(graph: Any) -> None:
 
     Two dimensions called ``"?"``, or both -1, may have different sizes.
     """
-    weights = {weight.name for weight in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in weights]
+    inputs = list(inputs_of(graph).values())
     taken = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim}
     for value in inputs:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -54,7 +53,7 @@ def bind(graph: Any, sizes: GivenSizes) -> None:
     Raises:
         InputError: the input does not exist, is not a tensor, or has another number of dimensions.
     """
-    inputs = _inputs(graph)
+    inputs = inputs_of(graph)
     dim_sizes: dict[str, int] = {}
     replaced = False
     described = {name: _shown(value) for name, value in inputs.items()}
@@ -75,11 +74,6 @@ def bind(graph: Any, sizes: GivenSizes) -> None:
     for inner, _ in walk_graphs(graph):
         for value in (*inner.input, *inner.output, *inner.value_info):
             _bind_type(value.type.tensor_type, dim_sizes, forget=replaced and value not in graph.input)
-
-
-def _inputs(graph: Any) -> dict[str, Any]:
-    weights = {weight.name for weight in graph.initializer}
-    return {value.name: value for value in graph.input if value.name not in weights}
 
 
 def _shown(value: Any) -> str:
@@ -105,7 +99,6 @@ def values_of_inputs(graph: Any, tensors: Mapping[str | int, Any]) -> dict[str, 
     """Return name -> array for the inputs that were given as small tensors with values.
 
     Args:
-        graph: the graph.
         tensors: name or position -> tensor; tensors on meta have no values and are skipped.
 
     Raises:
@@ -113,7 +106,7 @@ def values_of_inputs(graph: Any, tensors: Mapping[str | int, Any]) -> dict[str, 
     """
     import numpy as np
 
-    inputs = _inputs(graph)
+    inputs = inputs_of(graph)
     names = list(inputs)
     values = {}
     for key, value in tensors.items():

@@ -6,10 +6,12 @@ import io
 import json
 import weakref
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.program import Stored
 
 __all__ = ["Archive"]
 
@@ -70,6 +72,11 @@ class Archive:
         """Return the number of bytes of an entry; 0 if it is missing."""
         entry = self._entries.get(name)
         return 0 if entry is None else entry.file_size
+
+    def stored(self, itemsizes: Mapping[str, int]) -> Stored:
+        """Return the elements and bytes of entries that hold tensors, each once: name -> bytes of an element."""
+        sizes = {name: self.size(name) for name in itemsizes}
+        return Stored(sum(size // itemsizes[name] for name, size in sizes.items()), sum(sizes.values()))
 
     def packed_size(self, name: str) -> int:
         """Return the number of bytes that an entry takes in the file."""

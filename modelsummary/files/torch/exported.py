@@ -102,14 +102,14 @@ def stored_in(archive: Archive) -> Stored:
     Tensors in one entry count once.
     """
     dtypes = _torch.serialized_dtypes()
-    itemsizes = {
-        f"{folder}{facts['path_name']}": dtypes[facts["tensor_meta"]["dtype"]].itemsize
-        for folder in _CONFIGS
-        for name in _entries(archive, folder)
-        for facts in archive.read_json(name)["config"].values()
-    }
-    sizes = {entry: archive.size(entry) for entry in itemsizes}
-    return Stored(sum(size // itemsizes[entry] for entry, size in sizes.items()), sum(sizes.values()))
+    return archive.stored(
+        {
+            f"{folder}{facts['path_name']}": dtypes[facts["tensor_meta"]["dtype"]].itemsize
+            for folder in _CONFIGS
+            for name in _entries(archive, folder)
+            for facts in archive.read_json(name)["config"].values()
+        }
+    )
 
 
 def _entries(archive: Archive, folder: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from modelsummary.errors import ModelFileError
@@ -13,7 +13,7 @@ from modelsummary.files.torch.script_code import Code, ScriptClass
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
 from modelsummary.files.weights.stored import DEEPEST, LONGEST_NAME
 
-__all__ = ["ScriptFile", "check_storage", "stored_in", "tensors_in"]
+__all__ = ["ScriptFile", "check_storage", "tensors_in"]
 
 _NOTE = "sizes and multiply-adds of TorchScript need a run: load(path, input, run=True), or --run"
 
@@ -48,7 +48,7 @@ class ScriptFile:
 
     def stored(self) -> Stored:
         """Return the elements and bytes of all storages that tensors use, each counted once."""
-        return stored_in(self.archive, self.tensors)
+        return self.archive.stored({tensor.storage: tensor.dtype.itemsize for tensor in self.tensors})
 
     def _pickle(self, name: str) -> Any:
         return read_pickle(self.archive.read_data(name), name.removesuffix(".pkl"), self.budget)
@@ -103,13 +103,6 @@ def check_storage(name: str, tensor: ScriptTensor, archive: Archive) -> None:
     if tensor.bytes_needed > there:
         needs = f"needs {tensor.bytes_needed:,} bytes by its size, and has {there:,}"
         raise ModelFileError(f"tensor {name[:80]!r} {needs}")
-
-
-def stored_in(archive: Archive, tensors: Iterable[ScriptTensor]) -> Stored:
-    """Return the elements and bytes of all storages that tensors use, each counted once."""
-    itemsizes = {tensor.storage: tensor.dtype.itemsize for tensor in tensors}
-    sizes = {storage: archive.size(storage) for storage in itemsizes}
-    return Stored(sum(size // itemsizes[storage] for storage, size in sizes.items()), sum(sizes.values()))
 
 
 def _name_of(module: ScriptObject) -> str:

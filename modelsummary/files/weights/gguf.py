@@ -97,13 +97,7 @@ def load_gguf(path: Path) -> WeightStatistics:
 
 
 class _Header:
-    """A reader of a header that reads nothing outside of it.
-
-    Args:
-        file: the open file.
-        size: its bytes.
-        budget: what reading it may cost.
-    """
+    """A reader of a header that reads nothing outside of it."""
 
     def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
         self._file, self._size, self._budget = file, size, budget

@@ -1,8 +1,9 @@
-"""Load a torch archive as statistics: TorchScript, or the tensors of a checkpoint."""
+"""Load a torch archive as statistics: TorchScript, or the tensors of a checkpoint that ``torch.save`` wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,27 @@ from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
-from modelsummary.files.torch.script_file import ScriptFile
+from modelsummary.files.torch.script_file import ScriptFile, check_storage, tensors_in
+from modelsummary.files.torch.script_pickle import ScriptTensor, read_pickle
 from modelsummary.files.torch.script_run import run_script
-from modelsummary.files.weights.saved_weights import load_checkpoint
+from modelsummary.files.weights.stored import StoredTensor, WeightStatistics, check_name, weight_statistics
 
 __all__ = ["load_archive"]
 
 _BEST_PACKED = 6  # times as long is code without its packing; comments pack better, and do nothing
 _DEEPEST_CALL = 60  # calls within calls
 _STEPS = 4_000_000
+_REFUSAL = (
+    "which is neither a tensor nor plain data, and is not run; if you trust the file, save its tensors alone: "
+    "checkpoint = torch.load(path, weights_only=False), then torch.save(checkpoint.state_dict(), 'weights.pt') if it "
+    "is a module, and torch.save(checkpoint['state_dict'], 'weights.pt') if it is a dict with such a key"
+)
 
 
 def load_archive(path: Path, inputs: Mapping[str | int, Any], *, run: bool) -> FileStatistics:
     """Return the statistics of the TorchScript module or the checkpoint in a file: modules, parameters and buffers.
 
     Args:
-        path: the file.
         inputs: sizes, tensors, or lists of them, in the order of the arguments or by name.
         run: interpret the module's code on inputs of these sizes, to count its operators.
 
@@ -43,7 +49,7 @@ def load_archive(path: Path, inputs: Mapping[str | int, Any], *, run: bool) -> F
             raise InputError(
                 "input= and run= need a forward, which the weights in the file do not have; leave them out"
             )
-        return load_checkpoint(archive, path, _budget_of(archive))
+        return _checkpoint(archive, path, _budget_of(archive))
     if run and not inputs:
         raise InputError("run=True needs the sizes of the inputs: load(path, input, run=True)")
     if inputs and not run:
@@ -55,6 +61,21 @@ def load_archive(path: Path, inputs: Mapping[str | int, Any], *, run: bool) -> F
         listed, program = program, run_script(file, inputs, budget)
         program.owned, program.stored = listed.owned, listed.stored
     return FileStatistics(program, path, budget)
+
+
+def _checkpoint(archive: Archive, path: Path, budget: Budget) -> WeightStatistics:
+    """Return the statistics of the tensors in a checkpoint; a tensor within dicts and lists has a dotted name."""
+    contents = read_pickle(archive.read_data("data.pkl"), budget=budget, refusal=_REFUSAL)
+    stored: dict[str, StoredTensor] = {}
+    itemsizes: dict[str, int] = {}  # by storage
+    for name, tensor in tensors_in("", [contents] if isinstance(contents, ScriptTensor) else contents):
+        check_name(name, stored)
+        check_storage(name, tensor, archive)
+        itemsize = itemsizes[tensor.storage] = tensor.dtype.itemsize
+        dtype, begin = str(tensor.dtype).removeprefix("torch."), tensor.offset * itemsize
+        identity = tensor.storage, tensor.stride
+        stored[name] = StoredTensor(name, tensor.size, dtype, begin, prod(tensor.size) * itemsize, identity)
+    return weight_statistics(list(stored.values()), "Module", path, budget, held=archive.stored(itemsizes))
 
 
 def _budget_of(archive: Archive) -> Budget:
