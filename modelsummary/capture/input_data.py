@@ -35,17 +35,16 @@ def call_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    batch_dim: int | None,
-    device: torch.device | str | None,
-    dtypes: Dtypes,
+    batch_dim: int | None = None,
+    device: torch.device | str | None = None,
+    dtypes: Dtypes = None,
 ) -> CallArguments | None:
     """Return the arguments of the model's forward; None if nothing was passed to run it with.
 
     Raises:
         InputError: an argument is unusable; the message echoes it and says what to pass instead.
 
-    >>> options = {"batch_dim": None, "device": None, "dtypes": None}
-    >>> call_arguments(ModelParts.of(nn.Linear(4, 2)), (3, 4), (), {}, **options).args
+    >>> call_arguments(ModelParts.of(nn.Linear(4, 2)), (3, 4), (), {}).args
     (InputSize(shape=(3, 4), dtype=torch.float32),)
     """
     if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
@@ -76,7 +75,7 @@ def call_arguments(
 def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> CallArguments:
     """Return arguments for another call of the same sizes. Raises ``InputError`` if sizes or dtypes differ."""
     parts = ModelParts.of(model)
-    call = call_arguments(parts, input_data, (), {}, batch_dim=None, device=recorded.device, dtypes=None)
+    call = call_arguments(parts, input_data, (), {}, device=recorded.device)
     if call is None or call.shapes() != recorded.shapes():
         passed = "nothing" if call is None else list(map(list, call.shapes()))
         raise InputError(
@@ -297,7 +296,6 @@ def _inputs_of(
     """Return the inputs that sizes describe.
 
     Args:
-        sizes: the sizes.
         names: names of forward's arguments that they are for; None: they are given by position.
         parts: the first floating point parameter of the model has the default dtype.
         batch_dim: position at which a batch of one is inserted; None: none is.

@@ -125,16 +125,20 @@ class CallArguments:
         leaves = tree_leaves((self.args, self.kwargs))
         return [leaf.dtype for leaf in leaves if isinstance(leaf, InputSize)]
 
-    def size_along(self, dim: int) -> int | None:
-        """Return the size of the first input that has dimension ``dim``; None if no input has it."""
-        sizes: list[int] = []
+    def described(self) -> list[InputTensor]:
+        """Return the tensors among the arguments, also in objects, with sizes and arrays that become tensors."""
+        tensors: list[InputTensor] = []
 
         def note(tensor: InputTensor) -> tuple[int, ...]:
-            sizes.extend(tensor.shape[dim : dim + 1])
+            tensors.append(tensor)
             return tensor.shape
 
         self.with_shapes(note)
-        return sizes[0] if sizes else None
+        return tensors
+
+    def size_along(self, dim: int) -> int | None:
+        """Return the size of the first input that has dimension ``dim``; None if no input has it."""
+        return next((tensor.shape[dim] for tensor in self.described() if len(tensor.shape) > dim), None)
 
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
         """Return the arguments with rows repeated to ``new_size`` in each input whose dimension ``dim`` is ``size``."""

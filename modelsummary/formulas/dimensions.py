@@ -111,15 +111,8 @@ def resized(call: CallArguments, sizes: Mapping[Dimension, int]) -> CallArgument
 
 def held_elements(call: CallArguments, sizes: Mapping[Dimension, int]) -> int:
     """Return the elements of the inputs that hold values at other sizes, which are not floating point."""
-    position_sizes, elements = _wanted(sizes), 0
-
-    def note(tensor: InputTensor) -> tuple[int, ...]:
-        nonlocal elements
-        elements += 0 if tensor.is_floating else prod(_shape(tensor, position_sizes))
-        return tensor.shape
-
-    call.with_shapes(note)
-    return elements
+    position_sizes = _wanted(sizes)
+    return sum(prod(_shape(tensor, position_sizes)) for tensor in call.described() if not tensor.is_floating)
 
 
 def _wanted(sizes: Mapping[Dimension, int]) -> dict[Place, int]:
@@ -138,15 +131,11 @@ def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:
     except (TypeError, ValueError):  # a ScriptModule's forward has no signature
         parameters = []
     tensors: dict[str, InputTensor] = {}
-
-    def note(tensor: InputTensor) -> tuple[int, ...]:
+    for tensor in call.described():
         name = tensor.argument
         if isinstance(name, int):
             name = parameters[name] if name < len(parameters) else str(name)
         tensors[f"{name}[{tensor.tensor_index}]" if tensor.tensor_index else name] = tensor
-        return tensor.shape
-
-    call.with_shapes(note)
     return tensors
 
 

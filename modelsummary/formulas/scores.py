@@ -19,6 +19,7 @@ from torch.nn import functional
 from modelsummary import _torch
 from modelsummary._torch import disable_current_modes
 from modelsummary.operators.operator_rules import OpRule, tensors_in
+from modelsummary.operators.tensor_bytes import storage_of
 
 __all__ = ["HiddenScores"]
 
@@ -98,11 +99,11 @@ class HiddenScores:
         if self._is_in_attention or not is_followed:
             for tensor in tensors_in(out):  # a new tensor may have the address of one that was freed
                 if tensor.layout is torch.strided:
-                    self._products.pop(_storage(tensor), None)
+                    self._products.pop(storage_of(tensor), None)
             return
         tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.layout is torch.strided]
-        scores = next((tensor for tensor in tensors if _storage(tensor) in self._products), None)
-        before = None if scores is None else self._products[_storage(scores)]
+        scores = next((tensor for tensor in tensors if storage_of(tensor) in self._products), None)
+        before = None if scores is None else self._products[storage_of(scores)]
         if macs:
             if before is not None and scores is not None and before.is_normed and scores.numel():
                 self.hidden_macs += before.hidden * (before.per_score + macs // scores.numel())
@@ -113,9 +114,9 @@ class HiddenScores:
         else:
             after = self._after(rule, before, scores, args, out)
         if after is not None:
-            self._products[_storage(out)] = after
+            self._products[storage_of(out)] = after
         else:
-            self._products.pop(_storage(out), None)
+            self._products.pop(storage_of(out), None)
 
     def _after(self, rule: OpRule, before: _Product, scores: Tensor, args: Sequence[Any], out: Tensor) -> _Product:
         effect = rule.facts.on_scores
@@ -132,7 +133,7 @@ class HiddenScores:
             value = call.get("value", _HIDDEN)
             if not isinstance(value, Tensor) and value <= _HIDDEN:
                 mask = call["mask" if effect == "fill" else "condition"]
-        if mask is None or before.is_normed or _storage(mask) in self._products:
+        if mask is None or before.is_normed or storage_of(mask) in self._products:
             return before
         values = self._values(mask)
         if values is None:
@@ -140,10 +141,6 @@ class HiddenScores:
         # A filled element is hidden where the mask is True, a masked one where it is False.
         hidden = values.numel() - _hidden_in(values) if effect == "fill" else _hidden_in(values)
         return replace(before, hidden=before.hidden + hidden * (out.numel() // max(values.numel(), 1)))
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _hidden_in(mask: Tensor) -> int:

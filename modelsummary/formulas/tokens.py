@@ -11,7 +11,7 @@ from torch import Tensor
 
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.inputs import CallArguments, InputTensor
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import no_collection, running
@@ -161,15 +161,7 @@ def _values(execution: Any, mask: Tensor) -> Tensor | None:
 
 def _tokens(call: CallArguments, batch_dim: int) -> tuple[str, int]:
     """Return the unit and its number: elements of the first token ids, else the size of the batch."""
-    tensors: list[InputTensor] = []
-
-    def note(tensor: InputTensor) -> tuple[int, ...]:
-        tensors.append(tensor)
-        return tensor.shape
-
-    call.with_shapes(note)
-    for tensor in tensors:
+    for tensor in call.described():
         if not tensor.is_floating and len(tensor.shape) == 2:
             return "token", tensor.shape[0] * tensor.shape[1]
-    size = call.size_along(batch_dim)
-    return "sample", size or 1
+    return "sample", call.size_along(batch_dim) or 1

@@ -61,7 +61,7 @@ def record(
     >>> from modelsummary.capture.input_data import call_arguments
     >>> from modelsummary.capture.modules import ModelParts
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
-    >>> call = call_arguments(ModelParts.of(model), (3, 4), (), {}, batch_dim=None, device=None, dtypes=None)
+    >>> call = call_arguments(ModelParts.of(model), (3, 4), (), {})
     >>> recorded = next(record(model, call, "shape"))
     >>> recorded.batch_size, [event.name for event in recorded.root.children]
     (3, ['0', '1'])
