@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from modelsummary.capture.calls import Call, Watch
 
-__all__ = ["Allocation", "Level", "Observer", "OverwrittenError", "Save", "SavedTensor"]
+__all__ = ["Allocation", "Level", "Observer", "OverwrittenError", "SavedTensor"]
 
 Level = Literal["costs", "arguments", "storages"]
 """What is noted of operators: their costs; their arguments as well; also the storages that they make."""
@@ -79,20 +79,6 @@ class Allocation:
         """Note that it is kept for the backward since a module call; the first one counts."""
         if not self.is_saved:
             self.is_saved, self.saved_in = True, call
-
-
-class Save(NamedTuple):
-    """A tensor that autograd saves.
-
-    Attributes:
-        call: the module call in which it is saved; None outside of the model.
-        storage: the identity of its storage; -1 if it is not followed.
-        at: number of the operator that runs next.
-    """
-
-    call: Call | None
-    storage: int
-    at: int
 
 
 class SavedTensor(NamedTuple):
@@ -179,7 +165,8 @@ class Observer:
         every: all storages.
         clones: number of an operator -> bytes of the matrices that it copies.
         read: identities of the storages whose elements Python got without an operator, if storages are followed.
-        saves: the tensors that autograd saves and that stay on the device, in order.
+        saves: the tensors that autograd saves and that stay on the device, in order: the fields of a ``TracedSave``,
+            with the module call itself.
         offloaded: bytes that were moved to the host.
         host_is_apart: the memory of the host is not the memory that is observed, so that these count no bytes.
     """
@@ -194,7 +181,7 @@ class Observer:
         self.every: list[Allocation] = []
         self.clones: dict[int, int] = {}
         self.read: set[int] = set()
-        self.saves: list[Save] = []
+        self.saves: list[tuple[Call | None, int, int]] = []
         self.offloaded = 0
         self.host_is_apart = True
         self._live: dict[int, tuple[Any, Allocation]] = {}
@@ -225,7 +212,7 @@ class Observer:
             return result
         if not self._follows:
             result = self._execution.run(func, rule, args, kwargs)
-            self.inside.append(None if self.watch is None else self.watch.innermost)
+            self.inside.append(self._innermost())
             if self._notes_costs or rule.is_view:
                 self.log.note_cost(func, rule, result[1])
             else:
@@ -366,7 +353,7 @@ class Observer:
         """Note that a tensor is kept for the backward, for ``saved_tensors_hooks``."""
         self._meet(tensor, max(len(self.inside) - 1, 0))
         allocation = self.of(tensor)
-        self.saves.append(Save(self._innermost(), self._identity(tensor), len(self.inside)))
+        self.saves.append((self._innermost(), self._identity(tensor), len(self.inside)))
         if allocation is not None:
             allocation.save(self._innermost())
         return SavedTensor.of(tensor)

@@ -35,7 +35,6 @@ class StepRun:
     """One step on shapes or for real, and what was observed of it.
 
     Args:
-        level: what is noted of operators.
         optimized: names of the parameters that the optimizer steps, see ``StepPlan.optimized``; None: all that are
             trained.
 
@@ -286,8 +285,8 @@ class StepRun:
             read=frozenset(self.observer.read),
             without_gradient=self._names_without_gradient(),
             saves=[
-                TracedSave(None if save.call is None else keys[save.call], save.storage, save.at - first)
-                for save in self.observer.saves
+                TracedSave(None if call is None else keys[call], storage, operator_number - first)
+                for call, storage, operator_number in self.observer.saves
             ],
             offloaded=self.observer.offloaded,
             **({} if self.graphs is None else self.graphs.since(first)),

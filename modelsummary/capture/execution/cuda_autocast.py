@@ -120,8 +120,4 @@ def _to_float32(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _in_widest(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_mixed = len({tensor.dtype for tensor in tensors_of((args, kwargs)) if _is_eligible(tensor)}) > 1
-    return (_in_float32 if is_mixed else _unchanged)(operator, args, kwargs)
-
-
-def _unchanged(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return operator(*args, **kwargs)
+    return _in_float32(operator, args, kwargs) if is_mixed else operator(*args, **kwargs)

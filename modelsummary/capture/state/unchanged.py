@@ -30,7 +30,6 @@ def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torc
     """Return a context in which a model may run, and which restores it, its arguments and torch's global state.
 
     Args:
-        modules: all modules of the model.
         arguments: arguments of its forward, including objects that the forward may change.
         lazy_device: device on which lazy modules initialise their parameters; None: the device of each.
 
@@ -39,7 +38,7 @@ def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torc
     """
     held = Held()
     held.save([*modules, arguments])
-    steps = (held.put_back, *_flags(held.tensors), _modes(), *(state.saved() for state in process_states()))
+    steps = (held.put_back, _flags(held.tensors), _modes(), *(state.saved() for state in process_states()))
     try:
         _replace_uninitialized(modules, lazy_device)
         yield held
@@ -61,8 +60,8 @@ def _run_all(steps: Sequence[Undo]) -> None:
 # ------------------------------------------------------------------------------------- flags, lazy tensors
 
 
-def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
-    """Return the steps that restore ``requires_grad`` and ``grad``. Lazy tensors are replaced during the run."""
+def _flags(tensors: Sequence[Tensor]) -> Undo:
+    """Return the step that restores ``requires_grad`` and ``grad``. Lazy tensors are replaced during the run."""
     leaves = (tensor for tensor in tensors if not is_lazy(tensor) and tensor.is_leaf and not tensor.is_inference())
     saved = [(tensor, tensor.requires_grad, tensor.grad) for tensor in leaves]
 
@@ -75,7 +74,7 @@ def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
             if tensor.grad is not grad:
                 tensor.grad = grad
 
-    return [put_back]
+    return put_back
 
 
 def _replace_uninitialized(modules: Sequence[nn.Module], device: torch.device | None) -> None:
