@@ -42,15 +42,13 @@ class CheckpointCodeGen(CodeGen):
             body = around(body) if around is not None else body
             if any(map(region_of, nodes)):
                 body = _with_regions(list(nodes), body)
-            return _restoring(body) if any(node.target is _torch.set_grad_enabled for node in nodes) else body
+            if not any(node.target is _torch.set_grad_enabled for node in nodes):
+                return body
+            restoring = "with torch.set_grad_enabled(torch.is_grad_enabled()):\n"  # also if the code raises
+            return [restoring, indent("".join(body), _INDENT)]
 
         with _torch.swapped(self, "_body_transformer", transform):
             return super()._gen_python_code(nodes, *args, **kwargs)
-
-
-def _restoring(body: list[str]) -> list[str]:
-    """Return code that restores the grad mode, also if it raises."""
-    return ["with torch.set_grad_enabled(torch.is_grad_enabled()):\n", indent("".join(body), _INDENT)]
 
 
 def _with_regions(nodes: list[Node], body: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelsummary._torch import FakeTensorMode, swapped
 from modelsummary.capture.containers import tensors_of
-from modelsummary.capture.devices import takes_gradients
+from modelsummary.capture.devices import takes_gradients, with_index
 
 __all__ = ["MetaTensorMode"]
 
@@ -97,11 +97,9 @@ class _NumberedDevices(TorchFunctionMode):
 
 
 def _numbered(value: Any) -> Any:
-    """Return a device with an index if its type has indices; return anything else unchanged."""
+    """Return a device, also one that is given by name, with its index; return anything else unchanged."""
     device = torch.device(value) if isinstance(value, str) else value
-    if isinstance(device, torch.device) and device.index is None and device.type not in ("cpu", "meta"):
-        return torch.device(device.type, 0)
-    return value
+    return with_index(device) if isinstance(device, torch.device) else value
 
 
 def _leave(whatever: Any, *_args: Any, **_kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ __all__ = [
     "find_impl",
     "flop_impls",
     "is_leaf",
-    "leaf_impl",
+    "leaf_impls",
     "profile_impls",
     "register_flop_count_impl",
     "register_leaf_module",
@@ -41,8 +41,8 @@ _M = TypeVar("_M", bound=type[nn.Module])
 Impls = dict[Any, Callable[..., Any]]
 
 _tracer_impls: Impls = {}
-_leaf_impls: Impls = {}
 _leaves: dict[type, bool] = {}
+leaf_impls: Impls = {}
 shape_impls: Impls = {}
 flop_impls: Impls = {}
 profile_impls: Impls = {}
@@ -111,7 +111,7 @@ def register_leaf_module_impl(cls: type[nn.Module]) -> Callable[[_F], _F]:
     _check_class("register_leaf_module_impl", cls)
     if _leaves.get(cls) is False:
         raise RegistrationError(f"register_leaf_module_impl: {cls.__name__} is already registered as opened")
-    return _registering("register_leaf_module_impl", _leaf_impls, cls)
+    return _registering("register_leaf_module_impl", leaf_impls, cls)
 
 
 def register_shape_impl(func: Any) -> Callable[[_F], _F]:
@@ -173,7 +173,7 @@ def _registering(name: str, impls: Impls, key: Any) -> Callable[[_F], _F]:
 
 def _register_leaf(name: str, cls: _M, *, is_leaf: bool) -> _M:
     _check_class(name, cls)
-    if cls in _leaves or cls in _leaf_impls:
+    if cls in _leaves or cls in leaf_impls:
         kind = "opened" if _leaves.get(cls) is False else "a leaf"
         raise RegistrationError(f"{name}: {cls.__name__} is already registered as {kind}")
     _leaves[cls] = is_leaf
@@ -188,7 +188,7 @@ def _check_class(name: str, cls: Any) -> None:
 def is_leaf(module: nn.Module) -> bool:
     """Return True if a module stays one node: as registered, else a layer of torch that is not a container."""
     kind = type(module)
-    registered = True if kind in _leaf_impls else _leaves.get(kind)
+    registered = True if kind in leaf_impls else _leaves.get(kind)
     if registered is not None:
         return registered
     return kind.__module__.startswith(("torch.nn.", "torch.ao.nn.")) and not isinstance(module, _CONTAINERS)
@@ -216,7 +216,7 @@ def rules(model: nn.Module, used: set[Any]) -> TraceRules:
         is_whole=lambda module: module is not model and is_leaf(module),
         substitutes=noting(_tracer_impls),
         shapes=noting(shape_impls),
-        layer_shapes=noting(_leaf_impls),
+        layer_shapes=noting(leaf_impls),
         opens_checkpoints=True,
     )
 
@@ -241,8 +241,3 @@ def find_impl(impls: Impls, target: Any) -> Callable[..., Any] | None:
         return impls.get(key)
     except TypeError:  # the key is not hashable
         return None
-
-
-def leaf_impl(module: nn.Module) -> Callable[..., Any] | None:
-    """Return the function registered by ``register_leaf_module_impl`` for a module's class; None if not registered."""
-    return _leaf_impls.get(type(module))

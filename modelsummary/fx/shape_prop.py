@@ -72,7 +72,7 @@ class NodeRunner(Interpreter):
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module, or its registered shape implementation."""
         module = self.fetch_attr(target)
-        impl = registry.leaf_impl(module)
+        impl = registry.find_impl(registry.leaf_impls, module)
         return module(*args, **kwargs) if impl is None else _opaque(impl, (module, *args), kwargs)
 
 
@@ -165,8 +165,6 @@ def note_shapes(
     """Note the shapes and the origin of every node.
 
     Args:
-        module: the graph.
-        call: its inputs.
         origins: node -> FQN and call index of its module.
         execution: ``"shape"`` on meta tensors, ``"real"`` on data.
     """
@@ -199,8 +197,6 @@ def without_data(
     The tensors report ``device``, present or not, so that its kernels are chosen. The module is restored afterwards.
 
     Args:
-        module: the module.
-        call: its arguments.
         device: device of the tensors; None: the device of the module.
         counting: counter that gets the costs of the operators; None: they are not added up.
         really: run on data, on the module's own device.

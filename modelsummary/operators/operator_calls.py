@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modelsummary._torch import group_name, next_node_number
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
+from modelsummary.operators.shape_rules import contiguous_strides
 from modelsummary.operators.table import Arguments
 from modelsummary.operators.tensor_bytes import nbytes_of
 
@@ -75,18 +76,10 @@ class TensorSpec(NamedTuple):
         return self.numel * self.dtype.itemsize
 
     def __str__(self) -> str:
-        dense = self.stride == _contiguous(self.shape)
+        dense = self.stride == contiguous_strides(self.shape)
         strides = "" if dense else "/" + "x".join(map(str, self.stride))
         name = _DTYPES.get(self.dtype) or str(self.dtype).removeprefix("torch.")
         return f"{name}[{'x'.join(map(str, self.shape))}{strides}]{'p' if self.is_param else ''}"
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 class OperatorCall:

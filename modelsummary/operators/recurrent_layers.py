@@ -109,13 +109,7 @@ register("aten", "_cudnn_rnn_backward", overload="default", shape=_gradients)
 
 
 def join_recurrent(kernels: Iterable[Kernel], layers: Collection[str], timing: Timing) -> list[Kernel]:
-    """Join the kernels of each call of a recurrent layer into one, in the forward and in the backward.
-
-    Args:
-        kernels: kernels of a step.
-        layers: FQNs of the recurrent layers.
-        timing: as for ``kernels_of``.
-    """
+    """Join the kernels of each call of a recurrent layer into one, in the forward and in the backward."""
     groups: dict[tuple[str, CallKey], list[Kernel]] = {}
     order: list[Kernel | list[Kernel]] = []
     for kernel in kernels:

@@ -20,6 +20,7 @@ __all__ = [
     "META",
     "Shape",
     "are_plain_floats",
+    "contiguous_strides",
     "dtype_of_statistics",
     "in_format",
     "is_plain",
@@ -33,10 +34,15 @@ Shape: TypeAlias = Sequence[int]
 
 
 @lru_cache(maxsize=4096)
-def _contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides that torch gives a contiguous tensor.
+
+    >>> contiguous_strides((2, 0, 3))
+    (3, 3, 1)
+    """
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
     return tuple(strides)
 
 
@@ -63,7 +69,7 @@ def is_plain(x: Any) -> bool:
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         return False
     shape = x.shape
-    return 0 not in shape and x.stride() == _contiguous_strides(shape)
+    return 0 not in shape and x.stride() == contiguous_strides(shape)
 
 
 def are_plain_floats(x: Tensor, *others: Tensor | None) -> bool:
@@ -79,14 +85,14 @@ def are_plain_floats(x: Tensor, *others: Tensor | None) -> bool:
 def new_contiguous(shape: Shape, dtype: torch.dtype) -> Tensor:
     """Return a contiguous tensor on meta."""
     shape = torch.Size(shape)
-    return torch.empty_strided(shape, _contiguous_strides(shape), dtype=dtype, device=META)
+    return torch.empty_strided(shape, contiguous_strides(shape), dtype=dtype, device=META)
 
 
 def like(x: Tensor) -> Tensor | None:
     """Return a tensor of the shape and dtype of ``x`` with its dimensions in the same order."""
     if x.dtype not in FLOATS or x.layout is not torch.strided:
         return None
-    strides = _contiguous_strides(x.shape) if is_plain(x) else _strides_in_order(x.shape, x.stride())
+    strides = contiguous_strides(x.shape) if is_plain(x) else _strides_in_order(x.shape, x.stride())
     return None if strides is None else torch.empty_strided(x.shape, strides, dtype=x.dtype, device=META)
 
 

@@ -37,7 +37,7 @@ from tests.graphs import assert_same, written
 @pytest.fixture(autouse=True)
 def _registrations():
     """Undo the registrations of a test."""
-    names = ("_tracer_impls", "_leaf_impls", "_leaves", "shape_impls", "flop_impls", "profile_impls")
+    names = ("_tracer_impls", "leaf_impls", "_leaves", "shape_impls", "flop_impls", "profile_impls")
     before = {name: dict(getattr(registry, name)) for name in names}
     yield
     for name, known in before.items():
