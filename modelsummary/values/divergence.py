@@ -193,8 +193,7 @@ class _Side:
         def as_taken(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-        described: dict[str, Any] = {"batch_dim": None, "device": None, "dtypes": None}
-        call = call_arguments(self.parts, map_tensors(as_taken, batch), (), {}, **described)
+        call = call_arguments(self.parts, map_tensors(as_taken, batch), (), {})
         if call is None or call.size_dtypes:
             raise InputError(f"batch must hold tensors with values, got {batch!r:.80}; pass a tensor")
         self.call: CallArguments = call
@@ -258,7 +257,6 @@ class _Comparison:
     """The differences of the calls of the second model, in the order in which they are known.
 
     Args:
-        recorded: the calls of the first model.
         pairs: FQNs of the second model -> FQNs of the first.
         macs: call of the second model -> multiply-adds of its own operators.
     """

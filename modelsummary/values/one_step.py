@@ -33,9 +33,9 @@ def step_values(
     if isinstance(batch, (bool, int, float, complex, str, bytes)):
         raise InputError(f"batch must hold the tensors that the forward takes, got {batch!r:.80}; pass a saved batch")
     check_loss(loss)
-    described: dict[str, Any] = {"batch_dim": live.batch_dim, "device": live.call.device, "dtypes": None}
-    parts = ModelParts.of(live.model)
-    call = live.call if batch is None else call_arguments(parts, batch, (), {}, **described) or live.call
+    parts, call = ModelParts.of(live.model), live.call
+    if batch is not None:
+        call = call_arguments(parts, batch, (), {}, batch_dim=live.batch_dim, device=call.device) or call
     if any(tensor.is_meta for tensor in (*parts.tensors, *call.tensors())):
         raise InputError("values need a model and an input with values, but a tensor is on meta")
     doing = "forward"

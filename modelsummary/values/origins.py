@@ -183,7 +183,6 @@ def bad_values(
     Args:
         log: the operators, whose bounds were fetched.
         key_of: returns the key of a call and the class of its module.
-        step: number of the step.
     """
     values: list[BadValue] = []
     for run in log:

@@ -247,11 +247,7 @@ def is_waiting(device: torch.device) -> bool:
 
 
 class Readings(Generic[_Reading]):
-    """What is read of tensors: once of each, until an operator writes it.
-
-    Args:
-        read: reads a plain tensor.
-    """
+    """What is read of tensors: once of each, until an operator writes it."""
 
     def __init__(self, read: Callable[[Tensor], _Reading]) -> None:
         self._read = read

@@ -414,7 +414,7 @@ class Watching:
             return None if original is None else (keys[original], type(original.module).__name__)
 
         bad_values_of_step = bad_values(log, key_of, step.number)
-        self.values._add_bad(bad_values_of_step)
+        self.values._bad += bad_values_of_step
         for bad in bad_values_of_step:
             bad.is_final |= step.has_failed and bad.kind == "nan"  # nothing shows that it was absorbed
         is_sound = not self.values._bad or self.values._bad[-1].step != step.number
