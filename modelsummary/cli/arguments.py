@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from modelsummary.errors import InputError, close_to
 from modelsummary.keywords import choice_of, dtype_named
@@ -24,8 +24,6 @@ __all__ = [
     "SOURCES",
     "Input",
     "Parser",
-    "caches",
-    "modes",
     "parse_budget",
     "parse_count",
     "parse_dtype",
@@ -33,8 +31,6 @@ __all__ = [
     "parse_lengths",
     "parse_name",
     "parse_settings",
-    "steps",
-    "weights",
 ]
 
 SOURCES = (
@@ -42,11 +38,11 @@ SOURCES = (
     " package.module:factory, path/net.py:factory, or a file MODEL.onnx, .pt2, .pt, .pth, .safetensors, .gguf"
 )
 
-_VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
+_NUMBER = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
 _OPTION = re.compile(r"-(?![\d.])\S+")  # not a negative number
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 
-
+_Value = TypeVar("_Value")
 Input: TypeAlias = "tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]"
 
 
@@ -89,70 +85,46 @@ def parse_input(text: str) -> Input:
     """Return the name, the size or number, and the dtype of ``1,3,224,224``, ``ids=1,128:long`` or ``sr==16000``."""
     import torch
 
-    value = _VALUE.fullmatch(text)
+    value = _NUMBER.fullmatch(text)
     if value is not None:
         return value["name"], torch.tensor(json.loads(value["value"])), None
     match = _INPUT.fullmatch(re.sub(r"\s+", "", text))
     if match is None or not text:
         raise argparse.ArgumentTypeError(f"expected a size such as 1,3,224,224 or ids=1,128:long, got {text!r}")
-    dtype = None
-    if match["dtype"]:
-        with _as_argument_error():
-            dtype = dtype_named(match["dtype"], f"the end of {text!r}", "")
+    dtype = _parsed(dtype_named, match["dtype"], f"the end of {text!r}", "") if match["dtype"] else None
     size = [int(dim) for dim in match["size"].split(",")] if match["size"] else []
     return match["name"], size, dtype
 
 
 def parse_dtype(text: str) -> torch.dtype:
     """Return a floating point dtype by its name."""
-    with _as_argument_error():
-        return dtype_named(text, "it")
-    raise AssertionError  # the context returns only after an error
+    return _parsed(dtype_named, text, "it")
 
 
-@contextmanager
-def _as_argument_error() -> Iterator[None]:
-    """Run the body, and raise ``argparse.ArgumentTypeError`` for its ``InputError``."""
+def _parsed(function: Callable[..., _Value], *args: Any) -> _Value:
+    """Return what a function returns; raise ``argparse.ArgumentTypeError`` for its ``InputError``."""
     try:
-        yield
+        return function(*args)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parse_name(names: Callable[[], Iterable[str]]) -> Callable[[str], str]:
-    """Return a function that accepts one of the names, in any case; ``names`` is called when an option is parsed.
+def parse_name(*names: str, listed: str = "") -> Callable[[str], str]:
+    """Return a function that accepts one of the names, in any case.
 
-    >>> parse_name(lambda: ("eager", "compiled"))("Eager")
-    'eager'
+    Args:
+        listed: module and name of a list of further names, which is imported when an option is parsed.
+
+    >>> parse_name("train", "eval")("Eval"), parse_name(listed="operators.kernels.MODES")("compiled")
+    ('eval', 'compiled')
     """
 
     def parse(text: str) -> str:
-        with _as_argument_error():
-            return choice_of(text, list(names()), "it")
-        raise AssertionError  # the context returns only after an error
+        module, _, name = listed.rpartition(".")
+        further = getattr(import_module(f"modelsummary.{module}"), name) if listed else ()
+        return _parsed(choice_of, text, [*names, *further], "it")
 
     return parse
-
-
-def steps() -> list[str]:
-    """Return the names of what ``--memory`` predicts: ``inference``, ``none``, or an optimizer."""
-    from modelsummary.memory.step_options import OPTIMIZERS
-
-    return ["inference", "none", *OPTIMIZERS]
-
-
-def caches() -> Sequence[str]:
-    """Return the names of kinds of caches."""
-    from modelsummary.serving.cache import CACHES
-
-    return CACHES
-
-
-def weights() -> Sequence[str]:
-    """Return the names of the forms in which servers keep weights."""
-    from modelsummary.serving.number_formats import WEIGHTS
-
-    return list(WEIGHTS)
 
 
 def parse_lengths(text: str) -> int | tuple[int, int]:
@@ -168,13 +140,6 @@ def parse_lengths(text: str) -> int | tuple[int, int]:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"expected a number of tokens, or LEAST:MOST such as 100:500, got {text!r}")
-
-
-def modes() -> Sequence[str]:
-    """Return the names of the ways to run a step on a device."""
-    from modelsummary.operators.kernels import MODES
-
-    return MODES
 
 
 def parse_settings(text: str) -> dict[str, Any]:

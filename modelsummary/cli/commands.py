@@ -15,8 +15,6 @@ from typing import Any, NoReturn, TypeAlias
 from modelsummary.cli.arguments import (
     SOURCES,
     Parser,
-    caches,
-    modes,
     parse_budget,
     parse_count,
     parse_dtype,
@@ -24,8 +22,6 @@ from modelsummary.cli.arguments import (
     parse_lengths,
     parse_name,
     parse_settings,
-    steps,
-    weights,
 )
 from modelsummary.errors import InputError, ModelSummaryError, close_to
 from modelsummary.views.columns import COLUMNS
@@ -45,6 +41,7 @@ _HELP_OF_MEMORY = "memory of a training step with an optimizer such as adamw, or
 _HELP_OF_WEIGHTS = "form of the weights of products: fp8, int8, int4, mxfp4 or nvfp4 (default: the dtype)"
 _HELP_OF_CACHE = "kind of cache of transformers: dynamic, static, fp8 or quanto (default: the one that the model makes)"
 _HELP_OF_SERVING_MODE = "eager or compiled (default: compiled on a named device, eager on this machine)"
+_STEPS = parse_name("inference", "none", listed="memory.step_options.OPTIMIZERS")
 _MODELS = f"""\
 a model is one of
   {fill(SOURCES, 100, subsequent_indent="  ")}
@@ -178,7 +175,7 @@ def _trained() -> Parser:
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
     add("--lora", type=parse_count, metavar="RANK", help="freeze the model and train LoRA adapters of peft")
     add = parent.group(_QUESTIONS).add_argument
-    add("--memory", type=parse_name(steps), metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
+    add("--memory", type=_STEPS, metavar="OPTIMIZER", help=_HELP_OF_MEMORY)
     add("--split", type=parse_count, metavar="N", help="cut the model into N stages")
     return parent
 
@@ -200,7 +197,7 @@ def _version() -> Parser:
 
 def _one_of(*names: str) -> dict[str, Any]:
     """Return the properties of an option that takes one of the names."""
-    return {"type": parse_name(lambda: names), "choices": names}
+    return {"type": parse_name(*names), "choices": names}
 
 
 def _examples(*lines: str) -> str:
@@ -377,11 +374,11 @@ def _serve_plan(commands: _Commands) -> None:
     help_of_expert = "devices over which experts are divided, each with requests of its own (default: 1)"
     add("--expert", type=parse_count, default=1, metavar="N", help=help_of_expert)
     add("--memory", metavar="BYTES", help="memory of the device, such as 24GB (default: the device's)")
-    add("--mode", type=parse_name(modes), help=_HELP_OF_SERVING_MODE)
+    add("--mode", type=parse_name(listed="operators.kernels.MODES"), help=_HELP_OF_SERVING_MODE)
     add = parser.group("weights and cache").add_argument
     add("--dtype", type=parse_dtype, help="dtype of weights and cache, such as bfloat16 (default: the model's)")
-    add("--cache", type=parse_name(caches), help=_HELP_OF_CACHE)
-    add("--weights", type=parse_name(weights), help=_HELP_OF_WEIGHTS)
+    add("--cache", type=parse_name(listed="serving.cache.CACHES"), help=_HELP_OF_CACHE)
+    add("--weights", type=parse_name(listed="serving.number_formats.WEIGHTS"), help=_HELP_OF_WEIGHTS)
     add("--cache-dtype", type=parse_dtype, help="dtype of what attention reads of the cache, such as float8_e4m3fn")
     add = parser.group(_OUTPUT).add_argument
     add("--plot", type=Path, metavar="FILE", help="draw tokens per second against the batch size into this file")

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
-from modelsummary.cli.arguments import caches, modes, parse_budget
+from modelsummary.cli.arguments import parse_budget
 from modelsummary.cli.commands import run
+from modelsummary.operators.kernels import MODES
+from modelsummary.serving.cache import CACHES
 from tests.files.test_onnx import conv
 from tests.models import Call
 
@@ -393,7 +395,7 @@ def test_help_of_a_command(capsys, command):
     assert ("--mode {train,eval}" in said) == (command in ("summarize", "compare", "explore"))
     assert said.count("\nquestions:") == (command in ("summarize", "explore"))
     assert said.count("--input SIZE ") == 1
-    for names in (caches(), modes()) if command == "serve-plan" else ():
+    for names in (CACHES, MODES) if command == "serve-plan" else ():
         assert all(name in said for name in names)
 
 
