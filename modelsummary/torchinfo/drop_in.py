@@ -287,8 +287,7 @@ def _call(model: nn.Module, data: Any, kwargs: dict[str, Any], **options: Any) -
     device = next(iter(devices)) if len(devices) == 1 else None
     positional = isinstance(data, tuple) and not any(map(is_array, data))  # numbers in it are arguments, not sizes
     first, others = (None, data) if positional else (data, ())
-    settings = {"batch_dim": None, "dtypes": None, **options}
-    return call_arguments(parts, first, others, kwargs, device=device, **settings)
+    return call_arguments(parts, first, others, kwargs, device=device, **options)
 
 
 # ------------------------------------------------------------------------------------------------ the run
