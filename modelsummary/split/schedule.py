@@ -10,8 +10,9 @@ their orders are torch's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError, check_integers
@@ -22,6 +23,7 @@ from modelsummary.units import decimals, duration, percent
 
 __all__ = [
     "IN_V",
+    "ORDERS",
     "SCHEDULES",
     "WORKS",
     "Action",
@@ -34,7 +36,6 @@ __all__ = [
     "simulate",
 ]
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 # Schedules whose stages are dealt to devices down and up again; torch makes the order of their actions.
 IN_V = {"zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV"}
 # Names of the engine's actions -> kinds of ``Action``; the engine's own values are numbers in torch 2.6.
@@ -174,7 +175,7 @@ def simulate(
     """
     if bandwidth is not None and not bandwidth > 0:
         raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
-    schedule = choice_of(schedule, SCHEDULES, "schedule")
+    schedule = choice_of(schedule, ORDERS, "schedule")
     per_device = checked_per_device(len(loads), n_microbatches, schedule, stages_per_device)
     n_devices = len(loads) // per_device
     graph = ItemGraph()
@@ -224,12 +225,16 @@ def order_of(schedule: str, device: int, n_devices: int, per_device: int, m: int
     >>> [(action.kind, action.microbatch) for action in order_of("1f1b", 1, n_devices=2, per_device=1, m=2)]
     [('F', 0), ('B', 0), ('F', 1), ('B', 1)]
     """
-    if schedule in IN_V:
-        return _in_v(schedule, device, n_devices, m)
-    if schedule == "gpipe":
-        return [Action(kind, device, microbatch) for kind in "FB" for microbatch in range(m)]
-    if schedule == "zb":
-        return _zero_bubble(device, n_devices, m)
+    return ORDERS[schedule](device, n_devices, per_device, m)
+
+
+def _gpipe(device: int, _n_devices: int, _per_device: int, m: int) -> list[Action]:
+    """Return all forwards, then all backwards."""
+    return [Action(kind, device, microbatch) for kind in "FB" for microbatch in range(m)]
+
+
+def _one_forward_one_backward(device: int, n_devices: int, per_device: int, m: int) -> list[Action]:
+    """Return a forward and a backward in turn, after the forwards that the later stages need to begin."""
     total = m * per_device
     in_round = m // max(1, m // n_devices) if per_device > 1 else m
     if per_device == 1:
@@ -249,7 +254,7 @@ def order_of(schedule: str, device: int, n_devices: int, per_device: int, m: int
     return order + [step("B", position) for position in range(total - warmup, total)]
 
 
-def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
+def _in_v(schedule: str, device: int, n_devices: int, _per_device: int, m: int) -> list[Action]:
     """Return the actions of a device in the order that torch's engine has."""
     import torch
     from torch.distributed.pipelining import schedules
@@ -263,6 +268,35 @@ def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
         Action(_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index)
         for action in planned_actions(kind, device, n_devices, m)
     ]
+
+
+def _zero_bubble(device: int, n_devices: int, _per_device: int, m: int) -> list[Action]:
+    """Return the actions of a device with one stage in ZB-H1.
+
+    The order is 1F1B, but backwards of the weights run ``device`` micro-batches later. So each stage holds as many
+    activations as the first stage of 1F1B, and the last backwards of the weights fill the bubble at the end.
+    """
+    warmup = min(m, n_devices - device)
+    order = [Action("F", device, microbatch) for microbatch in range(warmup)]
+    for microbatch in range(m):
+        order.append(Action("I", device, microbatch))
+        if microbatch >= device:
+            order.append(Action("W", device, microbatch - device))
+        if warmup + microbatch < m:
+            order.append(Action("F", device, warmup + microbatch))
+    return order + [Action("W", device, microbatch) for microbatch in range(max(0, m - device), m)]
+
+
+Order = Callable[[int, int, int, int], list[Action]]
+ORDERS: dict[str, Order] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_forward_one_backward,
+    "interleaved1f1b": _one_forward_one_backward,
+    "zb": _zero_bubble,
+    **{name: partial(_in_v, name) for name in IN_V},
+}
+"""Name of a schedule -> the actions of a device: of its number, all devices, stages per device, and micro-batches."""
+SCHEDULES = tuple(ORDERS)
 
 
 def seconds_of(loads: Sequence[StageLoad], bandwidth: float | None = None) -> list[float]:
@@ -317,23 +351,6 @@ def add_actions(
                     arrived[step, stage + step, microbatch] = graph.add(links[step][stage], work, number)
         assert len(added) > before, "the schedule deadlocks"
     return added
-
-
-def _zero_bubble(stage: int, n_stages: int, m: int) -> list[Action]:
-    """Return the actions of a stage in ZB-H1.
-
-    The order is 1F1B, but backwards of the weights run ``stage`` micro-batches later. So each stage holds as many
-    activations as the first stage of 1F1B, and the last backwards of the weights fill the bubble at the end.
-    """
-    warmup = min(m, n_stages - stage)
-    order = [Action("F", stage, microbatch) for microbatch in range(warmup)]
-    for microbatch in range(m):
-        order.append(Action("I", stage, microbatch))
-        if microbatch >= stage:
-            order.append(Action("W", stage, microbatch - stage))
-        if warmup + microbatch < m:
-            order.append(Action("F", stage, warmup + microbatch))
-    return order + [Action("W", stage, microbatch) for microbatch in range(max(0, m - stage), m)]
 
 
 def _peak(actions: Sequence[Action], loads: Sequence[StageLoad]) -> float:
