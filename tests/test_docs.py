@@ -16,7 +16,11 @@ import torch
 import modelsummary
 from modelsummary import Statistics
 from modelsummary.cli import run
+from modelsummary.devices import device_table
 from modelsummary.files.statistics import FileStatistics
+from modelsummary.findings.ruleset import RULES
+from modelsummary.operators import table
+from modelsummary.split.schedule import ORDERS
 from modelsummary.views.columns import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -29,9 +33,20 @@ def blocks(path, language):
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
 OLD_EXPORTS = "torch 2.6 saves the weights of exported programs as a pickle, which is not read"
 PAGES = "start extending usage cost formulas split parallel cluster latency memory serving hugging_face export views"
-NAMES = [*f"{PAGES} files fx ci values".split(), TORCHINFO]
+NAMES = [*f"{PAGES} files fx ci values internals".split(), TORCHINFO]
 
 
+@pytest.fixture
+def tables():
+    """Take out again what a page adds to the tables of the package."""
+    before = [(rows, dict(rows)) for rows in (table.TABLE, device_table.TABLE, RULES, COLUMNS, ORDERS)]
+    yield
+    for rows, entries in before:
+        rows.clear()
+        rows.update(entries)
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("name", NAMES)
 def test_code_runs_and_comments_are_true(name, tmp_path, monkeypatch):
     if name == "torchinfo":
@@ -108,6 +123,16 @@ def test_the_tables_of_large_models_are_those_printed():
     for library in ("torchvision", "transformers", "segmentation_models_pytorch"):
         pytest.importorskip(library, exc_type=(ImportError, RuntimeError))
     subprocess.run([sys.executable, "tools/tables.py", "--check"], cwd=ROOT, check=True)
+
+
+def test_the_tests_and_files_that_a_page_names_exist():
+    text = (ROOT / "docs/internals.md").read_text()
+    tests = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    names = re.findall(r"`(test_\w+)`", text)
+    assert len(names) > 10
+    assert [name for name in names if f"def {name}(" not in tests] == []
+    paths = re.findall(r"`((?:tests|benchmarks|\w+(?=/\w+\.py))/[\w/.]*)`", text)
+    assert [path for path in paths if not any((root / path).exists() for root in (ROOT, ROOT / "modelsummary"))] == []
 
 
 def names_in(path):
