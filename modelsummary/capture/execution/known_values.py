@@ -18,12 +18,12 @@ from modelsummary.capture.containers import map_leaves
 from modelsummary.capture.execution.shape_tensor import storage_of
 from modelsummary.operators.operator_rules import OpRule, tensors_in
 
-__all__ = ["KnownValues", "is_small"]
+__all__ = ["MOST_ELEMENTS", "MOST_ELEMENTS_OF_PARAMETER", "KnownValues", "is_small"]
 
 _CPU = torch.device("cpu")
 # Largest tensors whose values are followed: enough for positions and masks, too small to cost time.
-_MAX_ELEMENTS = 2**16
-_MAX_ELEMENTS_OF_PARAMETER = 16
+MOST_ELEMENTS = 2**16
+MOST_ELEMENTS_OF_PARAMETER = 16
 
 
 def is_small(tensor: Tensor) -> bool:
@@ -32,7 +32,7 @@ def is_small(tensor: Tensor) -> bool:
     >>> is_small(torch.zeros(100)), is_small(nn.Parameter(torch.zeros(100)))
     (True, False)
     """
-    return tensor.numel() <= (_MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS)
+    return tensor.numel() <= (MOST_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else MOST_ELEMENTS)
 
 
 class _Value:
@@ -75,7 +75,7 @@ class KnownValues:
         most_elements: elements of the largest tensors whose values are followed.
     """
 
-    most_elements = _MAX_ELEMENTS
+    most_elements = MOST_ELEMENTS
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by the id of the tensor

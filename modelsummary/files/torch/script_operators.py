@@ -16,7 +16,7 @@ from torch import Tensor
 from modelsummary import _torch
 from modelsummary.errors import ModelFileError
 
-__all__ = ["DTYPES", "RefusedNameError", "call_operator", "number_of"]
+__all__ = ["DTYPES", "MOST_RESULTS", "RefusedNameError", "call_operator", "dtype_of", "number_of"]
 
 # The numbers of c10::ScalarType, which the code has for dtypes.
 DTYPES: dict[int, torch.dtype] = {
@@ -37,7 +37,7 @@ Taker = Callable[[Any, "Item | None"], Any]
 """Return a value as torch takes it; raise ``_Unfit`` if it does not fit. With ``Item``, convert numbers."""
 
 _CPU = torch.device("cpu")
-_MOST_RESULTS = 20_000
+MOST_RESULTS = 20_000  # tensors that one operator returns
 # They make room for as many tensors as an argument says.
 _COUNTED = frozenset("tensor_split hsplit vsplit dsplit chunk unsafe_chunk".split())
 _MOST_NUMBERS = 20_000  # in a list of sizes, or tensors in a list
@@ -174,7 +174,7 @@ def call_operator(namespace: str, name: str, args: Sequence[Any], kwargs: dict[s
 
 
 def _is_many(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, int) and abs(value) > _MOST_RESULTS)
+    return isinstance(value, Tensor) or (isinstance(value, int) and abs(value) > MOST_RESULTS)
 
 
 def _bound(
@@ -232,9 +232,14 @@ def _coded(kind: str, value: int) -> Any:
         return torch.strided
     if kind == "memory_format" and 0 <= value < len(_MEMORY_FORMATS):
         return _MEMORY_FORMATS[value]
-    if kind == "dtype" and value in DTYPES:
-        return DTYPES[value]
-    raise ModelFileError(f"the code has the {kind} {value}, which torch {torch.__version__} does not know")
+    return dtype_of(value, kind)
+
+
+def dtype_of(number: Any, kind: str = "dtype") -> torch.dtype:
+    """Return the dtype for which the code has a number; raise ``ModelFileError`` for other numbers, and other kinds."""
+    if kind == "dtype" and type(number) is int and number in DTYPES:
+        return DTYPES[number]
+    raise ModelFileError(f"the code has the {kind} {number!r:.40}, which torch {torch.__version__} does not know")
 
 
 def number_of(dtype: torch.dtype) -> int:

@@ -16,6 +16,7 @@ import torch
 
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
+from modelsummary.files.weights.stored import MOST_DIMENSIONS
 
 __all__ = ["ScriptObject", "ScriptTensor", "read_pickle"]
 
@@ -96,7 +97,6 @@ class _Storage(NamedTuple):
 
 _MARK = object()
 _KEYS = (str, int, float, complex, ScriptTensor)  # of a dict: to hash nested tuples takes exponential time
-_MOST_DIMENSIONS = 64  # torch has no more
 
 
 def read_pickle(
@@ -255,7 +255,7 @@ def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, requires_gra
     numbers = (offset, *size, *stride)
     if not all(type(value) is int and 0 <= value < 2**63 for value in numbers):
         raise ModelFileError("a tensor has a size, stride or offset that is not a number of 63 bits")
-    if len(size) != len(stride) or len(size) > _MOST_DIMENSIONS:
+    if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
         raise ModelFileError(f"a tensor has {len(size):,} dimensions and {len(stride):,} strides")
     if prod(size) >= 2**63:
         raise ModelFileError("a tensor has more elements than a number of 63 bits can count")

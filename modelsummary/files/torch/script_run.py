@@ -18,6 +18,7 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary._torch import disable_current_modes
+from modelsummary.capture.execution.known_values import MOST_ELEMENTS, MOST_ELEMENTS_OF_PARAMETER
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
@@ -30,7 +31,7 @@ from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_file import ScriptFile
 from modelsummary.files.torch.script_functions import CONTAINER_FUNCTIONS, FUNCTIONS, ScriptError, called_function
 from modelsummary.files.torch.script_interpreter import EnumMember, Instance, Interpreter
-from modelsummary.files.torch.script_operators import DTYPES, RefusedNameError, call_operator, number_of
+from modelsummary.files.torch.script_operators import DTYPES, RefusedNameError, call_operator, dtype_of, number_of
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor
 from modelsummary.files.torch.script_quantized import packed_weight, quantized_function
 from modelsummary.files.torch.script_shapes import ScriptRecord, ScriptShapes
@@ -38,8 +39,6 @@ from modelsummary.files.torch.script_shapes import ScriptRecord, ScriptShapes
 __all__ = ["run_script"]
 
 _CPU = torch.device("cpu")
-_SMALL = 2**16  # elements of tensors whose values are known anyway
-_SMALL_PARAMETER = 16
 _QUANTIZED = {torch.qint8: "qint8", torch.quint8: "quint8", torch.qint32: "qint32"}
 
 
@@ -170,7 +169,7 @@ class _Run:
             return [self._input(item, usual) for item in value]
         size, dtype = (value.shape, value.dtype) if isinstance(value, Tensor) else (value, usual)
         zeros = torch.empty(list(size), dtype=dtype, device="meta")
-        is_small = zeros.numel() <= _SMALL and not (dtype.is_floating_point or dtype.is_complex)
+        is_small = zeros.numel() <= MOST_ELEMENTS and not (dtype.is_floating_point or dtype.is_complex)
         if is_small or (self._follows and zeros.nbytes <= self.shapes.most_bytes):
             return self.shapes.with_values(torch.zeros(size, dtype=dtype))
         return new_tensor(Spec(zeros.shape, zeros.stride(), dtype), _CPU)
@@ -238,7 +237,7 @@ class _Run:
         if name in self._storages and self._storages[name].dtype is dtype:
             return self._storages[name]
         count = self._file.archive.size(name) // dtype.itemsize
-        if self._follows or count <= (_SMALL_PARAMETER if is_parameter else _SMALL):
+        if self._follows or count <= (MOST_ELEMENTS_OF_PARAMETER if is_parameter else MOST_ELEMENTS):
             self._budget.take(self._file.archive.size(name))
             data = bytearray(self._file.archive.read(name)[: count * dtype.itemsize])
             read = torch.uint8 if dtype is torch.bool else dtype
@@ -275,8 +274,8 @@ class _Run:
 
     def to_list(self, tensor: Tensor) -> Any:
         """Return the values of a tensor as a list; raise ``DataDependentError`` if they are not known."""
-        if tensor.numel() > _SMALL:
-            raise ModelFileError(f"a list of more than {_SMALL:,} values")
+        if tensor.numel() > MOST_ELEMENTS:
+            raise ModelFileError(f"a list of more than {MOST_ELEMENTS:,} values")
         self._budget.spend(tensor.numel())
         return self.shapes.numbers(tensor, "aten.tolist")
 
@@ -342,11 +341,11 @@ class _Run:
     def _tensor_of(self, data: Any, dtype: int | None = None, *_: Any, **__: Any) -> Tensor:
         """Return a tensor of numbers in nested lists."""
         if isinstance(data, Tensor):
-            return data if dtype is None else data.to(_dtype(dtype))
+            return data if dtype is None else data.to(dtype_of(dtype))
         self._budget.spend(_count(data, self._budget))
         try:
             with disable_current_modes():
-                values = torch.tensor(data, dtype=None if dtype is None else _dtype(dtype), device=_CPU)
+                values = torch.tensor(data, dtype=None if dtype is None else dtype_of(dtype), device=_CPU)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ScriptError(in_short(error)) from None
         return self.shapes.with_values(values)
@@ -365,7 +364,7 @@ class _Run:
         dtype = numbers[0] if numbers else kwargs.get("dtype")
         flags = [value for value in left[len(numbers) :] if isinstance(value, bool)]
         copy = flags[1] if len(flags) > 1 else bool(kwargs.get("copy", False))
-        kind = tensor.dtype if dtype is None else _dtype(dtype)
+        kind = tensor.dtype if dtype is None else dtype_of(dtype)
         return tensor.to(kind, copy=copy)
 
     def _quantize(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -503,14 +502,6 @@ _OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "numel": lambda tensor: tensor.numel(),
     "storage_offset": lambda tensor: tensor.storage_offset(),
 }
-
-
-def _dtype(scalar_type: Any) -> torch.dtype:
-    if type(scalar_type) is not int or scalar_type not in DTYPES:
-        raise ModelFileError(
-            f"the code has the dtype {scalar_type!r:.40}, which torch {torch.__version__} does not know"
-        )
-    return DTYPES[scalar_type]
 
 
 def _is_list(value: Any) -> bool:

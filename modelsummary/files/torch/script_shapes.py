@@ -19,6 +19,7 @@ from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Operation, Program, Scope
 from modelsummary.files.program import Tensor as Listed
+from modelsummary.files.torch.script_operators import MOST_RESULTS
 from modelsummary.operators.operator_rules import OpCost, OpRule, op_rule, tensors_in
 
 __all__ = ["ScriptRecord", "ScriptShapes"]
@@ -26,7 +27,6 @@ __all__ = ["ScriptRecord", "ScriptShapes"]
 _CPU = torch.device("cpu")
 _STEPS = 25  # of an operator
 _MOST_ELEMENTS = 2**26  # of one tensor whose values are followed
-_MOST_RESULTS = 20_000  # tensors that one operator returns
 _MOST_BOXES = 20_000  # non-maximum suppression compares all pairs
 
 # Operators whose values are computed: their time and memory follow from the sizes of their arguments and results, and
@@ -120,7 +120,7 @@ class ScriptShapes(ShapeOnly):
         count = len(size) if isinstance(size, (list, tuple)) else longest
         if type(size) is int and "split" in rule.name:
             count = -(-longest // max(size, 1))
-        if count > _MOST_RESULTS:
+        if count > MOST_RESULTS:
             raise ModelFileError(f"{rule.name} divides a tensor into {count:,}")
         self._budget.spend(3 * count)
 
