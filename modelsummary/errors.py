@@ -26,6 +26,7 @@ __all__ = [
     "StepError",
     "TraceError",
     "UndividedError",
+    "check_flags",
     "check_integers",
     "close_to",
     "harmless",
@@ -54,6 +55,13 @@ def is_number(value: Any) -> bool:
     (True, False, False, False)
     """
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -inf < value < inf
+
+
+def check_flags(**values: Any) -> None:
+    """Raise ``InputError`` for a value that is not a bool."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name} must be True or False, got {value!r:.80}")
 
 
 def check_integers(least: int = 1, /, **values: Any) -> None:

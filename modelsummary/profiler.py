@@ -22,7 +22,7 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModelParts, modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.timer import TimedStep, Timer, cost_of_timing
-from modelsummary.errors import InputError, ProfilerError, check_integers
+from modelsummary.errors import InputError, ProfilerError, check_flags, check_integers
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.latency.timings import IN_THREADS, Timings, latencies_of
 from modelsummary.statistics.model_statistics import ModelStatistics
@@ -91,8 +91,7 @@ class Profiler:
     def __init__(self, model: nn.Module, *, backward: bool = False, max_steps: int = 200) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
-        if not isinstance(backward, bool):
-            raise InputError(f"backward must be True or False, got {backward!r}")
+        check_flags(backward=backward)
         check_integers(max_steps=max_steps)
         self._model, self._backward, self._max_steps = model, backward, max_steps
         self._timer: Timer | None = None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor, disable_current_modes, tree_map
 from modelsummary.capture import offloading
+from modelsummary.capture.execution.shape_only import WAITS
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.capture.model_lines import model_line
 from modelsummary.capture.operator_mode import Execution
@@ -43,8 +44,6 @@ _PLAIN = _REAL | {ShapeTensor}
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # of values that Python has
 # By these, code gets the elements of a tensor without an operator; ``torch.tensor([tensor])`` asks for a number.
 _READING = ("tolist", "numpy", "__index__", "__int__", "__float__", "__repr__", "__dlpack__", "data_ptr")
-# Their results have the memory of their argument, which their schemas do not declare.
-_SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
 
 
 class Allocation:
@@ -229,7 +228,7 @@ class Observer:
         elif rule.facts.multiplies == "matrices":
             self._note_clones(factors(rule.signature.bind(args, kwargs)), operator_number)
         self._meet_arguments((args, kwargs), func, operator_number)
-        if rule.name in _SAME_MEMORY:
+        if rule.name in WAITS:
             out, cost = self._execution.run(_ALIAS, op_rule(_ALIAS), args, kwargs)
         else:
             out, cost = self._execution.run(func, rule, args, kwargs)

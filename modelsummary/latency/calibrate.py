@@ -59,7 +59,7 @@ def calibrate_grid(device: torch.device, *, again: bool = False) -> Calibration:
     calls = standard_grid()
     # Calls of similar size run together, as in a model, and between two calls of an operator others run.
     order = random.Random(0)
-    calls.sort(key=lambda call: (_bytes_of(call).bit_length() // 2, order.random()))
+    calls.sort(key=lambda call: (call.nbytes.bit_length() // 2, order.random()))
     return calibrate_calls(calls, device, again=again)
 
 
@@ -99,10 +99,6 @@ def _workspaces(table: KernelTable, calls: Sequence[OperatorCall], device: torch
     new = [call for call in calls if workspaces.get(call.key) is None]
     workspaces |= zip([call.key for call in new], workspaces_of(new, device), strict=True)
     return {key: workspace for key, workspace in workspaces.items() if workspace is not None}
-
-
-def _bytes_of(call: OperatorCall) -> int:
-    return sum(spec.nbytes for spec in (*call.tensors, *call.outputs))
 
 
 def _cpu_share() -> float:

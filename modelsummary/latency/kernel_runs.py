@@ -132,12 +132,11 @@ def _parts(calls: Sequence[OperatorCall], most_bytes: int) -> Iterator[list[Oper
     part: list[OperatorCall] = []
     held = 0
     for call in calls:
-        size = sum(spec.nbytes for spec in (*call.tensors, *call.outputs))
-        if part and held + size > most_bytes:
+        if part and held + call.nbytes > most_bytes:
             yield part
             part, held = [], 0
         part.append(call)
-        held += size
+        held += call.nbytes
     if part:
         yield part
 

@@ -24,7 +24,7 @@ from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import WANTS_GRADIENT, no_collection, nothing_hidden, running
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.timer import Timer, cost_of_timing
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_flags
 from modelsummary.latency.timings import IN_THREADS, RowLatencies, TimedRun, Timings, latencies_of
 from modelsummary.layer_info import LayerInfo
 from modelsummary.progress import counted
@@ -129,8 +129,7 @@ def measure_latency(
     if type(warmup) is not int or type(runs) is not int or warmup < 0 or runs < 1:
         raise InputError(f"warmup must be an integer >= 0 and runs an integer >= 1, got {warmup!r} and {runs!r}")
     requested = None if device is None else available_device(device)
-    if not isinstance(backward, bool):
-        raise InputError(f"backward must be True or False, got {backward!r}")
+    check_flags(backward=backward)
     call = live.call if x is None else call_like(live.call, live.model, x)
     model = live.model if live.compiled is None else live.compiled
     model_device = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))

@@ -11,7 +11,7 @@ from torch import Tensor
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.devices.target import names_own_device
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_flags
 from modelsummary.keywords import check_names, dtype_named
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_options import OptimizerLike, StepOptions, step_plan
@@ -57,8 +57,7 @@ def time_plan(
         InputError: an option is unknown or unusable, or an optimizer is given without a backward.
     """
     check_names("a step", options, [*TimeOptions.__annotations__, "mode", "backward", "optimizer"])
-    if not isinstance(backward, bool):
-        raise InputError(f"backward must be True or False, got {backward!r}")
+    check_flags(backward=backward)
     if optimizer is not None and not backward:
         raise InputError(f"optimizer={optimizer!r:.80} needs a backward; pass backward=True")
     dtype = precision_of(options)

@@ -124,6 +124,11 @@ class OperatorCall:
         return tuple(specs_in((self.args, tuple(self.kwargs.values()))))
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors among arguments and results, one in both counted twice."""
+        return sum(spec.nbytes for spec in (*self.tensors, *self.outputs))
+
+    @property
     def bound(self) -> Arguments:
         """The arguments by the names of the operator's schema, with defaults."""
         return self.rule.signature.bind(self.args, self.kwargs, self.outputs)

@@ -197,7 +197,7 @@ def weight_shares(trace: Trace, sequence: CallSequence) -> list[float]:
         call, row = operator.run.call, operator.row
         if operator.phase != "backward" or not call.rule.launches_kernel:
             continue
-        sizes = {"macs": call.cost.macs, "bytes": sum(spec.nbytes for spec in (*call.tensors, *call.outputs))}
+        sizes = {"macs": call.cost.macs, "bytes": call.nbytes}
         while row is not None:  # the work of a module includes what it calls
             for kind, size in sizes.items():
                 work[kind, index in alone][row] += size

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from modelsummary.errors import InputError, SplitError, check_integers
+from modelsummary.errors import InputError, SplitError, check_flags, check_integers
 from modelsummary.operators.tensor_bytes import nbytes_of
 from modelsummary.split.call_costs import CallCosts, held_by_calls
 from modelsummary.split.legal_cuts import CallSequence, Cut
@@ -41,8 +41,7 @@ class Wishes:
         names = self.boundaries if self.boundaries is not None else []
         if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise InputError(f"boundaries must be a list of layer names, got {self.boundaries!r}")
-        if not isinstance(self.single_tensor_cuts, bool):
-            raise InputError(f"single_tensor_cuts must be True or False, got {self.single_tensor_cuts!r}")
+        check_flags(single_tensor_cuts=self.single_tensor_cuts)
         if self.boundaries is not None and len(set(self.boundaries)) > self.n_stages - 1:
             raise InputError(
                 f"{len(set(self.boundaries))} boundaries make {len(set(self.boundaries)) + 1} stages, "

@@ -15,7 +15,7 @@ from modelsummary.capture.run import running
 from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error, remedies_for
 from modelsummary.capture.step_plan import check_loss
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, check_flags
 from modelsummary.values.watch import Watching
 from modelsummary.values.watched import Values
 
@@ -28,8 +28,7 @@ def step_values(
     live: LiveModel, batch: Any = None, *, backward: bool = True, loss: Callable[[Any], Tensor] | None = None
 ) -> Values:
     """Run a step of a live model for real and return its values; see ``Statistics.values``."""
-    if not isinstance(backward, bool):
-        raise InputError(f"backward must be True or False, got {backward!r}")
+    check_flags(backward=backward)
     if isinstance(batch, (bool, int, float, complex, str, bytes)):
         raise InputError(f"batch must hold the tensors that the forward takes, got {batch!r:.80}; pass a saved batch")
     check_loss(loss)

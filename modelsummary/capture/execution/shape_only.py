@@ -44,7 +44,7 @@ from modelsummary.operators.operator_calls import DistinctCall
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.operators.products import is_outer_product
 
-__all__ = ["ShapeOnly", "selects_by_mask"]
+__all__ = ["WAITS", "ShapeOnly", "selects_by_mask"]
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
@@ -55,8 +55,8 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view that its schema doe
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 # Arguments without effect on shapes; a generator of the CPU refuses tensors on meta.
 _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
-# Collectives that return what they take.
-_WAITS = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
+# Collectives that return what they take, in its memory, which their schemas do not declare.
+WAITS = frozenset({"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"})
 _MASKS = (torch.bool, torch.uint8)
 _MOST_REMEMBERED = 2**14
 _MOST_ROUTED = 2**26  # choices of experts: more than prompts have on one rank
@@ -272,7 +272,7 @@ class ShapeOnly:
                 values = _spread(int(values.sum()), n_ranks, len(values) // n_ranks)
             else:
                 values = values.chunk(n_ranks)[rank].repeat(n_ranks)
-        elif rule.name not in _WAITS:
+        elif rule.name not in WAITS:
             return
         self._known.set(out, values)
 
