@@ -131,7 +131,8 @@ def test_the_tests_and_files_that_a_page_names_exist():
     names = re.findall(r"`(test_\w+)`", text)
     assert len(names) > 10
     assert [name for name in names if f"def {name}(" not in tests] == []
-    paths = re.findall(r"`((?:tests|benchmarks|\w+(?=/\w+\.py))/[\w/.]*)`", text)
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", text)
+    assert "capture/state/held.py" in paths
     assert [path for path in paths if not any((root / path).exists() for root in (ROOT, ROOT / "modelsummary"))] == []
 
 
