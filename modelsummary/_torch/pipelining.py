@@ -14,14 +14,7 @@ __all__ = ["backward_halves", "merge_by", "planned_actions", "reduce_gradients",
 
 
 def planned_actions(kind: Any, device: int, n_devices: int, n_microbatches: int) -> list[Any]:
-    """Return the actions of a device under a schedule of two stages per device, as torch's engine orders them.
-
-    Args:
-        kind: class of the schedule.
-        device: number of the device.
-        n_devices: number of devices.
-        n_microbatches: number of micro-batches.
-    """
+    """Return the actions of a device under a schedule of two stages per device, as torch's engine orders them."""
     engine = kind.__new__(kind)  # with the attributes that the order depends on; __init__ wants process groups
     engine._n_microbatches = n_microbatches
     engine.pp_group_size, engine.num_stages, engine._num_stages = n_devices, 2 * n_devices, 2 * n_devices

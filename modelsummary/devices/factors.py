@@ -135,7 +135,6 @@ def calibrated_factors(
     Args:
         predict: factors -> the predicted seconds of each step, then a prediction for each further measurement.
         seconds: measured seconds of each step.
-        further: other measurements.
         names: of the factors that are fitted; the others stay 1.
 
     >>> factors = calibrated_factors(lambda factors: [factors.products], [1.3], names=["products"])
@@ -169,7 +168,6 @@ def fitted(
 
     Args:
         predict: factors -> a prediction > 0 for each measurement.
-        measured: the measurements.
         spreads: standard deviation of the logarithm of each factor, by itself.
         common: the same of what all factors have in common, such as a slower clock.
 

@@ -439,7 +439,6 @@ def device_model(
     """Return the time model of a device: its own fit, or its generation's, or the fit of all devices.
 
     Args:
-        spec: the device.
         tf32: float32 products run on tensor cores.
         tf32_in_cudnn: float32 convolutions and recurrent layers run on tensor cores.
         attention: fused kernels of attention: ``"flash1"``, ``"flash2"`` or ``"flash3"`` for the generations of

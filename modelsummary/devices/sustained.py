@@ -41,7 +41,6 @@ def vector_share(spec: DeviceSpec, flops_per_joule: Mapping[str, float]) -> floa
     in units with 64, also the supply with operands.
 
     Args:
-        spec: the device.
         flops_per_joule: generation -> 10^9 operations per joule.
 
     >>> vector_share(DeviceSpec("V100"), {"volta": 50}), vector_share(DeviceSpec("T4"), {"turing": 50})
@@ -72,7 +71,6 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
     as the power of a unit grows with about the square of its clock. It is at most the usual fraction of the peak.
 
     Args:
-        spec: the device.
         measured: generation -> ``"device"``, and ``"sustained"`` in operations per second, as in ``kernel_fits.json``.
 
     >>> half_speed(DeviceSpec("T4"), {})

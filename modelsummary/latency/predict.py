@@ -44,9 +44,6 @@ def time_operators(
     """Return the kernels that a device runs for some operators, with their predicted seconds.
 
     Args:
-        live: the live model.
-        operators: the operators.
-        target: the device.
         mode: ``"eager"`` or ``"compiled"``.
         formats: as for ``kernels_of``.
     """
@@ -129,7 +126,6 @@ def _own_seconds(kernels: Sequence[Kernel], calls: _Calls, target: Target) -> tu
     Args:
         kernels: kernels of the step, with their seconds.
         calls: what the host is asked for.
-        target: the device.
     """
     device: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
     host: defaultdict[tuple[str, CallKey], float] = defaultdict(float)
@@ -195,9 +191,7 @@ def _calls_beside_kernels(
     have theirs.
 
     Args:
-        operators: operators of the step.
         asks_policy: tells at which operators a checkpoint asks whether it keeps their results.
-        root: row of the model.
         trained: ids of the parameters that get a gradient.
         optimized: ids of the parameters among these that the optimizer steps.
         mode: ``"eager"`` or ``"compiled"``.

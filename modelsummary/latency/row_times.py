@@ -16,7 +16,6 @@ def with_inner(root: LayerInfo, self_times: Mapping[CallKey, float]) -> dict[Cal
     """Return the time of each row with everything inside it; no time for a row in which nothing has one.
 
     Args:
-        root: row of the model.
         self_times: times of rows without the rows below.
     """
     times = dict(self_times)

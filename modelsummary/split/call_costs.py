@@ -183,10 +183,6 @@ def weight_shares(trace: Trace, sequence: CallSequence) -> list[float]:
     """Return the share of the backward of each call that computes gradients of weights alone.
 
     Kernels count by their multiply-adds, and in a call whose backward has none by the bytes that they move.
-
-    Args:
-        trace: a step of the model, with its storages.
-        sequence: the calls.
     """
     operators = trace.operators
     gradients = frozenset(storage.identity for storage in trace.storages if storage.kind == "grads")

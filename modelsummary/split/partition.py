@@ -54,8 +54,6 @@ def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> 
     """Return the ``n_parts - 1`` cuts with the smallest bottleneck; among those, the ones that the fewest bytes cross.
 
     Args:
-        chain: calls and legal cuts.
-        n_parts: number of parts.
         caps: bytes that each part may hold, one number per part; None: no limit.
 
     Returns:

@@ -39,7 +39,6 @@ class Splitter:
 
     Args:
         live: the model and its input; the splitter is of no use after a change of the model.
-        rows: rows of the model's tree.
     """
 
     def __init__(self, live: LiveModel, rows: Sequence[LayerInfo]) -> None:

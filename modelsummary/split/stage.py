@@ -196,7 +196,6 @@ class Function(nn.Module):
     """A call of a torch function between layers.
 
     Args:
-        function: the function.
         args, kwargs: templates; every slot is the input.
         batch: ``(dim, factor)``, where the batch size is ``input.shape[dim] // factor``; None if it is not needed.
     """

@@ -138,10 +138,7 @@ def facts_of_parts(
     """Return the facts of each part.
 
     Args:
-        choice: the cuts.
-        parts: what they make.
         held: the parameters and buffers of each part.
-        rows: rows of the tree.
         step: returns the trace of a step, or None if it does not run; called if a backward was measured.
     """
     sequence, costs = choice.sequence, choice.costs
@@ -188,7 +185,6 @@ def stage_table(facts: Sequence[StageFacts], by: str, below: Sequence[str]) -> R
     """Return the facts of stages as a table; in suitable units if full numbers make it wide.
 
     Args:
-        facts: facts of each stage.
         by: what was balanced.
         below: lines below the table.
     """

@@ -181,7 +181,6 @@ def bad_values(
     """Return the bad values that the operators of a step made, in their order.
 
     Args:
-        log: the operators, whose bounds were fetched.
         key_of: returns the key of a call and the class of its module.
     """
     values: list[BadValue] = []

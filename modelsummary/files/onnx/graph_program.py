@@ -32,7 +32,6 @@ def program_of(model: Any, called: Mapping[str, str], copies: Mapping[str, str],
     """Return the program of a model whose shapes were inferred.
 
     Args:
-        model: a ``ModelProto`` without functions.
         called: path of each call of a function -> the name of the function, as ``inline_functions`` returned it.
         copies: name of a weight -> name of the weight that it repeats.
     """

@@ -48,7 +48,6 @@ def bind(graph: Any, sizes: GivenSizes) -> None:
 
     Args:
         graph: the graph, which is changed.
-        sizes: sizes of inputs, by name or position.
 
     Raises:
         InputError: the input does not exist, is not a tensor, or has another number of dimensions.

@@ -91,7 +91,6 @@ def statistics_of_parts(
     Args:
         index: the index, which may contradict itself.
         part: returns the tensors in the file of a name.
-        path: the index, as the statistics name it.
 
     Raises:
         ModelFileError: the index and the files contradict each other.
