@@ -399,7 +399,7 @@ def test_ranks_of_several_nodes_take_the_network():
     target = SimpleNamespace(model=SimpleNamespace(spec=DeviceSpec("H100")), name="H100")
     nbytes = 2**26
     least = 2 * 15 / 16 * nbytes / 8 / 25e9
-    one_node, two_nodes = (communication(target, ranks)("all_reduce", nbytes) for ranks in (8, 16))
+    one_node, two_nodes = (communication(target, n, f"tensor={n}")("all_reduce", nbytes) for n in (8, 16))
     assert one_node < least < two_nodes < 2 * least
 
 
