@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 
 __all__ = ["Dataflow", "FlowStep", "FlowTensor", "OpenedCall", "stage_of_calls", "steps_of_record"]
 
+_POSITIONAL, _KEYWORD = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
 Kind = Literal["input", "module", "function", "output"]
 
 
@@ -144,10 +147,9 @@ class _Following:
 
     def steps(self, record: Record) -> list[FlowStep]:
         event = record.root
-        inputs = {f"input {index}": argument for index, argument in enumerate(event.args)} | event.kwargs
-        for name, template in inputs.items():
+        for name, template in _inputs(self._root.module, event).items():
             if values := values_in(template):
-                step = FlowStep("input", name if len(inputs) > 1 else "input", self._root)
+                step = FlowStep("input", name, self._root)
                 step.result, step.result_bytes = _described(values)
                 self._producers.add(self._added(step), values)
         if event.children and not isinstance(self._root.module, torch.jit.ScriptModule):
@@ -230,6 +232,19 @@ class _Producers:
         self.add(step, [value for storage in written for value in self._in_storage.get(storage, ())])
         self.add(step, values_in(event.result))
         return taken
+
+
+def _inputs(module: nn.Module | None, event: Event) -> dict[str, Any]:
+    """Return the arguments of the model by name; a sole positional one is ``input``."""
+    if len(event.args) == 1 and not event.kwargs:
+        return {"input": event.args[0]}
+    try:
+        parameters = list(signature((module or nn.Module()).forward).parameters.values())
+    except (TypeError, ValueError):  # a forward without a signature
+        parameters = []
+    names = [parameter.name for parameter in parameters if parameter.kind in (_POSITIONAL, _KEYWORD)]
+    names += [f"input {index}" for index in range(len(names), len(event.args))]
+    return dict(zip(names, event.args, strict=False)) | event.kwargs
 
 
 def _tensor(value: Value) -> FlowTensor:

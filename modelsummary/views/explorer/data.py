@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,7 @@ from modelsummary.subject import dtype_of
 from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.columns import COLUMNS, STATISTICS
 from modelsummary.views.diff import diff_trees
+from modelsummary.views.explorer.kinds import kind_of
 from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, split_equal
 from modelsummary.views.export import Texts
 from modelsummary.views.flow import Dataflow
@@ -177,6 +179,15 @@ def _facts(model: Explored) -> list[_Fact]:
             return _sizes(node.row.output_size)
         return "" if node.step is None or node.kind == "output" else node.step.result
 
+    stages: dict[int, set[int]] = defaultdict(set)
+    for node in model.nodes:
+        if node.row is not None and node.row.num_params and node.step is not None and node.step.stage is not None:
+            stages[node.row.layer_id].add(node.step.stage)
+
+    def shared(row: LayerInfo) -> str:
+        users = sorted(stages.get(row.layer_id, ()))
+        return f"the parameters are in stages {', '.join(map(str, users))}" if len(users) > 1 else ""
+
     return [
         ("FQN", of_row(lambda row: one_line(row.fqn))),
         ("Call", of_row(lambda row: str(row.call_index + 1) if row.call_index else "")),
@@ -187,6 +198,7 @@ def _facts(model: Explored) -> list[_Fact]:
         ("Settings", of_row(lambda row: model.flow.settings.get(row, "") or _settings(row))),
         ("Trainable", of_row(lambda row: "" if row.trainable in ("--", "True") else row.trainable)),
         ("Not called", of_row(lambda row: "" if row.executed or not model.root.executed else "no call of its own")),
+        ("Shared", of_row(shared)),
         ("Repeated", of_row(lambda row: "its parameters are in an earlier row" if row.is_recursive else "")),
         ("Not counted", of_row(lambda row: ", ".join(f"{name} ({n}x)" for name, n in row.uncounted_ops.items()))),
         ("Note", of_row(lambda row: one_line(row.note))),
@@ -201,6 +213,7 @@ def _groups(model: Explored) -> list[_Fact]:
         return "" if index is None else f"stage {index}"
 
     return [
+        ("Kind", kind_of),
         ("Stage", stage),
         ("Sharding", lambda node: "" if node.row is None else model.styles.get(node.row.fqn, "")),
         ("Findings", lambda node: "" if node.row is None else node.row.findings or ""),

@@ -6,11 +6,13 @@ import { Side, active, address, follow, state } from "./state.js";
 import { drawTree, firstFound, moveInTree, startTree } from "./tree.js";
 import { layOut, markSelected } from "./graph.js";
 import { drawIcicle, drawMemory, drawRoofline, drawTreemap } from "./charts.js";
-import { drawChanges, drawFacts } from "./facts.js";
+import { drawFacts } from "./facts.js";
+import { drawChanges, drawTable } from "./table.js";
 import { handOver, pngBlob, svgText } from "./picture.js";
 
-const VIEWS = { graph: "Graph", treemap: "Treemap", icicle: "Icicle", roofline: "Roofline", memory: "Memory", changes: "Changes" };
+const VIEWS = { graph: "Graph", treemap: "Treemap", icicle: "Icicle", roofline: "Roofline", memory: "Memory", changes: "Changes", table: "Table" };
 const CHARTS = { treemap: drawTreemap, icicle: drawIcicle, roofline: drawRoofline, memory: drawMemory };
+const LISTS = { changes: drawChanges, table: drawTable };
 const LEAST_SCALE = 0.75; // of a large graph at first; below, its text cannot be read
 
 const views = () => Object.keys(VIEWS).filter((view) => (view !== "changes" || state.diff) && (view !== "memory" || state.sides.some((side) => side.model.data.memory)));
@@ -77,13 +79,13 @@ let turn = 0; // a newer drawing replaces one that is still being laid out
 
 const drawStage = async ({ fits = false, anchor = null } = {}) => {
   const mine = ++turn;
-  const isList = state.view === "changes";
+  const isList = state.view in LISTS;
   byId("canvases").classList.toggle("list", isList);
   byId("canvases").querySelector(".changes")?.remove();
   for (const canvas of canvases) canvas.box.hidden = isList;
   if (isList) {
     const box = byId("canvases").appendChild(make("div", { class: "changes" }));
-    drawChanges(box, act);
+    LISTS[state.view](box, act, () => draw());
     drawLegend([]);
     return;
   }
@@ -176,7 +178,7 @@ const act = {
     const wasVisible = visibleIn(side, node);
     side.reveal(node);
     mirror(side);
-    if (state.view === "changes" && moves) state.view = "graph";
+    if (state.view in LISTS && moves) state.view = "graph";
     if (state.view === "graph" && !wasVisible) draw({ anchor: side.shown(node) });
     else {
       drawPanels(isOther);
@@ -206,9 +208,22 @@ const act = {
     side.toggleEquals(side.folding.head.get(side.shown(node)));
     draw({ anchor: side.shown(node) });
   },
+  toggleAll(side, node) {
+    state.side = side.number;
+    side.toggleAll(node);
+    mirrorOpen(side);
+    draw({ anchor: side.shown(node) });
+  },
+  mark(side, node) {
+    if (!side.marked.delete(node)) side.marked.add(node);
+    drawPanels();
+    noteAddress();
+  },
   search(text) {
     state.query = byId("search").value = text;
     drawTree();
+    noteAddress();
+    if (state.view === "table") drawStage();
   },
 };
 
@@ -221,6 +236,7 @@ const drawPanels = () => {
   for (const canvas of canvases) canvas.box.classList.toggle("active", state.sides.length > 1 && +canvas.box.dataset.side === state.side);
   for (const button of byId("sides").children) button.setAttribute("aria-pressed", +button.dataset.side === state.side);
   byId("colour-label").hidden = state.view === "memory" || state.view === "changes";
+  if (byId("search").value !== state.query) byId("search").value = state.query;
   byId("device-label").hidden = state.view !== "roofline";
   byId("size-label").hidden = state.view === "roofline" || state.view === "memory" || state.view === "changes";
   byId("colour").value = state.colour;
@@ -265,7 +281,7 @@ const choice = (id, options, change) => {
 
 const copyPicture = async (kind) => {
   const svg = canvases[state.view === "graph" ? state.side : 0].svg.node();
-  if (state.view === "changes") return say("there is no picture in this view");
+  if (state.view in LISTS) return say("there is no picture in this view");
   const text = svgText(svg);
   const name = `${active().model.title}-${state.view}.${kind}`;
   if (kind === "svg") {
@@ -292,6 +308,8 @@ const KEYS = {
   f: () => act.focus(active(), active().selected),
   Backspace: () => act.focus(active(), Math.max(0, active().model.outer[active().focus])),
   u: () => act.unfold(active(), active().selected),
+  e: () => act.toggleAll(active(), active().selected),
+  b: () => act.mark(active(), active().selected),
   n: () => nextDifference(1),
   p: () => nextDifference(-1),
   r: () => { state.direction = state.direction === "DOWN" ? "RIGHT" : "DOWN"; draw({ fits: true }); },
@@ -315,7 +333,7 @@ const onKey = (event) => {
   }
   if (event.key.startsWith("Arrow")) moveInTree(event.key);
   else if (KEYS[event.key] && !(event.key === "Enter" && event.target.matches("button, a"))) KEYS[event.key]();
-  else if (/^[1-6]$/.test(event.key)) setView(views()[event.key - 1]);
+  else if (/^[1-7]$/.test(event.key)) setView(views()[event.key - 1]);
   else return;
   event.preventDefault();
 };
@@ -347,7 +365,7 @@ const start = () => {
   choice("size", [["", "Equal"], ...[...first.model.figures.values()].map((figure) => [figure.name, figure.title])], () => draw());
   choice("device", first.model.data.devices.map((each) => [each.name, each.name]), () => draw());
   byId("device").value = first.model.data.devices.find((each) => each.name.startsWith("A100"))?.name ?? "";
-  byId("search").addEventListener("input", (event) => { state.query = event.target.value; drawTree(); });
+  byId("search").addEventListener("input", (event) => act.search(event.target.value));
   byId("theme").addEventListener("click", setTheme);
   byId("help").addEventListener("click", () => byId("keys").showModal());
   byId("copy-svg").addEventListener("click", () => copyPicture("svg"));

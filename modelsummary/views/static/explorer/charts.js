@@ -51,11 +51,11 @@ const boxes = (into, side, parts, look, figure, act, shape) => {
   const found = into.selectAll("g").data(parts).join("g").attr("class", (part) => `part${part.children ? " outer" : ""}`)
     .attr("data-node", (part) => (part.data.isOwn ? null : part.data.node))
     .attr("transform", (part) => `translate(${shape(part).x},${shape(part).y})`)
-    .style("color", (part) => look.ink(part.data.node))
+    .style("color", (part) => (part.children ? null : look.ink(part.data.node)))
     .on("click", (event, part) => act.select(side, part.data.node))
     .on("dblclick", (event, part) => act.focus(side, part.data.node));
   found.append("rect").attr("width", (part) => Math.max(0, shape(part).width)).attr("height", (part) => Math.max(0, shape(part).height))
-    .style("fill", (part) => look.fill(part.data.node));
+    .style("fill", (part) => (part.children ? null : look.fill(part.data.node)));
   found.append("title").text((part) => tip(side, figure, part));
   return found;
 };
@@ -69,9 +69,7 @@ export const drawTreemap = (into, side, size, act) => {
   const parts = root.descendants().filter((part) => part.x1 - part.x0 >= SMALLEST && part.y1 - part.y0 >= SMALLEST);
   const look = colouring(side, parts.filter((part) => !part.children).map((part) => part.data.node), true);
   const shape = (part) => ({ x: part.x0, y: part.y0, width: part.x1 - part.x0, height: part.y1 - part.y0 });
-  const found = boxes(into, side, parts, { fill: (node) => look.fill(node), ink: look.ink }, figure, act, shape);
-  found.filter((part) => part.children).select("rect").style("fill", null);
-  found.filter((part) => part.children).style("color", null);
+  const found = boxes(into, side, parts, look, figure, act, shape);
   found.append("text").attr("x", 4).attr("y", 12)
     .text((part) => (part.y1 - part.y0 > 15 ? fitting(label(side, part), part.x1 - part.x0 - 8, FONT) : ""));
   found.filter((part) => !part.children && part.y1 - part.y0 > 30).append("text").attr("class", "small").attr("x", 4).attr("y", 25)
@@ -107,6 +105,17 @@ const axes = (into, size, x, y, titles, format) => {
   into.append("text").attr("class", "title").attr("x", left - 48).attr("y", top - 8).text(titles[1]);
 };
 
+// The labels of points that overlap neither an earlier one, nor a point, nor the end of the picture.
+const apart = (labels, right) => {
+  const taken = labels.map(({ x, y, radius }) => ({ start: x - radius, end: x + radius, top: y - radius, bottom: y + radius }));
+  return labels.map((label) => ({ ...label, x: label.x + label.radius + 3 })).filter(({ text, x, y }) => {
+    const box = { start: x, end: x + textWidth(text, FONT), top: y - 6, bottom: y + 6 };
+    const isFree = taken.every((other) => box.start > other.end || box.end < other.start || box.top > other.bottom || box.bottom < other.top);
+    if (!isFree || box.end > right) return false;
+    return taken.push(box);
+  });
+};
+
 const deviceOf = (model) => model.data.devices.find((each) => each.name === state.device) ?? model.data.devices.find((each) => each.name.startsWith("A100")) ?? model.data.devices[0];
 
 export const drawRoofline = (into, side, size, act) => {
@@ -140,14 +149,20 @@ export const drawRoofline = (into, side, size, act) => {
     .text(`${device.name}, ${device.dtype}: ${scaled(device.peak)}FLOP/s, ${scaled(device.bandwidth)}B/s`);
   const look = colouring(side, points.map((each) => each.node), true);
   const most = Math.max(...points.map((each) => each.flops));
+  const radius = (point) => 3 + 11 * Math.sqrt(point.flops / most);
   into.append("g").selectAll("circle").data(points.sort((a, b) => b.flops - a.flops)).join("circle").attr("class", "point")
     .attr("data-node", (each) => each.node).attr("cx", (each) => x(each.intensity)).attr("cy", (each) => y(each.speed))
-    .attr("r", (each) => 3 + 11 * Math.sqrt(each.flops / most)).style("fill", (each) => look.fill(each.node))
+    .attr("r", radius).style("fill", (each) => look.fill(each.node))
     .on("click", (event, each) => act.select(side, each.node))
     .append("title").text((each) => `${model.label(each.node)}\n${scaled(each.flops)} FLOP, ${each.intensity.toFixed(1)} FLOP/B\n`
       + `limited by ${each.intensity < ridge ? "memory" : "compute"}: at best ${scaled(each.roof)}FLOP/s${each.isTimed ? `, reached ${scaled(each.speed)}FLOP/s` : ""}`);
+  const names = apart(points.map((point) => ({ text: cut(model.label(point.node), 30), x: x(point.intensity), y: y(point.speed) + 4, radius: radius(point) })), size.width);
+  into.append("g").selectAll("text").data(names).join("text").attr("class", "point-name").attr("x", (name) => name.x).attr("y", (name) => name.y)
+    .text((name) => name.text);
   const how = time ? time.title.toLowerCase() : "the roof, as nothing was timed";
-  return [{ text: `height: ${how}; area: FLOP` }, ...look.legend];
+  const above = points.filter((each) => each.speed > 1.01 * each.roof).length;
+  const why = "the time is of a faster device or dtype, or bytes stayed in a cache";
+  return [{ text: `height: ${how}; area: FLOP` }, ...(above ? [{ text: `${above} above the roof: ${why}` }] : []), ...look.legend];
 };
 
 export const drawMemory = (into, side, size, act) => {
@@ -180,8 +195,10 @@ export const drawMemory = (into, side, size, act) => {
   into.append("text").attr("class", "title").attr("x", x(peak)).attr("y", y(totals[peak]) - 6).attr("text-anchor", peak > count * 0.7 ? "end" : "start")
     .text(`peak ${scaled(totals[peak], "bytes")} at ${model.memoryText("operator", peak)}`);
   const phases = d3.range(count).filter((place) => !place || memory.phase[place] !== memory.phase[place - 1]);
-  into.append("g").selectAll("text").data(phases).join("text").attr("class", "title").attr("x", (place) => x(place) + 3).attr("y", size.height - MARGIN.bottom - 4)
-    .text((place) => model.memoryText("phase", place));
+  into.append("g").selectAll("line").data(phases.slice(1)).join("line").attr("class", "peak").attr("x1", x).attr("x2", x).attr("y1", MARGIN.top - 14).attr("y2", size.height - MARGIN.bottom);
+  const room = (place, number) => (x(phases[number + 1] ?? count) - x(place)) - 6;
+  into.append("g").selectAll("text").data(phases).join("text").attr("class", "title").attr("x", (place) => x(place) + 3).attr("y", MARGIN.top - 6)
+    .text((place, number) => fitting(model.memoryText("phase", place), room(place, number), FONT));
   into.append("rect").attr("class", "grip").attr("x", MARGIN.left).attr("y", MARGIN.top).attr("width", size.width - MARGIN.left - MARGIN.right)
     .attr("height", size.height - MARGIN.top - MARGIN.bottom)
     .on("click", (event) => { const node = memory.node[Math.floor(x.invert(d3.pointer(event)[0]))]; if (node >= 0) act.select(side, node); })

@@ -1,11 +1,13 @@
-// The colours of nodes: by a figure, by type, by stage, sharding or findings, or by difference.
+// The colours of nodes: by a figure, by type or kind of operator, by stage, sharding or findings, or by difference.
 
 import { scaled } from "./format.js";
 import { state } from "./state.js";
 
-const GROUPS = ["Stage", "Sharding", "Findings"];
+const GROUPS = ["Kind", "Stage", "Sharding", "Findings"];
 const NAMED = ["Type", ...GROUPS, "Difference"];
 const OF_DIFFERENCE = { added: "#2e9e5b", removed: "#d64545", changed: "#e0902a", renamed: "#3b82d6", inside: "#efc48c", shape: "#c3b8de" };
+const SEVERAL = "several"; // stages or kinds inside
+const GREY = "#b9bdc4"; // of these, and of rare types
 const MEANING = { shape: "only shapes differ", inside: "changed inside" };
 const MOST_TYPES = 9;
 
@@ -51,6 +53,7 @@ export const colouring = (side, nodes, isChart = false) => {
   if (model.figures.has(name)) return byFigure(side, model.figures.get(name), nodes);
   const label = {
     Type: (node) => typeOf(model, node),
+    Kind: (node) => only(model, "Kind", node),
     Stage: (node) => only(model, "Stage", node),
     Sharding: (node) => model.group("Sharding", node),
     Findings: (node) => model.group("Findings", node),
@@ -66,13 +69,8 @@ const typeOf = (model, node) => {
 
 // The group of a node; of a module, that of everything inside if it is the same.
 const only = (model, title, node) => {
-  let found = "";
-  for (let each = node; each < model.end[node]; each++) {
-    const group = model.group(title, each);
-    if (group && found && group !== found) return "several stages";
-    found = group || found;
-  }
-  return found;
+  const inside = model.groups(title, node);
+  return inside.length > 1 ? SEVERAL : inside[0] ?? "";
 };
 
 const byFigure = (side, figure, nodes) => {
@@ -101,10 +99,11 @@ const byLabel = (model, name, label, nodes) => {
   const palette = isDark() ? d3.schemeTableau10 : d3.schemeTableau10.map((each) => d3.interpolateLab(each, "#fff")(0.25));
   const colours = new Map(names.map((each, place) => {
     if (name === "Difference") return [each, OF_DIFFERENCE[each]];
-    if (each === "several stages") return [each, null];
-    return [each, name === "Type" && place >= MOST_TYPES ? null : palette[place % palette.length]];
+    return [each, each === SEVERAL || (name === "Type" && place >= MOST_TYPES) ? GREY : palette[place % palette.length]];
   }));
   const fill = (node) => colours.get(label(node)) ?? null;
-  const legend = names.filter((each) => colours.get(each)).map((each) => ({ colour: colours.get(each), text: MEANING[each] ?? each }));
+  const text = (each) => MEANING[each] ?? (colours.get(each) !== GREY ? each : each === SEVERAL ? `several ${name.toLowerCase()}s` : "other types");
+  const legend = names.map((each) => ({ colour: colours.get(each), text: text(each) }))
+    .filter(({ colour }, place, all) => colour !== GREY || all.findIndex((other) => other.colour === GREY) === place);
   return { fill, ink: (node) => (fill(node) ? onTop(fill(node)) : null), legend };
 };

@@ -3,10 +3,9 @@
 import { byId, full, make, percent, scaled, signed } from "./format.js";
 import { figureOf } from "./colours.js";
 import { state } from "./state.js";
+import { NAMES, UNITS } from "./table.js";
 
 const MOST_LINKS = 10, MOST_EXPENSIVE = 8, MOST_TYPES = 12, MOST_TEXT = 160;
-const UNITS = { params: "count", macs: "count", params_bytes: "bytes", latency_ms: "ms" };
-const NAMES = { params: "Parameters", macs: "Multiply-adds", params_bytes: "Size of parameters", latency_ms: "Latency" };
 
 export const drawFacts = (side, act) => {
   const { model } = side;
@@ -24,6 +23,7 @@ export const drawFacts = (side, act) => {
     links(side, node, act),
     expensive(side, node, act),
     types(side, node, act),
+    bookmarks(side, act),
     node ? "" : remarks(model),
   ];
   panel.replaceChildren(...parts.filter(Boolean));
@@ -40,22 +40,25 @@ const buttons = (side, node, act) => {
     found.push(make("button", { onclick: () => act.toggle(side, node) }, side.open.has(side.shown(node)) ? "Collapse" : "Expand"));
     found.push(make("button", { onclick: () => act.focus(side, node), title: "Show only this module (f)" }, "Focus"));
   }
+  if (model.isOpenable(node)) {
+    found.push(make("button", { onclick: () => act.toggleAll(side, node), title: "Key e" }, side.isAllOpen(node) ? "Collapse all" : "Expand all"));
+  }
+  found.push(make("button", { onclick: () => act.mark(side, node), title: "Key b" }, side.marked.has(node) ? "Remove bookmark" : "Bookmark"));
   const head = side.folding.head.get(side.shown(node));
   if (head !== undefined) {
     found.push(make("button", { onclick: () => act.unfold(side, node), title: "Key u" },
       side.unfolded.has(head) ? "Fold equal blocks" : "Show each"));
   }
-  return found.length ? make("div", { class: "buttons" }, ...found) : "";
+  return make("div", { class: "buttons" }, ...found);
 };
 
 const figures = (side, node, times) => {
   const { model } = side;
+  const exact = (number, unit) => make("span", { title: full(number, unit) }, scaled(number, unit));
   const rows = [...model.figures.values()].filter((figure) => figure.total[node]).map((figure) => {
     const value = figure.total[node];
-    const share = figure.adds ? percent(value, figure.total[0]) : "";
-    if (times === 1) return row(figure.title, full(value, figure.unit), node ? share : "");
-    const exact = (number) => make("span", { title: full(number, figure.unit) }, scaled(number, figure.unit));
-    return row(figure.title, exact(value), share, figure.adds ? exact(value * times) : "");
+    const cells = [exact(value, figure.unit), node && figure.adds ? percent(value, figure.total[0]) : ""];
+    return row(figure.title, ...cells, ...(times > 1 ? [figure.adds ? exact(value * times, figure.unit) : ""] : []));
   });
   if (!rows.length) return "";
   const head = times > 1 ? make("tr", {}, make("td"), make("td", {}, "one"), make("td", {}, "share"), make("td", {}, `all ${times}`)) : "";
@@ -65,7 +68,10 @@ const figures = (side, node, times) => {
 const texts = (model, node) => {
   const rows = Object.keys(model.data.facts).filter((title) => title !== "FQN" && model.fact(title, node))
     .map((title) => row(title, long(model.fact(title, node))));
-  for (const title of Object.keys(model.data.groups)) if (model.group(title, node)) rows.push(row(title, model.group(title, node)));
+  for (const title of Object.keys(model.data.groups)) {
+    const inside = model.groups(title, node);
+    if (inside.length) rows.push(row(title, inside.join(", ")));
+  }
   return rows.length ? section("Facts", make("table", {}, ...rows)) : "";
 };
 
@@ -128,6 +134,9 @@ const types = (side, node, act) => {
   return rows.length ? section("Operators and layers inside", make("table", { class: "figures" }, ...rows)) : "";
 };
 
+const bookmarks = (side, act) => (side.marked.size
+  ? section("Bookmarks", make("ul", {}, ...[...side.marked].map((node) => make("li", {}, link(side, node, act))))) : "");
+
 const remarks = (model) => (model.data.remarks.length
   ? section("Remarks", make("ul", {}, ...model.data.remarks.map((line) => make("li", {}, line)))) : "");
 
@@ -150,27 +159,3 @@ const said = ({ status, differs }) => ({
   added: "only in the second model", removed: "only in the first model", renamed: "renamed",
   changed: `differs in ${differs.join(", ").replaceAll("_", " ")}`, shape: "same module, other shapes",
 }[status]);
-
-// The list of all differences, as a view of its own.
-export const drawChanges = (into, act) => {
-  const { rows, totals, models } = state.diff;
-  const shown = rows.filter((each) => each.status !== "shape");
-  const shapes = rows.length - shown.length;
-  const line = (each) => {
-    const number = each.nodes[1] >= 0 ? 1 : 0;
-    const side = state.sides[number];
-    const node = each.nodes[number];
-    const change = (name) => (each.changes[name]?.[2] ? signed(each.changes[name][2], UNITS[name]) : "");
-    const select = () => act.select(side, node, true);
-    return make("tr", { class: each.status, tabindex: 0, onclick: select, onkeydown: (event) => { if (event.key === "Enter") { event.stopPropagation(); select(); } } },
-      make("td", {}, make("span", { class: `mark ${each.status}` }, each.status)),
-      make("td", { class: "name" }, side.model.label(node)), make("td", { class: "type" }, side.model.type(node)),
-      make("td", {}, each.differs.join(", ").replaceAll("_", " ")), make("td", { class: "number" }, change("params")), make("td", { class: "number" }, change("macs")));
-  };
-  const head = make("tr", {}, ...["", "Module", "Type", "Differs in", "Parameters", "Multiply-adds"].map((title) => make("th", {}, title)));
-  const sum = Object.entries(totals).map(([name, [before, after, change]]) =>
-    `${NAMES[name]}: ${scaled(before, UNITS[name])} → ${scaled(after, UNITS[name])} (${signed(change, UNITS[name])})`).join("; ");
-  const text = shown.length ? `${shown.length} modules differ` : "Nothing differs";
-  into.replaceChildren(make("div", { class: "changes" }, make("p", {}, `${models[0]} → ${models[1]}: ${text}${shapes ? `, ${shapes} more only in their shapes` : ""}. ${sum}`),
-    shown.length ? make("table", {}, head, ...shown.map(line)) : ""));
-};

@@ -49,12 +49,14 @@ export const textWidth = (text, font) => {
   return widths.get(key);
 };
 
-export const cut = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
+// The beginning and the end of a text: a path says where, its last name what.
+export const cut = (text, most) => (text.length <= most ? text
+  : `${text.slice(0, Math.ceil((most - 1) / 2))}…${text.slice(text.length - Math.floor((most - 1) / 2))}`);
 
-// The end of a text that fits into a width in pixels: names of equal blocks differ at their ends.
+// As much of a text as fits into a width in pixels; nothing if that says nothing.
 export const fitting = (text, width, font) => {
   if (textWidth(text, font) <= width) return text;
   let most = Math.floor((text.length * width) / textWidth(text, font));
-  while (most > 1 && textWidth(`…${text.slice(1 - most)}`, font) > width) most -= 1;
-  return most > 2 ? `…${text.slice(1 - most)}` : "";
+  while (most > 2 && textWidth(cut(text, most), font) > width) most -= 1;
+  return most > 2 ? cut(text, most) : "";
 };

@@ -3,7 +3,7 @@
 import { cut, scaled, textWidth } from "./format.js";
 import { colouring, figureOf, valueOf } from "./colours.js";
 import { state } from "./state.js";
-import { markSkips, visibleGraph } from "./visible.js";
+import { markLabels, markSkips, visibleGraph } from "./visible.js";
 
 const FONT = "12px ui-sans-serif, system-ui, sans-serif";
 const SMALL = "10.5px ui-sans-serif, system-ui, sans-serif";
@@ -46,7 +46,13 @@ export const layOut = async (side) => {
   const tops = graph.root.inside.length ? graph.root.inside : [graph.root];
   [...graph.outside, ...tops].forEach(collect);
   if (items.length > MOST_NODES) return { tooMany: items.length };
-  markSkips(graph);
+  markLabels(model, graph);
+  markSkips(model, graph);
+  const labelled = new Map(items.filter((item) => !item.isOpen).map((item) => [item.node, item]));
+  for (const edge of graph.edges) {
+    if (edge.isLabel && labelled.has(edge.target)) (labelled.get(edge.target).labels ??= []).push(edge);
+  }
+  const lines = graph.edges.filter((edge) => !labelled.get(edge.target)?.labels?.includes(edge));
   const leaves = items.filter((item) => !item.isOpen).map((item) => item.node);
   const look = colouring(side, leaves);
   const scale = sizes(side, leaves);
@@ -60,7 +66,7 @@ export const layOut = async (side) => {
       ...(items.length > FEW_NODES ? FAST : { "elk.layered.nodePlacement.strategy": "NETWORK_SIMPLEX" }),
     } : ROWS,
     children: [...graph.outside, ...tops].map((item) => forElk(item, model.edgeCount ? {} : ROWS)),
-    edges: graph.edges.map((edge, place) => ({ id: `e${place}`, sources: [`n${edge.source}`], targets: [`n${edge.target}`] })),
+    edges: lines.map((edge, place) => ({ id: `e${place}`, sources: [`n${edge.source}`], targets: [`n${edge.target}`] })),
   };
   const placed = await elk.layout(root);
   const boxes = new Map();
@@ -68,8 +74,10 @@ export const layOut = async (side) => {
   (placed.children ?? []).forEach(note);
   return {
     width: placed.width, height: placed.height,
-    legend: graph.edges.some((edge) => edge.isSkip) ? [...look.legend, { colour: "var(--skip)", text: "skip connections" }] : look.legend,
-    draw: (into, act) => draw(into, side, items, graph, placed, boxes, look, act),
+    legend: [...look.legend,
+      ...(lines.some((edge) => edge.isSkip) ? [{ colour: "var(--skip)", text: "skip connections" }] : []),
+      ...(lines.length < graph.edges.length ? [{ text: "← takes what goes everywhere" }] : [])],
+    draw: (into, act) => draw(into, side, items, lines, placed, boxes, look, act),
   };
 };
 
@@ -87,15 +95,18 @@ const describe = (side, item, scale) => {
   const kind = model.kind(node);
   const figure = figureOf(model);
   const value = figure ? valueOf(side, figure, node) : 0;
-  const name = cut(model.name(node), LONGEST_NAME);
+  const name = cut(model.callName(node), LONGEST_NAME);
   item.times = folding.times.get(node) ?? 1;
   item.isRound = kind !== "module" && kind !== "range";
   const type = kind === "module" && model.type(node) !== model.name(node) ? cut(model.type(node), LONGEST_NAME) : "";
   item.lines = [name];
   if (!item.isRound && type) item.lines.push(type);
+  if (kind === "input" && name !== "input") item.lines.push("input");
   const shape = model.fact("Output", node);
   if (!item.isOpen && shape && !item.isOutside) item.lines.push(cut(shape, LONGEST_NAME));
   if (!item.isOpen && value) item.lines.push(`${scaled(value, figure.unit)} ${figure.short}`);
+  item.labels = (item.labels ?? []).map((edge) => ({ edge, text: cut(`← ${model.callName(edge.source)}`, LONGEST_NAME) }));
+  item.lines.push(...item.labels.map(({ text }) => text));
   item.badge = item.times > 1 ? Math.ceil(textWidth(`× ${item.times}`, `600 ${SMALL}`)) + 16 : 0;
   if (item.isOpen) {
     item.width = LEFT_OF_NAME + Math.ceil(textWidth(name, `600 ${FONT}`) + (type ? 8 + textWidth(type, SMALL) : 0)) + PAD + item.badge;
@@ -128,7 +139,7 @@ const leastSize = (item, options) => {
   return `(${(options === ROWS || state.direction === "RIGHT" ? sizes : sizes.reverse()).join(",")})`;
 };
 
-const draw = (into, side, items, graph, placed, boxes, look, act) => {
+const draw = (into, side, items, lines, placed, boxes, look, act) => {
   const { model } = side;
   into.selectChildren().remove();
   for (const item of items) item.box = boxes.get(`n${item.node}`);
@@ -136,12 +147,12 @@ const draw = (into, side, items, graph, placed, boxes, look, act) => {
   const boxesOf = into.append("g").selectAll("g").data(groups).join("g").attr("class", (item) => `module open ${statusOf(side, item)}`);
   boxesOf.append("rect").attr("class", "frame").attr("rx", 8).each(place);
   const edges = into.append("g").selectAll("g").data(placed.edges ?? []).join("g")
-    .attr("class", (edge) => `edge${graph.edges[+edge.id.slice(1)].isSkip ? " skip" : ""}`)
+    .attr("class", (edge) => `edge${lines[+edge.id.slice(1)].isSkip ? " skip" : ""}`)
     .attr("data-source", (edge) => edge.sources[0].slice(1))
     .attr("data-target", (edge) => edge.targets[0].slice(1));
   edges.append("path").attr("class", "line").attr("d", path).attr("marker-end", "url(#arrow)");
   edges.append("path").attr("class", "grip").attr("d", path)
-    .append("title").text((edge) => said(model, graph.edges[+edge.id.slice(1)]));
+    .append("title").text((edge) => said(model, lines[+edge.id.slice(1)]));
   const heads = into.append("g").selectAll("g").data(groups).join("g").attr("class", "head")
     .attr("transform", (item) => `translate(${item.box.x},${item.box.y})`).attr("data-node", (item) => item.node);
   heads.append("rect").attr("class", "bar").attr("x", 1).attr("y", 1).attr("width", (item) => item.box.width - 2).attr("height", HEAD).attr("rx", 7);
@@ -165,6 +176,10 @@ const draw = (into, side, items, graph, placed, boxes, look, act) => {
     const top = (item.box.height - item.lines.length * LINE) / 2 + 11;
     item.lines.forEach((line, number) => group.append("text").attr("class", number ? "small" : "name")
       .attr("x", item.box.width / 2 + (openable(item) ? RIGHT_OF_TOGGLE : 0)).attr("y", top + number * LINE).attr("text-anchor", "middle").text(line));
+    const labels = group.selectAll("text").filter((_, number) => number >= item.lines.length - item.labels.length).data(item.labels);
+    labels.attr("class", "small edge").attr("data-source", ({ edge }) => edge.source).attr("data-target", item.node)
+      .on("click", (event, { edge }) => { event.stopPropagation(); act.select(side, edge.source); })
+      .append("title").text(({ edge }) => said(model, edge));
   });
   nodes.append("title").text((item) => model.label(item.node));
   for (const selection of [nodes, heads]) {
@@ -197,7 +212,7 @@ const statusOf = (side, item) => side.statusOf(item.node);
 
 const said = (model, edge) => {
   const tensors = [...new Set(edge.of.map((each) => model.tensors(each)))];
-  return `${model.name(edge.source)} → ${model.name(edge.target)}\n${tensors.slice(0, 6).join("\n")}${tensors.length > 6 ? "\n…" : ""}`;
+  return `${model.callName(edge.source)} → ${model.callName(edge.target)}\n${tensors.slice(0, 6).join("\n")}${tensors.length > 6 ? "\n…" : ""}`;
 };
 
 const ROUND = 5; // radius of the corners of edges

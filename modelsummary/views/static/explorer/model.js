@@ -1,5 +1,13 @@
 // One model: its nodes in depth-first order, so that a node and everything inside it are neighbours.
 
+const pattern = (word) => {
+  try {
+    return new RegExp(word, "i");
+  } catch { // not yet, or not meant as one
+    return new RegExp(word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "i");
+  }
+};
+
 export class Model {
   constructor(data) {
     this.data = data;
@@ -27,9 +35,19 @@ export class Model {
   #text(place) { return this.data.texts[place]; }
   kind(node) { return this.#text(this.data.nodes.kind[node]); }
   name(node) { return this.#text(this.data.nodes.name[node]); }
+  // The name among the calls of a module: the path through containers that nothing calls, as ``down_blocks.0``.
+  callName(node) {
+    const parent = this.parent[node];
+    return parent > 0 && this.isTransparent(parent) ? `${this.callName(parent)}.${this.name(node)}` : this.name(node);
+  }
   type(node) { return this.#text(this.data.nodes.type[node]); }
   fact(title, node) { return title in this.data.facts ? this.#text(this.data.facts[title][node]) : ""; }
   group(title, node) { return title in this.data.groups ? this.#text(this.data.groups[title][node]) : ""; }
+  // The groups of a node and of everything inside.
+  groups(title, node) {
+    const texts = Array.from({ length: this.end[node] - node }, (_, inside) => this.group(title, node + inside));
+    return [...new Set(texts)].filter(Boolean).sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
+  }
   tensors(edge) { return this.#text(this.data.edges.tensors[edge]); }
   memoryText(fact, point) { return this.#text(this.data.memory[fact][point]); }
 
@@ -101,16 +119,15 @@ export class Model {
     return this.fqns.get(address) ?? 0;
   }
 
-  // Nodes whose name, FQN or type has every word of the query.
-  search(query, most) {
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = [];
-    let count = 0;
-    for (let node = 0; node < this.size && words.length; node++) {
-      const text = `${this.fact("FQN", node)} ${this.name(node)} ${this.type(node)}`.toLowerCase();
-      if (words.every((word) => text.includes(word)) && ++count <= most) found.push(node);
+  // Nodes whose FQN, name or type matches every word of the query, a regular expression.
+  search(query) {
+    const words = query.split(/\s+/).filter(Boolean).map(pattern);
+    const nodes = [];
+    for (let node = 0; node < this.size; node++) {
+      const texts = [this.fact("FQN", node), this.name(node), this.type(node)];
+      if (words.every((word) => texts.some((text) => word.test(text)))) nodes.push(node);
     }
-    return { found, count };
+    return nodes;
   }
 
   // What a module takes from and passes to others: [other node, tensors], the others as high up as they are apart.

@@ -14,6 +14,7 @@ export class Side {
     this.listed = new Set([0]);
     this.selected = 0;
     this.focus = 0;
+    this.marked = new Set(); // bookmarks
     this.differences = new Map(); // node -> row of the differences
     this.changedInside = new Set(); // modules around nodes that differ
     this.partner = new Map(); // node -> the same module of the other model
@@ -42,6 +43,41 @@ export class Side {
     if (!this.model.contains(this.focus, node)) this.focus = 0;
   }
 
+  #openable(node) {
+    const nodes = [];
+    for (let inside = node; inside < this.model.end[node]; inside++) if (this.model.isOpenable(inside)) nodes.push(inside);
+    return nodes;
+  }
+
+  isAllOpen(node) { return this.#openable(node).every((inside) => this.open.has(this.shown(inside))); }
+
+  // Open a module and everything inside it, or close it all.
+  toggleAll(node) {
+    const isOpen = !this.isAllOpen(node);
+    for (const inside of this.#openable(node)) {
+      this.setOpen(this.shown(inside), isOpen || !inside);
+      if (isOpen) this.listed.add(inside);
+      else if (inside) this.listed.delete(inside);
+    }
+  }
+
+  // The first of the equal blocks that fold a node, the nearest ones around it.
+  headAround(node) {
+    const around = this.model.way(node).map((each) => this.shown(each));
+    return this.folding.head.get(around.findLast((each) => this.folding.times.has(each)));
+  }
+
+  // Rows for nodes, equal ones as one: [{node, times}].
+  rows(nodes) {
+    const rows = new Map();
+    for (const node of nodes) {
+      const row = rows.get(this.shown(node));
+      if (row) row.times += 1;
+      else rows.set(this.shown(node), { node, times: 1 });
+    }
+    return [...rows.values()];
+  }
+
   setOpen(node, isOpen) {
     if (isOpen && this.model.isOpenable(node)) this.open.add(node);
     else this.open.delete(node);
@@ -57,13 +93,13 @@ export class Side {
 }
 
 export const state = {
-  view: "graph", colour: "", size: "", device: "", direction: "DOWN", query: "", side: 0, sides: [], diff: null,
+  view: "graph", colour: "", size: "", device: "", direction: "DOWN", sort: "", query: "", side: 0, sides: [], diff: null,
 };
 
 export const active = () => state.sides[state.side];
 
-const FIELDS = ["view", "colour", "size", "device", "direction"];
-const DEFAULTS = { view: "graph", colour: "", size: "", device: "", direction: "DOWN" };
+const DEFAULTS = { view: "graph", colour: "", size: "", device: "", direction: "DOWN", sort: "", query: "" };
+const FIELDS = Object.keys(DEFAULTS);
 
 export const address = () => {
   const side = active();
@@ -76,6 +112,7 @@ export const address = () => {
   const numbers = (set) => [...set].sort((a, b) => a - b).join(".");
   if (numbers(side.open) !== numbers(side.atFirst)) parts.set("open", numbers(side.open));
   if (side.unfolded.size) parts.set("each", numbers(side.unfolded));
+  if (side.marked.size) parts.set("marks", numbers(side.marked));
   return parts.size ? `#${parts}` : "#";
 };
 
@@ -85,8 +122,9 @@ export const follow = (hash) => {
   const number = Number(parts.get("model") ?? 0);
   state.side = state.sides[number] ? number : 0;
   const side = active();
-  const numbers = (text) => text.split(".").map(Number).filter((node) => node >= 0 && node < side.model.size);
+  const numbers = (text) => text.split(".").filter(Boolean).map(Number).filter((node) => node >= 0 && node < side.model.size);
   side.unfolded = new Set(numbers(parts.get("each") ?? "").filter((node) => node));
+  side.marked = new Set(numbers(parts.get("marks") ?? ""));
   side.refold();
   side.open = new Set(parts.has("open") ? numbers(parts.get("open")) : side.atFirst);
   side.focus = parts.has("in") ? side.shown(side.model.find(parts.get("in"))) : 0;

@@ -1,11 +1,11 @@
 // The tree at the left: only the rows on the screen are elements, so that 100,000 nodes are no burden.
 
-import { byId, full, make, percent, scaled } from "./format.js";
+import { byId, fitting, full, make, percent, scaled } from "./format.js";
 import { figureOf } from "./colours.js";
 import { active, state } from "./state.js";
 
 const ROW = 24; // pixels
-const MOST_FOUND = 1000;
+const FONT = "12.5px ui-sans-serif, system-ui, sans-serif";
 let rows = []; // {node, level, times}
 let act = {};
 
@@ -19,7 +19,7 @@ export const startTree = (actions) => {
 const list = (side) => {
   const { model } = side;
   if (state.query.trim()) {
-    return model.search(state.query, MOST_FOUND).found.map((node) => ({ node, level: 0, times: 1, isFound: true }));
+    return side.rows(model.search(state.query)).map((row) => ({ ...row, level: 0, isFound: true }));
   }
   const found = [];
   const add = (node, level, times) => {
@@ -81,7 +81,8 @@ const element = ({ node, level, times, isFound }, place, selectedPlace) => {
   const isOpenable = model.isOpenable(node) && !isFound;
   const selected = selectedPlace === place;
   const status = side.statusOf(node);
-  const name = isFound ? model.label(node) : model.name(node);
+  const width = byId("tree").clientWidth - 13 * level - (value ? 100 : 40) - (times > 1 ? 45 : 0);
+  const name = fitting(isFound ? model.label(node) : model.name(node), width, FONT);
   const type = model.type(node) === name ? "" : model.type(node);
   const row = make("div", {
     class: `row${selected ? " selected" : ""}${status ? ` ${status}` : ""}${model.data.nodes.called[node] ? "" : " idle"}`,
@@ -93,11 +94,11 @@ const element = ({ node, level, times, isFound }, place, selectedPlace) => {
   },
   make("span", { class: "twisty", onclick: (event) => { event.stopPropagation(); act.list(node); } },
     isOpenable ? (side.listed.has(node) ? "▾" : "▸") : ""),
-  make("span", { class: `name ${model.kind(node)}` }, name),
+  make("span", { class: `name ${model.kind(node)}`, title: model.label(node) }, `${side.marked.has(node) ? "★ " : ""}${name}`),
   make("span", { class: "type" }, type));
   if (times > 1) {
     row.append(make("button", { class: "times", title: "Show them one by one (u)", tabindex: -1,
-      onclick: (event) => { event.stopPropagation(); act.unfold(node); } }, `× ${times}`));
+      onclick: (event) => { event.stopPropagation(); act.unfold(isFound ? side.headAround(node) : node); } }, `× ${times}`));
   } else if (!isFound && side.unfolded.has(node)) {
     row.append(make("button", { class: "times", title: "Show them as one (u)", tabindex: -1,
       onclick: (event) => { event.stopPropagation(); act.unfold(node); } }, "fold"));

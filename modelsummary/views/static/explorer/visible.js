@@ -99,11 +99,50 @@ export const visibleGraph = (model, folding, open, focus) => {
   return { root, outside: [...outside.values()], edges: [...edges.values()] };
 };
 
+const grouped = (edges, from, to) => {
+  const groups = new Map();
+  for (const edge of edges) groups.set(edge[from], [...(groups.get(edge[from]) ?? []), edge[to]]);
+  return groups;
+};
+
+const MANY = 3;
+
+// Mark the edges of inputs that go everywhere, such as a time step: they join the path of another input again and again,
+// more often than that input. All but the first are drawn as labels.
+export const markLabels = (model, graph) => {
+  const next = grouped(graph.edges, "source", "target"), before = grouped(graph.edges, "target", "source");
+  const join = (target) => {
+    const seen = new Set();
+    while (before.get(target).length === 1 && next.get(target)?.length === 1 && !seen.has(target)) {
+      seen.add(target);
+      [target] = next.get(target);
+    }
+    return target;
+  };
+  const joins = (node) => [...new Set((next.get(node) ?? []).map(join))].sort((a, b) => model.order[a] - model.order[b]);
+  const reached = (node) => {
+    const seen = new Set([node]);
+    for (const each of seen) for (const target of next.get(each) ?? []) seen.add(target);
+    return seen;
+  };
+  for (const [source, targets] of next) {
+    const joined = joins(source);
+    if (joined.length < MANY) continue;
+    const after = reached(source);
+    const joinsAnother = before.get(joined[0]).some((other) => !after.has(other) && !reached(other).has(source)
+      && joins(other).length < joined.length);
+    if (!joinsAnother) continue;
+    const first = targets.reduce((a, b) => (model.order[b] < model.order[a] ? b : a));
+    for (const edge of graph.edges) edge.isLabel ||= edge.source === source && edge.target !== first;
+    for (const edge of graph.edges) edge.isFirst ||= edge.source === source && edge.target === first;
+  }
+};
+
 // Mark skip connections: edges beside which a longer way leads from the source to the target.
-export const markSkips = (graph) => {
-  const next = new Map();
-  for (const { source, target } of graph.edges) next.set(source, [...(next.get(source) ?? []), target]);
+export const markSkips = (model, graph) => {
+  const next = grouped(graph.edges, "source", "target");
   for (const edge of graph.edges) {
+    if (edge.isLabel || edge.isFirst || model.kind(edge.target) === "output") continue;
     const pending = next.get(edge.source).filter((node) => node !== edge.target);
     const seen = new Set([edge.source, ...pending]);
     while (pending.length && !edge.isSkip) {
@@ -121,11 +160,13 @@ const FEW = 40; // nodes of the first picture
 // The modules to open at first: level by level, as long as the picture stays small.
 export const firstOpen = (model, folding) => {
   const open = new Set([0]);
+  const macs = model.figures.get("macs")?.total;
   const inside = (node) => model.level(node).filter((each) => folding.standsFor[each] === each);
   let level = inside(0);
   let count = level.length;
   while (level.length) {
-    const openable = level.filter((node) => model.isOpenable(node) && model.kind(node) === "module" && !model.isStep(node));
+    const openable = level.filter((node) => model.isOpenable(node) && model.kind(node) === "module" && !model.isStep(node)
+      && (!macs?.[0] || macs[node])); // such as rotary arithmetic
     const deeper = openable.flatMap(inside);
     if (!deeper.length || count - openable.length + deeper.length > FEW) break;
     openable.forEach((node) => open.add(node));
