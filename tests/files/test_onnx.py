@@ -572,3 +572,23 @@ def test_a_second_formula_for_an_operator_is_refused():
     with pytest.raises(RegistrationError, match="'Conv' already has the formula _conv"):
         node_costs._counts("MadeUp", "Conv")(len)
     assert "MadeUp" not in node_costs.FORMULAS
+
+
+def test_copies_of_weights_stand_before_what_takes_them(tmp_path):
+    """Exporters put an Identity for each shared weight at the beginning, outside all modules."""
+    made = model(
+        [
+            node("Identity", ["w"], ["w2"], name="Identity_1"),
+            node("Identity", ["w2"], ["w3"], name="Identity_2"),
+            node("MatMul", ["x", "w"], ["a"], name="/first/MatMul"),
+            node("MatMul", ["a", "w3"], ["y"], name="/second/MatMul"),
+        ],
+        [value("x", 3, 4)], [value("y", 3, 4)], [weight("w", 4, 4)],
+    )  # fmt: skip
+    stats = load(saved(made, tmp_path))
+    names = [(row.depth, row.name) for row in stats.root.walk()][1:]
+    assert names == [
+        (1, "first"), (2, "/first/MatMul"),
+        (1, "second"), (2, "Identity_1"), (2, "Identity_2"), (2, "/second/MatMul"),
+    ]  # fmt: skip
+    assert (stats.total_params, stats.total_mult_adds) == (16, 96)

@@ -76,6 +76,7 @@ class _Builder:
         for copy, original in self.copies.items():
             names.tensors[copy].original = names.tensors[original]
         self._add(graph, names, (), 1)
+        self.operations = _with_copies_beside_users(self.operations)
         used = {tensor for operation in self.operations for tensor in operation.inputs}
         unused = [
             tensor for tensor in names.tensors.values() if tensor.kind in ("parameter", "buffer") and tensor not in used
@@ -212,6 +213,34 @@ class _Builder:
             operation.attributes["counted"], is_undecided = count_one_branch(bodies, marks.get(TAKEN))
             if is_undecided:
                 self.undecided.append(operation.name)
+
+
+def _with_copies_beside_users(operations: Sequence[Operation]) -> list[Operation]:
+    """Return the operators with an Identity of a weight before the first operator that takes it, in the same module.
+
+    Exporters put the copies of weights that several layers share at the beginning of the graph, outside all modules.
+    """
+    first_user: dict[Tensor, int] = {}
+    copies: dict[Tensor, int] = {}  # -> the Identity that makes it
+    for index, operation in enumerate(operations):
+        for tensor in operation.inputs:
+            first_user.setdefault(tensor, index)
+        if operation.op_type == "Identity" and all(
+            tensor.kind in ("parameter", "buffer") or tensor in copies for tensor in operation.inputs
+        ):
+            copies |= dict.fromkeys(operation.outputs, index)
+    anchors = list(range(len(operations)))
+    for index in reversed(copies.values()):
+        operation = operations[index]
+        users = [first_user[tensor] for tensor in operation.outputs if tensor in first_user]
+        scopes = operations[users[0]].scopes if users else ()
+        if users and scopes[: len(operation.scopes)] == operation.scopes and not _in_subgraph(scopes):
+            anchors[index], operation.scopes = anchors[users[0]], scopes
+    return [operations[index] for index in sorted(range(len(operations)), key=lambda index: anchors[index])]
+
+
+def _in_subgraph(scopes: Sequence[Scope]) -> bool:
+    return any(scope.class_name in ("If", "Loop", "Scan") for scope in scopes)
 
 
 def _notes_on_weights(operations: Sequence[Operation]) -> list[str]:

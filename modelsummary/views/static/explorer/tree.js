@@ -81,7 +81,7 @@ const element = ({ node, level, times, isFound }, place, selectedPlace) => {
   const isOpenable = model.isOpenable(node) && !isFound;
   const selected = selectedPlace === place;
   const status = side.statusOf(node);
-  const width = byId("tree").clientWidth - 13 * level - (value ? 100 : 40) - (times > 1 ? 45 : 0);
+  const width = byId("tree").clientWidth - 13 * level - 42 - (value ? 55 : 0) - (times > 1 ? 38 : 0);
   const name = fitting(isFound ? model.label(node) : model.name(node), width, FONT);
   const type = model.type(node) === name ? "" : model.type(node);
   const row = make("div", {
