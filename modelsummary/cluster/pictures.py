@@ -31,7 +31,7 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], axes: Axes | None = No
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    axes = axes_for(axes, figsize=(9, 1 + 0.4 * len(bars)))
+    axes = axes_for(axes, figsize=(9, 1 + 0.4 * len(bars)), layout="constrained")
     labels = list(bars)
     begin = [0.0] * len(labels)
     for cause in dict.fromkeys(name for seconds in bars.values() for name, value in seconds.items() if value):

@@ -14,6 +14,8 @@ from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled,
 __all__ = ["CATEGORIES", "MemoryEstimate", "MemoryMeasurement", "TimelinePoint"]
 
 CATEGORIES = ("params", "buffers", "optimizer_state", "grads", "inputs", "activations", "temporary", "workspace")
+_VISIBLE = 1 / 500  # of the height of the plot
+_LETTER = 0.011  # of its width
 
 
 class TimelinePoint(NamedTuple):
@@ -106,7 +108,9 @@ class MemoryEstimate(Printed):
         return next((point for point in self.timeline if point.total == self.peak), None)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the bytes alive at each operator of the step, by category, with matplotlib.
+        """Draw the bytes alive at each operator of the step, by category, and name the peak, with matplotlib.
+
+        Categories too small to be seen are not in the legend.
 
         Args:
             ax: axes to draw into; None: new axes.
@@ -121,12 +125,29 @@ class MemoryEstimate(Printed):
         prefix = auto_prefix(self.peak)
         series = [[point.held[index] / PREFIXES[prefix] for point in self.timeline] for index in range(len(CATEGORIES))]
         shown = [(name, held) for name, held in zip(CATEGORIES, series, strict=True) if any(held)]
-        names = [name.replace("_", " ") for name, _ in shown]
+        least = _VISIBLE * max((point.total for point in self.timeline), default=0) / PREFIXES[prefix]
+        names = [("" if max(held) >= least else "_") + name.replace("_", " ") for name, held in shown]
         axes.stackplot(range(len(self.timeline)), [held for _, held in shown], labels=names, step="post")
         phases = [point.phase for point in self.timeline]
         for phase in dict.fromkeys(phases):
-            axes.axvline(phases.index(phase), color="gray", linewidth=0.5)
-            axes.text(phases.index(phase), 1.0, f" {phase}", transform=axes.get_xaxis_transform(), va="bottom")
+            begin, length = phases.index(phase), phases.count(phase)
+            axes.axvline(begin, color="gray", linewidth=0.5)
+            if length >= _LETTER * len(phase) * len(phases):  # the name of the next one follows
+                axes.text(begin, 1.0, f" {phase}", transform=axes.get_xaxis_transform(), va="bottom")
+        if (point := self.peak_at) is not None:
+            where = f"{point.operator} of {point.fqn}" if point.fqn else point.operator
+            top, position = self.peak / PREFIXES[prefix], self.timeline.index(point)
+            side = "right" if position > len(phases) / 2 else "left"
+            axes.plot(position, top, "v", color="black", markersize=4)
+            axes.annotate(
+                f"{scaled(self.peak, 'B')}: {where}",
+                (position, top),
+                (0, 5),
+                textcoords="offset points",
+                ha=side,
+                fontsize=8,
+            )
+            axes.set_ylim(top=1.1 * top)
         axes.set(xlabel="operator", ylabel=symbol(prefix, "B"), xlim=(0, len(self.timeline) - 1))
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         return axes

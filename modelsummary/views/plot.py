@@ -28,6 +28,8 @@ _GRAY = (0.55, 0.55, 0.55)
 _COLOURS = (0, 1, 2, 3, 4, 5, 6, 8, 9)  # of "tab10", without its gray
 _SMALLEST_AREA, _SMALLEST_HEIGHT = 1 / 600, 1 / 250  # shares of the picture; text in smaller ones is unreadable
 _MOST_NAMES = 8
+_NARROW = 0.2  # width of the gray levels of an icicle
+_NAME_SIZE = 7.0  # points
 
 
 class Pictures:
@@ -149,6 +151,8 @@ class Pictures:
     ) -> Axes:
         """Draw levels from left to right and modules from top to bottom, each as high as its amount.
 
+        Levels above the modules with a colour of their own are narrow.
+
         Args:
             by, depth, fold, ax: as for ``treemap``.
 
@@ -164,8 +168,13 @@ class Pictures:
         total = amounts.total[root]
         rectangles = list(icicle(pieces(root, amounts, depth, total * _SMALLEST_HEIGHT)))
         levels = 1 + max(rectangle.level for rectangle in rectangles)
-        axes.set(xlim=(0, levels), ylim=(total, 0))
-        _draw(axes, rectangles, root, amounts, (width / levels, height / total), lambda piece: piece.labels[-1:])
+        around = {row for head in heads_of(root, amounts.total) for row in rows_around(head)}
+        gray = len({rectangle.level for rectangle in rectangles if rectangle.piece.row in around and levels > 1})
+        narrow = [_NARROW] * gray + [1.0] * (levels - gray)
+        begins = [sum(narrow[:level]) for level in range(levels + 1)]
+        rectangles = [replace(area, x=begins[area.level], width=narrow[area.level]) for area in rectangles]
+        axes.set(xlim=(0, begins[-1]), ylim=(total, 0))
+        _draw(axes, rectangles, root, amounts, (width / begins[-1], height / total), lambda piece: piece.labels[-1:])
         return axes
 
     def roofline(
@@ -206,13 +215,14 @@ class Pictures:
         axes = axes_for(ax, figsize=(10, 6), layout="constrained")
         axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte moved", ylabel="FLOP/s")
         x, y = list(intensity.values()), []
+        named: dict[LayerInfo, tuple[float, float]] = {}
         for by in _known_latencies(root):
             amounts = find_amounts(root, by)
             latency = _shown(root, amounts, depth)
             points = {row: (intensity[row], flops[row] / latency[row] * 1e3) for row in latency if row in intensity}
             y += [height for _, height in points.values()]
             _scatter(axes, points, latency, _Colours(root, amounts.total), is_measured=by == "latency")
-            _name_points(axes, sorted(points, key=lambda row: -latency[row]), points)
+            named |= {row: points[row] for row in sorted(points, key=lambda row: -latency[row])}
         knee = peak / device.bandwidth
         low, high = min(knee, *x) / 3, max(knee, *x) * 3
         axes.plot([low, knee, high], [low * device.bandwidth, peak, peak], color="black", zorder=2)
@@ -221,6 +231,7 @@ class Pictures:
         precision = str(dtype).removeprefix("torch.")
         axes.set_title(f"{one_line(root.class_name)} on {device.name}, {precision}", parse_math=False)
         axes.grid(alpha=0.3, which="major")
+        _name_points(axes, named)
         return axes
 
 
@@ -364,15 +375,23 @@ def _outline(axes: Axes, rectangle: Rectangle) -> None:
     )
 
 
-def _name_points(axes: Axes, rows: Iterable[LayerInfo], points: dict[LayerInfo, tuple[float, float]]) -> None:
-    """Write names beside the first points, leaving out names that would overlap."""
-    taken: list[tuple[float, float]] = []
-    for row in rows:
-        x, y = axes.transData.transform(points[row])
-        if len(taken) < _MOST_NAMES and all(abs(x - other) > 150 or abs(y - next_) > 14 for other, next_ in taken):
-            taken.append((x, y))
-            style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "parse_math": False, "zorder": 4}
-            axes.annotate(row_label(row), points[row], (7, -2), **style)
+def _name_points(axes: Axes, points: dict[LayerInfo, tuple[float, float]]) -> None:
+    """Write names beside the first points, leaving out names that would overlap another one, a point or the edge."""
+    right, _ = _size(axes)
+    figure: Any = axes.figure
+    left = axes.get_window_extent().x0
+    at = {row: (axes.transData.transform(point) - (left, 0)) * _POINTS / figure.dpi for row, point in points.items()}
+    taken = [(x - 3, x + 3, y) for x, y in at.values()]
+    n_names = 0
+    for row, (x, y) in at.items():
+        label = row_label(row)
+        begin, end = x + 7, x + 7 + 0.58 * _NAME_SIZE * len(label)
+        is_free = all(end < first or begin > last or abs(y - height) > 8 for first, last, height in taken)
+        if n_names < _MOST_NAMES and is_free and end < right:
+            n_names += 1
+            taken.append((begin, end, y))
+            style: dict[str, Any] = {"textcoords": "offset points", "fontsize": _NAME_SIZE, "parse_math": False}
+            axes.annotate(label, points[row], (7, -2), zorder=4, **style)
 
 
 def _framed(axes: Axes, root: LayerInfo, amounts: Amounts, meaning: str) -> Axes:

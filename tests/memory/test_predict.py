@@ -21,6 +21,7 @@ from modelsummary import DeviceSpec, InputError, MissingExtraError, Statistics, 
 from modelsummary.devices.target import target_of
 from modelsummary.memory.fit import largest
 from modelsummary.operators.tensor_bytes import inner_tensors
+from modelsummary.units import scaled
 from tests.capture.test_wrapped import int8
 from tests.models import Call
 from tests.real_memory import persistent, real_memory, sgd
@@ -729,6 +730,15 @@ def test_plot(monkeypatch):
     # the top of the stack is what lives: its highest point the peak
     top = max(path.vertices[:, 1].max() for collection in axes.collections for path in collection.get_paths())
     assert top == pytest.approx(memory.peak / 1e3)
+    at = memory.peak_at
+    where = f"{at.operator} of {at.fqn}" if at.fqn else at.operator
+    assert f"{scaled(memory.peak, 'B')}: {where}" in [text.get_text() for text in axes.texts]
+    scaling = Call(lambda self, x: self.fc(x) * self.one, fc=nn.Linear(100, 100))
+    scaling.register_buffer("one", torch.ones(1))  # 4 bytes, at a peak of 41.6 kB
+    names = [
+        text.get_text() for text in Statistics(scaling, (1, 100)).memory("inference").plot().get_legend().get_texts()
+    ]
+    assert names == ["params", "inputs", "temporary"]
     assert memory.plot(axes) is axes
     matplotlib.pyplot.close("all")
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -106,9 +106,7 @@ def test_a_model_without_calls_is_one_node():
     whole = [("input", "Linear", "[2, 4]"), ("Linear", "output", "[2, 4]")]
     assert flow(Statistics(nn.Linear(4, 4), (2, 4)).graph()) == whole
     attention = Statistics(nn.MultiheadAttention(4, 1), [(3, 2, 4)] * 3).graph()
-    assert flow(attention)[:3] == [
-        (name, "MultiheadAttention", "[3, 2, 4]") for name in ("query", "key", "value")
-    ]
+    assert flow(attention)[:3] == [(name, "MultiheadAttention", "[3, 2, 4]") for name in ("query", "key", "value")]
     scripted = Statistics(torch.jit.script(nn.Sequential(nn.Linear(4, 4))), (2, 4)).graph()
     assert flow(scripted) == [("input", "Sequential", "[2, 4]"), ("Sequential", "output", "[2, 4]")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from itertools import combinations
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_folded_areas_add_up(kind):
     stats = Statistics(alike(40), (1, 2))
     axes = stats.plot(kind)
     whole = 40 * 17 + 3
-    sizes = [w * h for w, h in rectangles(axes)]
+    sizes = [w * h if kind == "treemap" else h for w, h in rectangles(axes)]
     leaves = sizes if kind == "treemap" else sizes[-3:]
     scale = sum(leaves) / whole if kind == "treemap" else 1
     assert sorted(size / scale for size in leaves) == pytest.approx([3, 40 * 8, 40 * 9])
@@ -225,6 +226,12 @@ def test_many_small_modules_are_put_together():
     assert len(list(treemap(whole, 800, 600))) == 251
 
 
+def test_levels_of_an_icicle_above_the_colours_are_narrow():
+    """One module around all others: two levels without a colour of their own, then the layers."""
+    axes = Statistics(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))).plot.icicle("params")
+    assert [width for width, _ in rectangles(axes)] == pytest.approx([0.2, 0.2, 1, 1])
+
+
 def test_colours_go_to_the_children_of_the_one_that_has_nearly_all():
     root = tree((0, [(1, []), (0, [(50, []), (49, []), (0, [])])]))
     heads = heads_of(root, find_amounts(root, "params").total)
@@ -251,6 +258,20 @@ def test_points_and_roof():
     assert axes.get_title() == "Sequential on mine, float32"
     with pytest.raises(InputError, match=r"peak of mine with torch\.float16 is not known"):
         stats.plot.roofline(DeviceSpec("mine", {torch.float32: 1e6}, 1e5), torch.float16)
+
+
+def test_names_of_points_overlap_nothing():
+    """Ten layers that reach similar speeds at the same intensity."""
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(10)), nn.Linear(8, 4, bias=False))
+    stats = Statistics(model, (3, 8))
+    for index, row in enumerate(stats.root.walk()):
+        row.latency_ms = row.self_latency_ms = 10.0 + index
+    axes = stats.plot.roofline(DeviceSpec("mine", {torch.float32: 1e6}, bandwidth=1e5))
+    axes.figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert boxes
+    assert not any(box.overlaps(other) for box, other in combinations(boxes, 2))
+    assert all(box.x1 < axes.get_window_extent().x1 for box in boxes)
 
 
 def test_a_measured_model():
