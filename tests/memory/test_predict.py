@@ -735,10 +735,8 @@ def test_plot(monkeypatch):
     assert f"{scaled(memory.peak, 'B')}: {where}" in [text.get_text() for text in axes.texts]
     scaling = Call(lambda self, x: self.fc(x) * self.one, fc=nn.Linear(100, 100))
     scaling.register_buffer("one", torch.ones(1))  # 4 bytes, at a peak of 41.6 kB
-    names = [
-        text.get_text() for text in Statistics(scaling, (1, 100)).memory("inference").plot().get_legend().get_texts()
-    ]
-    assert names == ["params", "inputs", "temporary"]
+    legend = Statistics(scaling, (1, 100)).memory("inference").plot().get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["params", "inputs", "temporary"]
     assert memory.plot(axes) is axes
     matplotlib.pyplot.close("all")
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -19,20 +19,7 @@ from modelsummary.views.export import in_script, static
 __all__ = ["Page", "page_of"]
 
 # Each after the ones that it imports.
-_SCRIPTS = (
-    "format",
-    "model",
-    "visible",
-    "state",
-    "colours",
-    "tree",
-    "graph",
-    "charts",
-    "table",
-    "facts",
-    "picture",
-    "app",
-)
+_SCRIPTS = tuple("format model visible state colours tree graph charts table facts picture app".split())
 _LICENSES = (
     "elkjs 0.12.1 (layout of graphs), EPL-2.0, source and licence: the package elkjs of npm",
     "d3 7.9.2 (charts, zoom, colours), Copyright Mike Bostock, ISC licence: the package d3 of npm",

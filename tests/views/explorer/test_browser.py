@@ -134,6 +134,90 @@ def test_too_many_nodes_are_told_in_the_picture(page, tmp_path):
     page.wait_for_selector(".badge")
 
 
+class Rotary(nn.Module):
+    """Functions without multiply-adds."""
+
+    def forward(self, x):
+        return x.sin() + x.cos()
+
+
+class Stage(nn.Module):
+    """A step of a UNet: takes the time step as well as its input."""
+
+    def __init__(self, taken, made):
+        super().__init__()
+        self.conv, self.time = nn.Conv2d(taken, made, 3, padding=1), nn.Linear(8, made)
+
+    def forward(self, x, time):
+        return self.conv(x) + self.time(time)[:, :, None, None]
+
+
+class UNet(nn.Module):
+    """Two stages down, one between, two up that also take the results of the ones down; rotary arithmetic around."""
+
+    def __init__(self):
+        super().__init__()
+        self.rotary, self.time_embedding, self.conv_in = Rotary(), nn.Linear(8, 8), nn.Conv2d(3, 4, 1)
+        self.down_blocks = nn.ModuleList([Stage(4, 4), Stage(4, 6)])
+        self.mid_block = Stage(6, 6)
+        self.up_blocks = nn.ModuleList([Stage(12, 4), Stage(8, 3)])
+
+    def forward(self, sample, timestep):
+        time = self.time_embedding(self.rotary(timestep))
+        x = self.conv_in(sample)
+        results = []
+        for block in self.down_blocks:
+            x = block(x, time)
+            results.append(x)
+        x = self.mid_block(x, time)
+        for block in self.up_blocks:
+            x = block(torch.cat([x, results.pop()], 1), time)
+        return x
+
+
+def test_what_goes_everywhere_is_a_label_and_no_skip_connection(page, tmp_path):
+    """The time embedding goes to five blocks: a line to the first, labels at four. Two skip connections, down to up."""
+    Statistics(UNet(), sample=torch.zeros(1, 3, 8, 8), timestep=torch.zeros(1, 8)).explore(tmp_path / "unet.html")
+    opened(page, tmp_path / "unet.html", "#open=0")
+    blocks = ["down_blocks.0", "down_blocks.1", "mid_block", "up_blocks.0", "up_blocks.1"]
+    assert [name for name in names(page) if "block" in name] == blocks
+    labels = page.locator("text.edge").evaluate_all("all => all.map((label) => label.firstChild.textContent)")
+    assert labels == ["← time_embedding"] * 4
+    assert page.locator(".edge.skip").count() == 2
+    assert page.locator("#legend").text_content().endswith("skip connections← takes what goes everywhere")
+    page.locator("text.edge").first.dispatch_event("click")
+    assert page.locator("#facts h2").text_content() == "time_embedding"
+    assert page.locator("text.edge.passed").count() == 4
+    assert page.locator(".node.input .name").all_text_contents() == ["sample", "timestep"]
+
+
+def test_modules_without_multiply_adds_are_shut_at_first(page, tmp_path):
+    Statistics(UNet(), sample=torch.zeros(1, 3, 8, 8), timestep=torch.zeros(1, 8)).explore(tmp_path / "unet.html")
+    opened(page, tmp_path / "unet.html")
+    assert "down_blocks.0Stage" in page.locator(".head .name").all_text_contents()
+    assert "rotary" in names(page)
+
+
+def test_expand_all_opens_everything_and_shuts_it_again(page, path):
+    """A block holds four calls, and the input, cat, head and the output stand beside."""
+    opened(page, path.with_name("one.html"), "#open=0")
+    drawn(page, lambda: page.locator("#facts button", has_text="Expand all").click())
+    assert names(page) == ["input", "up", "act", "down", "add", "cat", "head", "output"]
+    drawn(page, lambda: page.keyboard.press("e"))
+    assert names(page) == ["input", "blocks.0", "cat", "head", "output"]
+
+
+def test_long_names_keep_their_beginning_and_their_end(page, tmp_path):
+    model = nn.Sequential()
+    model.add_module(f"encoder_{'x' * 60}_proj", nn.Linear(2, 2))
+    Statistics(model, (1, 2)).explore(tmp_path / "long.html")
+    opened(page, tmp_path / "long.html")
+    for name in (names(page)[1], page.locator("#tree .name").nth(2).text_content()):
+        assert name.startswith("encoder_x")
+        assert name.endswith("x_proj")
+        assert len(name) < 40
+
+
 def test_modules_without_known_edges_stand_in_rows(page, tmp_path):
     Statistics(Net()).explore(tmp_path / "bare.html")
     opened(page, tmp_path / "bare.html")
@@ -172,6 +256,52 @@ def test_search_selects_and_shows_the_module_and_the_address_finds_it_again(page
     assert page.locator("#facts h2").text_content() == "blocks.3.act"
 
 
+def test_search_takes_regular_expressions_and_folds_equal_results(page, path):
+    opened(page, path.with_name("one.html"))
+    search, rows = page.locator("#search"), page.locator("#tree .row")
+    search.fill("relu")
+    assert rows.all_text_contents() == ["blocks.0.actReLU× 6"]
+    search.fill(r"^blocks\.[04]\.act$")
+    assert rows.all_text_contents() == ["blocks.0.actReLU× 2"]
+    search.fill("act$ (")  # no regular expression yet
+    assert rows.count() == 0
+    search.fill("relu")
+    drawn(page, lambda: page.locator("#tree .times").click())
+    assert [row[:12] for row in rows.all_text_contents()] == [f"blocks.{number}.act" for number in range(6)]
+
+
+def test_the_table_of_all_nodes_sorts_and_follows_the_search(page, path):
+    """Multiply-adds of three inputs: 3 * 384 = 1,152 in a layer of six blocks, 3 * 8 * 2 = 48 in the head."""
+    opened(page, path.with_name("one.html"), "#view=table")
+    column = page.locator(".changes td:first-child")
+    assert column.all_text_contents()[:3] == ["Net", "input", "blocks"]
+    drawn(page, lambda: page.locator(".changes th button", has_text="Multiply-adds").click())
+    assert column.all_text_contents()[:4] == ["Net", "blocks", "blocks.0 × 6", "blocks.0.up × 6"]
+    drawn(page, lambda: page.locator(".changes th button", has_text="Multiply-adds").click())
+    assert column.all_text_contents()[-1] == "Net"
+    drawn(page, lambda: page.locator("#search").fill("linear"))
+    assert column.all_text_contents() == ["head", "blocks.0.up × 6", "blocks.0.down × 6"]
+    row = page.locator(".changes tr", has_text="head")
+    assert row.locator("td").all_text_contents() == ["head", "Linear", "48", "18", "[3, 2]", "weight [2, 8], bias [2]"]
+    assert "sort=-Multiply-adds" in page.url
+    row.click()
+    page.wait_for_selector("body[data-view=graph]")
+    assert page.locator("#facts h2").text_content() == "head"
+
+
+def test_bookmarks_stay_in_the_address(page, path):
+    opened(page, path.with_name("one.html"), "#at=blocks.2.up")
+    page.keyboard.press("b")
+    assert page.locator("#tree .selected .name").text_content() == "★ up"
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    page.locator("#tree .row").first.click()
+    page.locator("#facts section", has_text="Bookmarks").locator("a").click()
+    assert page.locator("#facts h2").text_content() == "blocks.2.up"
+    page.locator("#facts button", has_text="Remove bookmark").click()
+    assert "marks" not in page.url
+
+
 def test_figures_colours_and_links(page, path):
     """A block has 3 * (4 * 16 + 16 * 4) = 384 multiply-adds, six of them 2,304."""
     opened(page, path.with_name("one.html"), "#open=0&at=blocks.0")
@@ -179,8 +309,12 @@ def test_figures_colours_and_links(page, path):
     assert "384" in text
     assert "2.30 K" in text
     assert page.locator("#legend span").all_text_contents() == ["Multiply-adds: 0  2.30 K", "skip connections"]
+    assert page.locator("#facts td span", has_text="2.30 K").get_attribute("title") == "2,304"
     drawn(page, lambda: page.select_option("#colour", "Type"))
     assert page.locator("#legend span").all_text_contents() == ["Block", "cat", "Linear", "skip connections"]
+    drawn(page, lambda: page.select_option("#colour", "Kind"))
+    kinds = ["matrix product", "several kinds", "views and copies", "skip connections"]
+    assert page.locator("#legend span").all_text_contents() == kinds
     drawn(page, lambda: page.select_option("#size", "params"))
     widths = {
         group.locator(".name").text_content(): float(group.locator(".shape").last.get_attribute("width"))
@@ -213,6 +347,55 @@ def test_equal_blocks_are_one_area_until_they_are_unfolded(page, path, view):
     assert texts.count("1.15 K") == 2
     drawn(page, lambda: page.keyboard.press("u"))
     assert {"0", "5"} <= set(page.locator(".part text").all_text_contents())
+
+
+@pytest.mark.parametrize("colour", ["", "params", "Kind"])
+def test_the_legend_has_every_colour_of_an_icicle(page, path, colour):
+    opened(page, path.with_name("one.html"), f"#view=icicle&size=params&colour={colour}")
+    fills = page.locator(".part:not(.outer) rect").evaluate_all("all => all.map((rect) => rect.style.fill)")
+    outer = page.locator(".part.outer rect").evaluate_all("all => all.map((rect) => rect.style.fill)")
+    legend = page.locator("#legend i").evaluate_all("all => all.map((box) => box.style.background)")
+    assert set(outer) == {""}
+    if colour == "params":  # the ramp ends at the darkest part
+        assert any(fill in legend[0] for fill in fills)
+    else:
+        assert set(fills) == set(legend)
+
+
+def test_phases_and_peak_of_the_memory_are_named_beside_the_areas(page, path):
+    opened(page, path.with_name("one.html"), "#view=memory")
+    titles = page.locator("svg text.title")
+    assert {"forward", "backward", "step"} <= set(titles.all_text_contents())
+    top = page.locator(".content path").nth(2).bounding_box()["y"]
+    assert all(titles.nth(number).bounding_box()["y"] < top for number in range(2, titles.count()))
+
+
+def test_points_of_the_roofline_have_names_and_those_above_it_a_reason(page, tmp_path):
+    """Three layers at 10^17 FLOP/s and more, faster than any device."""
+    stats = Statistics(Net(), (3, 4))
+    for row in stats.root.walk():
+        row.latency_ms = row.self_latency_ms = 1e-12
+    stats.explore(tmp_path / "fast.html")
+    opened(page, tmp_path / "fast.html", "#view=roofline")
+    assert "head" in page.locator(".point-name").all_text_contents()
+    boxes = [name.bounding_box() for name in page.locator(".point-name").all()]
+    assert not any(
+        a["x"] < b["x"] + b["width"] and b["x"] < a["x"] + a["width"] and abs(a["y"] - b["y"]) < 10
+        for number, a in enumerate(boxes)
+        for b in boxes[:number]
+    )
+    assert "3 above the roof: the time is of a faster device" in page.locator("#legend").text_content()
+
+
+def test_what_the_doctor_found_and_the_values_are_colours(page, tmp_path):
+    stats = Statistics(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)), torch.ones(3, 4))
+    stats.check()
+    stats.values()
+    stats.explore(tmp_path / "checked.html")
+    opened(page, tmp_path / "checked.html")
+    options = page.locator("#colour option").all_text_contents()
+    assert "Findings" in options
+    assert any("std" in option for option in options)
 
 
 def test_the_graph_copies_as_png(page, path):

@@ -78,6 +78,7 @@ def test_stages_and_sharding_are_groups(stats):
     model = data_of(stats.explore(stages=stats.split(2), plan=stats.parallel_plan(tensor=2)).html)["models"][0]
     shown = {title: {model["texts"][place] for place in places} for title, places in model["groups"].items()}
     assert shown == {
+        "Kind": {"", "matrix product", "element-wise"},
         "Stage": {"", "stage 0", "stage 1"},
         "Sharding": {"", "ColwiseParallel", "RowwiseParallel"},
     }

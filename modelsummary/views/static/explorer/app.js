@@ -221,9 +221,9 @@ const act = {
   },
   search(text) {
     state.query = byId("search").value = text;
+    if (state.view === "table") return draw();
     drawTree();
-    noteAddress();
-    if (state.view === "table") drawStage();
+    return noteAddress();
   },
 };
 

@@ -208,5 +208,6 @@ export const drawMemory = (into, side, size, act) => {
       const where = node < 0 ? "" : ` in ${cut(model.label(node), 60)}`;
       act.say(`${model.memoryText("operator", place)}${where}, ${model.memoryText("phase", place)}: ${full(totals[place], "bytes")}`);
     });
-  return names.map((name, place) => ({ colour: colours[place % 10], text: name }));
+  const isVisible = (place) => Math.max(...held[place]) * size.height > memory.peak; // a pixel
+  return names.map((name, place) => ({ colour: colours[place % 10], text: name })).filter((_, place) => isVisible(place));
 };

@@ -31,13 +31,16 @@ export class Side {
     return this.differences.get(node)?.status ?? (this.changedInside.has(node) ? "inside" : "");
   }
 
+  // Show the rows inside a node, or inside the equal one that the tree shows for it.
+  list(node) { this.listed.add(node).add(this.shown(node)); }
+
   refold() { this.folding = new Folding(this.model, this.unfolded); }
   shown(node) { return this.folding.standsFor[node]; }
 
   // Open everything around a node, so that it is visible in the tree and in the graph.
   reveal(node) {
     for (const each of this.model.way(node).slice(0, -1)) {
-      this.listed.add(each);
+      this.list(each);
       this.open.add(this.shown(each));
     }
     if (!this.model.contains(this.focus, node)) this.focus = 0;
@@ -130,5 +133,5 @@ export const follow = (hash) => {
   side.focus = parts.has("in") ? side.shown(side.model.find(parts.get("in"))) : 0;
   side.selected = parts.has("at") ? side.model.find(parts.get("at")) : 0;
   if (side.selected && !parts.has("open")) side.reveal(side.selected);
-  for (const each of side.model.way(side.selected).slice(0, -1)) side.listed.add(each);
+  for (const each of side.model.way(side.selected).slice(0, -1)) side.list(each);
 };

@@ -84,6 +84,7 @@ const element = ({ node, level, times, isFound }, place, selectedPlace) => {
   const width = byId("tree").clientWidth - 13 * level - 42 - (value ? 55 : 0) - (times > 1 ? 38 : 0);
   const name = fitting(isFound ? model.label(node) : model.name(node), width, FONT);
   const type = model.type(node) === name ? "" : model.type(node);
+  const isMarked = [...side.marked].some((marked) => marked === node || side.shown(marked) === node);
   const row = make("div", {
     class: `row${selected ? " selected" : ""}${status ? ` ${status}` : ""}${model.data.nodes.called[node] ? "" : " idle"}`,
     id: selected ? "selected-row" : null,
@@ -94,7 +95,7 @@ const element = ({ node, level, times, isFound }, place, selectedPlace) => {
   },
   make("span", { class: "twisty", onclick: (event) => { event.stopPropagation(); act.list(node); } },
     isOpenable ? (side.listed.has(node) ? "▾" : "▸") : ""),
-  make("span", { class: `name ${model.kind(node)}`, title: model.label(node) }, `${side.marked.has(node) ? "★ " : ""}${name}`),
+  make("span", { class: `name ${model.kind(node)}`, title: model.label(node) }, `${isMarked ? "★ " : ""}${name}`),
   make("span", { class: "type" }, type));
   if (times > 1) {
     row.append(make("button", { class: "times", title: "Show them one by one (u)", tabindex: -1,
