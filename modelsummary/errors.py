@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import traceback
 import unicodedata
 from collections.abc import Iterable, Mapping
 from math import inf
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "printable",
 ]
 
+_HIDDEN = ("modelsummary", "torch", "IPython")  # packages
 _LONGEST = 400  # characters of a message: names in a broken file can have any length
 
 
@@ -123,6 +127,17 @@ class ModelSummaryError(Exception):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(_one_line(argument) if isinstance(argument, str) else argument for argument in args))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: frames outside of this package, torch and IPython; the cause first."""
+        files = [sys.modules[name].__file__ for name in _HIDDEN if name in sys.modules]
+        folders = tuple(str(Path(file).parent) for file in files if file)
+        lines = []
+        for error in filter(None, (self.__cause__, self)):
+            frames = traceback.extract_tb(error.__traceback__)
+            outside = [frame for frame in frames if not frame.filename.startswith(folders)]
+            lines += [*traceback.format_list(outside), *traceback.format_exception_only(error)]
+        return [line.rstrip("\n") for line in lines]
 
 
 def _one_line(text: str) -> str:

@@ -274,9 +274,14 @@ class LayerInfo:
         return harmless(f"{self.class_name}: {self.depth}-{self.depth_index}" if self.depth else self.class_name)
 
     def _repr_html_(self) -> str:
-        facts = {name: getattr(self, name) for name in _DISPLAYED}
-        rows = [[name, grouped(value) if type(value) is int else value] for name, value in facts.items() if value]
-        return Report(rows, ["", self.fqn or self.class_name], "lr").html()
+        facts = {name: value for name in _DISPLAYED if (value := getattr(self, name))}
+        numbers = {
+            name: f"{value:,.4g}" if isinstance(value, float) else grouped(value)
+            for name, value in facts.items()
+            if isinstance(value, (int, float))
+        }
+        rows = [[name, numbers.get(name, ""), "" if name in numbers else value] for name, value in facts.items()]
+        return Report(rows, [self.fqn or self.class_name, "", ""], "lrl").html()
 
     def __getstate__(self) -> dict[str, Any]:
         return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)} | {"module": None}

@@ -1,4 +1,4 @@
-"""A progress bar for work that may take long: on a terminal or in a notebook, after two seconds, on stderr.
+"""A progress bar for work that may take long: on a terminal or in a notebook, after two seconds, on stderr; one line.
 
 Output that is piped or logged has none, and neither has a machine without tqdm (the extra ``progress``).
 """
@@ -17,6 +17,7 @@ __all__ = ["counted", "followed"]
 
 _AFTER_S = 2.0
 _T = TypeVar("_T")
+_shown: list[object] = []  # the bar: work within other work has none of its own
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def counted(what: str, unit: str, total: int | None = None) -> Iterator[Callable
     ...     for _ in range(3):
     ...         done()
     """
-    if not _is_seen():
+    if _shown or not _is_seen():
         yield _nothing
         return
     try:
@@ -43,7 +44,11 @@ def counted(what: str, unit: str, total: int | None = None) -> Iterator[Callable
         yield _nothing
         return
     with tqdm(total=total, desc=what, unit=f" {unit}", delay=_AFTER_S, leave=False) as bar:
-        yield bar.update
+        _shown.append(bar)
+        try:
+            yield bar.update
+        finally:
+            _shown.remove(bar)
 
 
 def followed(items: Sequence[_T], what: str, unit: str) -> Iterator[_T]:

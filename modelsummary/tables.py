@@ -340,6 +340,8 @@ class Report:
     def html(self) -> str:
         """Return the report as HTML; a table that is too wide or too long for the page scrolls."""
         body = self.document("html") if self.rows or self.totals else ""
+        for tag in ("th", "td"):  # notebooks align cells to the right, browsers center headers
+            body = body.replace(f"<{tag}>", f'<{tag} style="text-align: left;">')
         around = (self.above, [*chain(*self.sections or ()), *self.below])
         above, below = ("".join(f"<div>{escape(harmless(line))}</div>" for line in lines) for lines in around)
         return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'

@@ -48,6 +48,14 @@ def test_a_terminal_shows_a_bar(what, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_work_within_other_work_shows_one_bar(monkeypatch):
+    stderr = terminal(monkeypatch)
+    with progress.counted("outer", "step", 1) as done, progress.counted("inner", "step", 1):
+        done()
+    assert "outer: " in stderr.getvalue()
+    assert "inner: " not in stderr.getvalue()
+
+
 def test_short_work_shows_none(monkeypatch):
     stderr = terminal(monkeypatch)
     monkeypatch.setattr(progress, "_AFTER_S", 60.0)

@@ -22,6 +22,8 @@ from modelsummary.devices.factors import OF_DEVICES, Factors, calibrated_factors
 from modelsummary.errors import InputError, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
 from modelsummary.keywords import dtype_named, listed, takes_keywords
+from modelsummary.tables import Report
+from modelsummary.units import scaled
 
 __all__ = ["Bound", "DeviceSpec", "Predicted", "device_of", "device_values", "least_seconds"]
 
@@ -126,6 +128,20 @@ class DeviceSpec:
             raise InputError(f"{self.name!r}: watts must be a number > 0 or None, got {self.watts!r:.120}")
         if not isinstance(self.factors, Factors):
             raise InputError(f"{self.name!r}: factors must be Factors(products=1.1, ...), got {self.factors!r:.120}")
+
+    def _repr_html_(self) -> str:
+        figures = [
+            *(
+                (f"peak, {str(dtype).removeprefix('torch.')}", peak, "FLOP/s")
+                for dtype, peak in self.peak_flops.items()
+            ),
+            ("bandwidth", self.bandwidth, "B/s"),
+            ("memory", self.memory_bytes, "B"),
+            ("interconnect", self.interconnect, "B/s"),
+            ("power", self.watts, "W"),
+        ]
+        rows = [[name, scaled(value, unit)] for name, value, unit in figures if value]
+        return Report(rows, [self.name, ""], "lr", below=[self.source] if self.source else []).html()
 
     @property
     def host_bandwidth(self) -> float | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
 from html.parser import HTMLParser
+from io import StringIO
 
 import pytest
 from torch import nn
 
-from modelsummary import Statistics
+from modelsummary import DeviceSpec, ForwardError, Statistics
 from modelsummary.cluster import Cluster
+from tests.models import Call
 
 
 class Reader(HTMLParser):
@@ -43,6 +46,7 @@ def stats():
 
 SHOWN = {
     "row": (lambda stats: stats["0"], "num_params"),
+    "device": (lambda stats: DeviceSpec("A100"), "2.04 TB/s"),
     "memory": (lambda stats: stats.memory(optimizer="sgd"), "Parameters"),
     "checkpoint plan": (lambda stats: stats.suggest_checkpoint(10**6), "Peak without checkpointing"),
     "kernels": (lambda stats: stats.kernels("A100"), "gemm"),
@@ -62,8 +66,42 @@ def test_a_result_is_a_table(stats, what):
     page = Reader(result._repr_html_())
     assert cell in [each.replace("\N{NO-BREAK SPACE}", " ").strip() for each in page.cells]
     assert page.tags <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
-    if what != "row":
+    assert "<th>" not in result._repr_html_()  # notebooks would align it to the right, browsers center it
+    if what not in ("row", "device"):
         assert repr(result) == str(result)  # a terminal shows the table, too
         text = str(result).partition("Left out")[0]
         words = set(text.split()) - {word for word in text.split() if set(word) <= {"="}}
         assert words <= set(page.text.replace("\N{NO-BREAK SPACE}", " ").split())
+
+
+def test_a_row_has_its_words_left_and_its_numbers_right(stats):
+    lines = stats["0"]._repr_html_().splitlines()
+    words = next(line for line in lines if "class_name" in line)
+    number = next(line for line in lines if "num_params" in line)
+    assert words.rpartition("<td style=")[2].startswith('"text-align: left;">Linear')
+    assert '<td style="text-align: right;">' in number
+    assert "40</td>" in number
+
+
+def test_an_error_in_a_notebook_has_no_frame_of_the_package(stats):
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
+    shell.user_ns["stats"] = stats
+    with redirect_stdout(StringIO()) as output:
+        shell.run_cell("stats.memory(optimizer='sdg')")
+    text = output.getvalue()
+    assert "InputError: " in text
+    assert "stats.memory(optimizer='sdg')" in text
+    assert "modelsummary/" not in text
+    assert len(text.splitlines()) <= 4
+
+
+def test_an_error_of_a_forward_in_a_notebook_has_the_frames_of_the_forward():
+    model = Call(lambda self, x: self.second(self.first(x)), first=nn.Linear(4, 8), second=nn.Linear(4, 8))
+    with pytest.raises(ForwardError) as caught:
+        Statistics(model, (2, 4))
+    text = "\n".join(caught.value._render_traceback_())
+    assert "second=nn.Linear(4, 8)" in text  # the line of the lambda
+    assert "RuntimeError: mat1 and mat2" in text
+    assert "ForwardError: forward of second (Linear) failed" in text
+    assert "modelsummary/" not in text
+    assert "torch/nn/" not in text
