@@ -151,7 +151,7 @@ class Report:
     Layer      Params
     conv         9408
     >>> [line for line in report.html().splitlines() if "conv" in line]
-    ['<tr><td>conv   </td><td style="text-align: right;">    9408</td></tr>']
+    ['<tr><td style="text-align: left;">conv   </td><td style="text-align: right;">    9408</td></tr>']
     >>> print(replace(report, above=(), sections=[["Execution: real"]], totals=["", 9408]).text())
     =================
     Layer      Params
@@ -392,13 +392,20 @@ def _left(items: Sequence[Any], index: int) -> list[Any]:
 
 
 def _with_ellipsis(text: str, room: int) -> str:
-    """Return a text of at most ``room`` characters: its branch if it is in a tree, its beginning and its end."""
+    """Return a text of at most ``room`` characters: its branch if it is in a tree, its beginning and its end.
+
+    The end holds the last name of a path, where ``_LEAST`` characters are left for the beginning.
+
+    >>> _with_ellipsis("encoder.layers.0.projection_head", 28)
+    'encoder.lay….projection_head'
+    """
     if len(text) <= room:
         return text
     branch = _BRANCH.match(text)
     if branch is not None and 0 < branch.end() <= room - _LEAST:
         return branch[0] + _with_ellipsis(text[branch.end() :], room - branch.end())
-    end = (room - 1) // 2
+    last = len(text) - max(text.rfind("."), 0)
+    end = max((room - 1) // 2, min(last, room - 1 - _LEAST))
     return f"{text[: room - 1 - end]}…{text[len(text) - end :]}"
 
 

@@ -116,7 +116,6 @@ def model_data(model: Explored) -> dict[str, Any]:
             "type": texts.places(node.type for node in nodes),
             "called": called,
             "order": [node.order for node in nodes],
-            "equal": [node.equal for node in nodes],
         },
         "runs": _runs(nodes, called),
         "facts": _columns(texts, nodes, _facts(model)),

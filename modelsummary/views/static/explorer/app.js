@@ -204,6 +204,10 @@ const act = {
     for (const other of othersOf(side)) other.focus = other.shown(partnerOf(side, side.focus));
     draw({ fits: true });
   },
+  list({ listed }, node) {
+    if (!listed.delete(node)) listed.add(node);
+    drawTree(false);
+  },
   unfold(side, node) {
     side.toggleEquals(side.folding.head.get(side.shown(node)));
     draw({ anchor: side.shown(node) });
@@ -371,12 +375,7 @@ const start = () => {
   byId("copy-svg").addEventListener("click", () => copyPicture("svg"));
   byId("copy-png").addEventListener("click", () => copyPicture("png"));
   document.addEventListener("keydown", onKey);
-  startTree({
-    select: (node) => act.select(active(), node),
-    expand: (node) => act.toggle(active(), node),
-    list: (node) => { const { listed } = active(); if (!listed.delete(node)) listed.add(node); drawTree(false); },
-    unfold: (node) => { active().toggleEquals(node); draw({ anchor: node }); },
-  });
+  startTree(act);
   state.sides.forEach((side) => canvases.push(makeCanvas(side)));
   const goTo = (hash) => { follow(hash); mirrorOpen(active()); mirror(active()); return draw({ fits: true }); };
   addEventListener("hashchange", () => goTo(location.hash));

@@ -102,19 +102,12 @@ const expensive = (side, node, act) => {
   const { model } = side;
   const figure = figureOf(model);
   if (!figure?.adds || !figure.total[node] || !model.isOpenable(node)) return "";
-  const groups = new Map();
-  for (let each = node; each < model.end[node]; each++) {
-    if (!figure.own[each]) continue;
-    const first = side.shown(each);
-    const group = groups.get(first) ?? { first: groups.size && first < node ? each : first, count: 0, value: 0 };
-    group.count += 1;
-    group.value += figure.own[each];
-    groups.set(first, group);
-  }
-  const found = [...groups.values()].sort((a, b) => b.value - a.value).slice(0, MOST_EXPENSIVE);
+  const inside = [...figure.own.keys()].filter((each) => model.contains(node, each) && figure.own[each]);
+  const rows = side.rows(inside).map((row) => ({ ...row, value: figure.own[row.node] * row.times }));
+  const found = rows.sort((a, b) => b.value - a.value).slice(0, MOST_EXPENSIVE);
   const most = found[0]?.value;
-  return section(`Most ${figure.title.toLowerCase()}`, make("ul", { class: "bars" }, ...found.map(({ first, count, value }) =>
-    make("li", { style: `--share: ${(100 * value) / most}%` }, link(side, first, act), count > 1 ? make("span", { class: "times" }, `× ${count}`) : "",
+  return section(`Most ${figure.title.toLowerCase()}`, make("ul", { class: "bars" }, ...found.map(({ node, times, value }) =>
+    make("li", { style: `--share: ${(100 * value) / most}%` }, link(side, node, act), times > 1 ? make("span", { class: "times" }, `× ${times}`) : "",
       make("span", { class: "value" }, `${scaled(value, figure.unit)} · ${percent(value, figure.total[0])}`)))));
 };
 

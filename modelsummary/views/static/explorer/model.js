@@ -14,7 +14,6 @@ export class Model {
     this.title = data.title;
     this.size = data.nodes.parent.length;
     this.parent = data.nodes.parent;
-    this.equal = data.nodes.equal;
     this.order = data.nodes.order;
     this.runs = new Map(data.runs.map(([head, period, times]) => [head, [period, times]]));
     this.end = new Int32Array(this.size); // one past the last node inside

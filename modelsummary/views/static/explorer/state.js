@@ -64,6 +64,11 @@ export class Side {
     }
   }
 
+  // Whether the tree has a row for a node: not for one that an equal one stands for, nor for a container of such only.
+  isRow(node) {
+    return this.shown(node) === node && (!this.model.isTransparent(node) || this.model.children(node).some((child) => this.isRow(child)));
+  }
+
   // The first of the equal blocks that fold a node, the nearest ones around it.
   headAround(node) {
     const around = this.model.way(node).map((each) => this.shown(each));
@@ -95,14 +100,12 @@ export class Side {
   }
 }
 
-export const state = {
-  view: "graph", colour: "", size: "", device: "", direction: "DOWN", sort: "", query: "", side: 0, sides: [], diff: null,
-};
-
-export const active = () => state.sides[state.side];
-
 const DEFAULTS = { view: "graph", colour: "", size: "", device: "", direction: "DOWN", sort: "", query: "" };
 const FIELDS = Object.keys(DEFAULTS);
+
+export const state = { ...DEFAULTS, side: 0, sides: [], diff: null };
+
+export const active = () => state.sides[state.side];
 
 export const address = () => {
   const side = active();

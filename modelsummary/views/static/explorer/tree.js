@@ -22,20 +22,11 @@ const list = (side) => {
     return side.rows(model.search(state.query)).map((row) => ({ ...row, level: 0, isFound: true }));
   }
   const found = [];
-  const add = (node, level, times) => {
-    found.push({ node, level, times });
-    if (!side.listed.has(node)) return;
-    const children = model.children(node);
-    for (let start = 0, times; start < children.length; start += times) {
-      times = 1;
-      while (model.equal[children[start + times]] === model.equal[children[start]]) times++;
-      const isFolded = times > 1 && !side.unfolded.has(children[start]);
-      for (let place = 0; place < (isFolded ? 1 : times); place++) {
-        add(children[start + place], level + 1, isFolded ? times : 1);
-      }
-    }
+  const add = (node, level) => {
+    found.push({ node, level, times: side.folding.times.get(node) ?? 1 });
+    if (side.listed.has(node)) model.children(node).filter((child) => side.isRow(child)).forEach((child) => add(child, level + 1));
   };
-  add(0, 0, 1);
+  add(0, 0);
   return found;
 };
 
@@ -91,18 +82,18 @@ const element = ({ node, level, times, isFound }, place, selectedPlace) => {
     role: "treeitem", "aria-level": level + 1, "aria-selected": selected,
     "aria-expanded": isOpenable ? side.listed.has(node) : null,
     style: `top: ${place * ROW}px; --level: ${level}; --share: ${share}%`,
-    onclick: () => act.select(node), ondblclick: () => act.expand(node),
+    onclick: () => act.select(side, node), ondblclick: () => act.toggle(side, node),
   },
-  make("span", { class: "twisty", onclick: (event) => { event.stopPropagation(); act.list(node); } },
+  make("span", { class: "twisty", onclick: (event) => { event.stopPropagation(); act.list(side, node); } },
     isOpenable ? (side.listed.has(node) ? "▾" : "▸") : ""),
   make("span", { class: `name ${model.kind(node)}`, title: model.label(node) }, `${isMarked ? "★ " : ""}${name}`),
   make("span", { class: "type" }, type));
   if (times > 1) {
     row.append(make("button", { class: "times", title: "Show them one by one (u)", tabindex: -1,
-      onclick: (event) => { event.stopPropagation(); act.unfold(isFound ? side.headAround(node) : node); } }, `× ${times}`));
+      onclick: (event) => { event.stopPropagation(); act.unfold(side, side.headAround(node)); } }, `× ${times}`));
   } else if (!isFound && side.unfolded.has(node)) {
     row.append(make("button", { class: "times", title: "Show them as one (u)", tabindex: -1,
-      onclick: (event) => { event.stopPropagation(); act.unfold(node); } }, "fold"));
+      onclick: (event) => { event.stopPropagation(); act.unfold(side, node); } }, "fold"));
   }
   if (figure && value) {
     row.append(make("span", { class: "value", title: `${figure.title}: ${full(value, figure.unit)} ${percent(value, whole)}` },
@@ -118,15 +109,15 @@ export const moveInTree = (key) => {
   const row = rows[place];
   if (!row) return;
   const { model } = side;
-  if (key === "ArrowDown" && rows[place + 1]) act.select(rows[place + 1].node);
-  if (key === "ArrowUp" && rows[place - 1]) act.select(rows[place - 1].node);
+  if (key === "ArrowDown" && rows[place + 1]) act.select(side, rows[place + 1].node);
+  if (key === "ArrowUp" && rows[place - 1]) act.select(side, rows[place - 1].node);
   if (key === "ArrowRight" && model.isOpenable(row.node)) {
-    if (!side.listed.has(row.node)) act.list(row.node);
-    else if (rows[place + 1]) act.select(rows[place + 1].node);
+    if (!side.listed.has(row.node)) act.list(side, row.node);
+    else if (rows[place + 1]) act.select(side, rows[place + 1].node);
   }
   if (key === "ArrowLeft") {
-    if (side.listed.has(row.node) && model.isOpenable(row.node)) act.list(row.node);
-    else if (model.parent[row.node] >= 0) act.select(model.parent[row.node]);
+    if (side.listed.has(row.node) && model.isOpenable(row.node)) act.list(side, row.node);
+    else if (model.parent[row.node] >= 0) act.select(side, model.parent[row.node]);
   }
 };
 
