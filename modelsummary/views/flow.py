@@ -244,7 +244,7 @@ def _inputs(module: nn.Module | None, event: Event) -> dict[str, Any]:
         parameters = []
     names = [parameter.name for parameter in parameters if parameter.kind in (_POSITIONAL, _KEYWORD)]
     names += [f"input {index}" for index in range(len(names), len(event.args))]
-    return dict(zip(names, event.args, strict=False)) | event.kwargs
+    return {**dict(zip(names, event.args, strict=False)), **event.kwargs}
 
 
 def _tensor(value: Value) -> FlowTensor:

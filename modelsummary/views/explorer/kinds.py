@@ -68,11 +68,10 @@ def _operator(name: str) -> str:
 
 @cache
 def _kind_by_name(name: str) -> str:
+    packets = [getattr(torch.ops.aten, base, None) for base in (name, name.replace("_", ""))]  # re_lu
+    packet = next(filter(None, packets), None)
     if name in _CONVERSIONS:
         return _KINDS["copy"]
-    packet = next(
-        filter(None, (getattr(torch.ops.aten, base, None) for base in (name, name.replace("_", "")))), None
-    )  # ReLU is re_lu
     if packet is None:
         return _KINDS.get(class_by_name("aten", name) or "", "")
     rule = op_rule(getattr(packet, packet.overloads()[0]))

@@ -198,13 +198,17 @@ def test_modules_without_multiply_adds_are_shut_at_first(page, tmp_path):
     assert "rotary" in names(page)
 
 
-def test_expand_all_opens_everything_and_shuts_it_again(page, path):
+def test_expand_all_opens_everything(page, path):
     """A block holds four calls, and the input, cat, head and the output stand beside."""
     opened(page, path.with_name("one.html"), "#open=0")
-    drawn(page, lambda: page.locator("#facts button", has_text="Expand all").click())
-    assert names(page) == ["input", "up", "act", "down", "add", "cat", "head", "output"]
     drawn(page, lambda: page.keyboard.press("e"))
-    assert names(page) == ["input", "blocks.0", "cat", "head", "output"]
+    assert names(page) == ["input", "up", "act", "down", "add", "cat", "head", "output"]
+    assert "blocks.0" in page.locator(".head .name").first.text_content()
+
+
+def test_an_address_of_another_page_with_an_unknown_view_shows_the_graph(page, path):
+    opened(page, path.with_name("one.html"), "#view=changes")
+    assert page.locator("body").get_attribute("data-view") == "graph"
 
 
 def test_long_names_keep_their_beginning_and_their_end(page, tmp_path):

@@ -212,9 +212,9 @@ const act = {
     side.toggleEquals(side.folding.head.get(side.shown(node)));
     draw({ anchor: side.shown(node) });
   },
-  toggleAll(side, node) {
+  openAll(side, node) {
     state.side = side.number;
-    side.toggleAll(node);
+    side.openAll(node);
     mirrorOpen(side);
     draw({ anchor: side.shown(node) });
   },
@@ -312,7 +312,7 @@ const KEYS = {
   f: () => act.focus(active(), active().selected),
   Backspace: () => act.focus(active(), Math.max(0, active().model.outer[active().focus])),
   u: () => act.unfold(active(), active().selected),
-  e: () => act.toggleAll(active(), active().selected),
+  e: () => act.openAll(active(), active().selected),
   b: () => act.mark(active(), active().selected),
   n: () => nextDifference(1),
   p: () => nextDifference(-1),
@@ -377,7 +377,7 @@ const start = () => {
   document.addEventListener("keydown", onKey);
   startTree(act);
   state.sides.forEach((side) => canvases.push(makeCanvas(side)));
-  const goTo = (hash) => { follow(hash); mirrorOpen(active()); mirror(active()); return draw({ fits: true }); };
+  const goTo = (hash) => { follow(hash, views()); mirrorOpen(active()); mirror(active()); return draw({ fits: true }); };
   addEventListener("hashchange", () => goTo(location.hash));
   let width = innerWidth;
   new ResizeObserver(() => { if (innerWidth !== width || state.view !== "graph") { width = innerWidth; drawStage({ fits: true }); } }).observe(byId("stage"));

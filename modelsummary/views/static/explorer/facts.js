@@ -41,7 +41,7 @@ const buttons = (side, node, act) => {
     found.push(make("button", { onclick: () => act.focus(side, node), title: "Show only this module (f)" }, "Focus"));
   }
   if (model.isOpenable(node)) {
-    found.push(make("button", { onclick: () => act.toggleAll(side, node), title: "Key e" }, side.isAllOpen(node) ? "Collapse all" : "Expand all"));
+    found.push(make("button", { onclick: () => act.openAll(side, node), title: "Key e" }, "Expand all"));
   }
   found.push(make("button", { onclick: () => act.mark(side, node), title: "Key b" }, side.marked.has(node) ? "Remove bookmark" : "Bookmark"));
   const head = side.folding.head.get(side.shown(node));

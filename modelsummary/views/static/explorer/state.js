@@ -46,21 +46,11 @@ export class Side {
     if (!this.model.contains(this.focus, node)) this.focus = 0;
   }
 
-  #openable(node) {
-    const nodes = [];
-    for (let inside = node; inside < this.model.end[node]; inside++) if (this.model.isOpenable(inside)) nodes.push(inside);
-    return nodes;
-  }
-
-  isAllOpen(node) { return this.#openable(node).every((inside) => this.open.has(this.shown(inside))); }
-
-  // Open a module and everything inside it, or close it all.
-  toggleAll(node) {
-    const isOpen = !this.isAllOpen(node);
-    for (const inside of this.#openable(node)) {
-      this.setOpen(this.shown(inside), isOpen || !inside);
-      if (isOpen) this.listed.add(inside);
-      else if (inside) this.listed.delete(inside);
+  // Open a module and everything inside it.
+  openAll(node) {
+    for (let inside = node; inside < this.model.end[node]; inside++) {
+      this.setOpen(this.shown(inside), true);
+      this.listed.add(inside);
     }
   }
 
@@ -122,9 +112,10 @@ export const address = () => {
   return parts.size ? `#${parts}` : "#";
 };
 
-export const follow = (hash) => {
+export const follow = (hash, views) => {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   for (const field of FIELDS) state[field] = parts.get(field) ?? DEFAULTS[field];
+  if (!views.includes(state.view)) state.view = DEFAULTS.view; // of another page
   const number = Number(parts.get("model") ?? 0);
   state.side = state.sides[number] ? number : 0;
   const side = active();

@@ -39,7 +39,7 @@ export const drawTable = (into, act, redraw) => {
   const rows = side.rows(model.search(state.query)).map((row) => ({ ...row, side }));
   const figures = [...new Set([...SHOWN, state.colour, state.size])].filter((name) => model.figures.has(name)).map((name) => model.figures.get(name));
   const columns = [
-    { title: "Name", kind: "name", of: ({ node, times }) => `${model.label(node)}${times > 1 ? ` × ${times}` : ""}` },
+    { title: "Name", kind: "name", of: ({ node, times }) => `${cut(model.label(node), 60)}${times > 1 ? ` × ${times}` : ""}` },
     { title: "Type", kind: "type", of: ({ node }) => model.type(node) || model.kind(node) },
     ...figures.map((figure) => ({
       title: figure.title, of: ({ node, times }) => figure.total[node] * (figure.adds ? times : 1), text: (value) => scaled(value, figure.unit),
