@@ -131,3 +131,16 @@ def test_many_constants_in_a_row_are_a_range():
         stats = Statistics(Call(model), (2, 4))
         shown = nodes_of(stats.root, stats._dataflow().steps)[0].children
         assert [node.name for node in shown][:2] == names
+
+
+class Several(nn.Module):
+    def forward(self, sample, timestep, *others, scale):
+        return (sample + timestep + others[0]) * scale
+
+
+def test_inputs_have_the_names_of_the_arguments():
+    tensors = [torch.zeros(2)] * 3
+    several = Statistics(Several(), *tensors, scale=torch.ones(2))._dataflow()
+    assert [step.name for step in several.steps if step.kind == "input"] == ["sample", "timestep", "input 2", "scale"]
+    named = Statistics(nn.Linear(4, 2), input=torch.zeros(1, 4))._dataflow()
+    assert [step.name for step in named.steps if step.kind == "input"] == ["input"]

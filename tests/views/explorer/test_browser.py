@@ -260,6 +260,15 @@ def test_search_selects_and_shows_the_module_and_the_address_finds_it_again(page
     assert page.locator("#facts h2").text_content() == "blocks.3.act"
 
 
+def test_a_module_in_several_stages_says_so(page, tmp_path):
+    stats = Statistics(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))), (3, 4))
+    stats.explore(tmp_path / "stages.html", stages=stats.split(2, boundaries=["1.1"]))
+    opened(page, tmp_path / "stages.html", "#open=0&at=1")
+    legend = page.locator("#legend span").all_text_contents()
+    assert legend == ["several stages", "stage 0"]
+    assert page.locator("#facts tr", has_text="Stage").locator("td").text_content() == "stage 0, stage 1"
+
+
 def test_search_takes_regular_expressions_and_folds_equal_results(page, path):
     opened(page, path.with_name("one.html"))
     search, rows = page.locator("#search"), page.locator("#tree .row")

@@ -149,3 +149,23 @@ def test_the_model_is_untouched(stats):
 def test_the_program_holds_no_import_or_export(stats):
     program = stats.explore().html.rpartition("<script>")[2]
     assert not re.search(r"^(import|export)\b", program, flags=re.MULTILINE)
+
+
+class Tied(nn.Module):
+    """One layer at the beginning and at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.tied, self.middle = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.tied(self.middle(self.tied(x)))
+
+
+def test_a_layer_in_two_stages_says_so():
+    stats = Statistics(Tied(), (3, 4))
+    model = data_of(stats.explore(stages=stats.split(2)).html)["models"][0]
+    names = [model["texts"][place] for place in model["nodes"]["name"]]
+    facts = dict(zip(names, [model["texts"][place] for place in model["facts"]["Shared"]], strict=True))
+    assert facts["tied"] == facts["tied (call 2)"] == "the parameters are in stages 0, 1"
+    assert facts["middle"] == ""
