@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from modelsummary.operators.tensor_bytes import inner_tensors
 
@@ -32,9 +32,9 @@ def real_memory(model, x, loss, make_optimizer):
 def allocated(step):
     """Bytes over what lived before ``step``: held after each of its records whose name begins with ##; and the peak."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
+    with profile(use_kineto=True, profile_memory=True) as traced:
         step()
-    events = traced.profiler.kineto_results.events()
+    events = traced.kineto_results.events()
     ends = {event.end_ns(): event.name()[3:] for event in events if event.name().startswith("## ")}
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     held = peak = 0

@@ -6,13 +6,12 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import modelsummary
+from tests.sources import PACKAGE, parsed
 
-PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
     ["errors"],
@@ -39,19 +38,19 @@ LAYERS = [
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 
-def _imports(path: Path) -> list[str]:
+def _imports(tree: ast.Module) -> list[str]:
     """Packages of the library that a file imports, for type checkers only, too."""
-    nodes = ast.walk(ast.parse(path.read_text()))
+    nodes = ast.walk(tree)
     modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
     return [module.split(".")[1] for module in modules if module.startswith("modelsummary.")]
 
 
 def test_modules_import_only_lower_layers():
     wrong = []
-    for path in PACKAGE.rglob("*.py"):
+    for path, tree in parsed().items():
         own = path.relative_to(PACKAGE).with_suffix("").parts[0]
         if own != "__init__":
-            higher = [name for name in _imports(path) if name != own and LAYER_OF[name] >= LAYER_OF[own]]
+            higher = [name for name in _imports(tree) if name != own and LAYER_OF[name] >= LAYER_OF[own]]
             wrong += [f"{path.relative_to(PACKAGE)} imports {name}" for name in higher]
     assert wrong == []
 
@@ -75,12 +74,12 @@ def _graph() -> dict[str, set[str]]:
 
     A package is imported before its modules, but waits for none of them if they name each other.
     """
-    paths = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix(): path for path in PACKAGE.rglob("*.py")}
+    paths = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix(): path for path in parsed()}
     modules = {name.removesuffix("/__init__").replace("/", "."): path for name, path in paths.items()}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
         graph[module] = set()
-        for node in _run_in(ast.parse(path.read_text())):
+        for node in _run_in(parsed()[path]):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("modelsummary."):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
                 graph[module].update(name if name in modules else node.module for name in names)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from pathlib import Path
 
-import modelsummary
+from tests.sources import PACKAGE, parsed
 
-PACKAGE = Path(modelsummary.__file__).parent
 # Files of these names do the same for the model, or the figures, of their own room.
 IN_SEVERAL_ROOMS = {
     "applying": "applies a plan to a model",
@@ -41,5 +39,5 @@ def test_a_file_name_is_used_once_or_for_the_same_thing():
 
 
 def test_a_class_name_is_used_once():
-    nodes = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = (node for tree in parsed().values() for node in ast.walk(tree))
     assert _repeated([node.name for node in nodes if isinstance(node, ast.ClassDef) and node.name[0] != "_"]) == set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import modelsummary
 from modelsummary import _torch
+from tests.sources import PACKAGE, parsed
 
-PACKAGE = Path(modelsummary.__file__).parent
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 # Attributes that begin with an underscore and are neither the package's nor torch's.
 OTHERS = {
@@ -52,14 +50,14 @@ def _attributes(tree):
     """The private attributes that a file reads, sets, or asks for by name, each with the path in front of it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            owner, name = ast.unparse(node.value), node.attr
+            owner, name = node.value, node.attr
         elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             called = ast.unparse(node.func).rpartition(".")[2]
-            owner, name = ast.unparse(node.args[0]), node.args[1].value if called in _BY_NAME else ""
+            owner, name = node.args[0], node.args[1].value if called in _BY_NAME else ""
         else:
             continue
         if isinstance(name, str) and name.startswith("_") and not name.startswith("__"):
-            yield owner, name
+            yield ast.unparse(owner), name
 
 
 def _imports(tree):
@@ -78,7 +76,7 @@ def _imports(tree):
 
 
 def _files():
-    return {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py") if _room(path) != "_torch"}
+    return {path: tree for path, tree in parsed().items() if _room(path) != "_torch"}
 
 
 def _listed(names):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from modelsummary import _torch
 from modelsummary.latency.kept_memory import kept_memory
@@ -254,7 +254,7 @@ def workspaces_of(calls: Sequence[OperatorCall], device: torch.device) -> list[i
 def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
     failed: set[int] = set()
     result_bytes: dict[int, int] = {}
-    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
+    with torch.no_grad(), profile(use_kineto=True, profile_memory=True) as traced:
         for index, call in enumerate(calls):
             try:
                 args, kwargs, _ = arguments_of(call, device)
@@ -268,7 +268,7 @@ def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> l
             allocated = {storage_of(stored): stored.untyped_storage().nbytes() for stored in results}
             result_bytes[index] = sum(size for storage, size in allocated.items() if storage not in argument_storages)
             del out, args, kwargs
-    events = traced.profiler.kineto_results.events()
+    events = traced.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     spans = {event.name(): event for event in events if event.name().startswith(_MARK)}
     workspaces: list[int | None] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from modelsummary import _torch
 from modelsummary.capture.checkpoints import apply_checkpoint
@@ -132,11 +132,11 @@ class _RealStep:
 
 
 def _on_cpu(step: _RealStep) -> tuple[int, int]:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
+    with profile(use_kineto=True, profile_memory=True) as traced:
         with record_function(_FORWARD):
             step.forward()
         step.rest()
-    events = traced.profiler.kineto_results.events()
+    events = traced.kineto_results.events()
     end = next(event.end_ns() for event in events if event.name() == _FORWARD)
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     held = peak = after_forward = 0

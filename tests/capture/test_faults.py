@@ -164,7 +164,6 @@ def test_every_kind_of_torchvision(zoo, execution):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11
 @pytest.mark.parametrize("mode", OTHER_MODES)
 def test_other_modes(zoo, mode):
     for number, name in enumerate(OTHERS):

@@ -227,7 +227,6 @@ def after_an_error(model, x):
         Statistics(model, (1, 1))
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11
 @pytest.mark.parametrize(
     "use",
     [

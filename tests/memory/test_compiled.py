@@ -17,7 +17,6 @@ from tests.untouched import untouched
 
 pytestmark = [
     pytest.mark.skipif(torch.__version__ < "2.11", reason="the compiler takes no tensors of other classes"),
-    pytest.mark.filterwarnings("ignore:.*Profiler clears events"),  # torch 2.11
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's compiler
 ]
 

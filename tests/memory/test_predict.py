@@ -28,7 +28,6 @@ from tests.real_memory import persistent, real_memory, sgd
 from tests.untouched import untouched
 
 MIB = 2**20
-pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11
 
 
 def mlp():

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from tests.zoo.example import Example
 
@@ -82,13 +82,13 @@ def real_step(example: Example, make_optimizer: Callable[[Any], torch.optim.Opti
     storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors_in(optimizer.state)}
     del args, kwargs
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
+    with profile(use_kineto=True, profile_memory=True) as traced:
         with record_function(_FORWARD):
             output = example()
             loss = loss_of(output)
         loss.backward()
         optimizer.step()
-    return _measured(traced.profiler.kineto_results.experimental_event_tree(), sum(storages.values()))
+    return _measured(traced.kineto_results.experimental_event_tree(), sum(storages.values()))
 
 
 def _measured(roots: Any, optimizer_state: int) -> RealStep:

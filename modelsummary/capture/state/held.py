@@ -128,9 +128,12 @@ class Held:
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # an empty cell
                 carried.append(cell.cell_contents)
+        outer = value.__globals__
         for name in _names_in(value.__code__):
-            global_value = value.__globals__.get(name)
-            if type(global_value) in _BASES:
+            global_value = outer.get(name)
+            if global_value is None:  # most names are attributes
+                continue
+            if type(global_value) in _BASE_KINDS:
                 self._save_container(global_value)
             elif isinstance(global_value, FunctionType) and not _is_library(global_value):
                 carried.append(global_value)
