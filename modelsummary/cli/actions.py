@@ -146,6 +146,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 def serve_plan(options: argparse.Namespace) -> int:
     """Print what serving a model takes."""
+    _check_load(options)
     source = build_model(options.model, options.kwargs, with_values=False)
     sizes = options.input or []
     if not sizes and not source.takes_indices:
@@ -192,12 +193,19 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _served(estimate: ServingEstimate, options: argparse.Namespace) -> ServingSimulation | ServingPlans | None:
-    """Return the simulation of the load, or the plans for it if there are limits; None without a load."""
+def _check_load(options: argparse.Namespace) -> None:
+    """Raise ``InputError`` for options of a load or of a plan that are without effect."""
     if options.prompt is None or options.new_tokens is None:
         names = "prompt new_tokens rate max_requests token_budget ttft tpot devices price"
         if any(getattr(options, name) is not None for name in names.split()):
             raise InputError("a load needs --prompt and --new-tokens, such as --prompt 300 --new-tokens 100:200")
+    elif options.ttft is None and options.tpot is None and (options.devices is not None or options.price is not None):
+        raise InputError("--devices and --price are for a plan, which needs --ttft or --tpot")
+
+
+def _served(estimate: ServingEstimate, options: argparse.Namespace) -> ServingSimulation | ServingPlans | None:
+    """Return the simulation of the load, or the plans for it if there are limits; None without a load."""
+    if options.prompt is None or options.new_tokens is None:
         return None
     prompt, output = (
         Uniform(*lengths) if isinstance(lengths, tuple) else lengths for lengths in (options.prompt, options.new_tokens)
@@ -206,8 +214,6 @@ def _served(estimate: ServingEstimate, options: argparse.Namespace) -> ServingSi
     batching = {name: getattr(options, name) for name in ("max_requests", "token_budget")}
     batching = {name: value for name, value in batching.items() if value is not None}
     if options.ttft is None and options.tpot is None:
-        if options.devices is not None or options.price is not None:
-            raise InputError("--devices and --price are for a plan, which needs --ttft or --tpot")
         return estimate.simulate(requests, Engine(**batching, overhead_ms=options.overhead))
     only = {**batching, **({"tensor": options.tensor} if options.tensor > 1 else {})}
     plans = estimate.plan(

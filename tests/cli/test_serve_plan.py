@@ -56,8 +56,6 @@ def test_a_server_under_load(capsys, config):
     text = plan(capsys, f"hf:{config}", *load, "--rate", "50", "--weights", "int4").out
     assert "int4, groups of 128" in text
     assert "LlamaForCausalLM on A100 80GB: 20 requests in " in text
-    found = json.loads(plan(capsys, f"hf:{config}", *load, "--format", "json").out)
-    assert [request["output"] for request in found["load"]] == [5] * 20
 
 
 def test_a_plan_keeps_the_options_that_are_passed(capsys, config):
@@ -73,7 +71,6 @@ def test_a_plan_keeps_the_options_that_are_passed(capsys, config):
     ("arguments", "message"),
     [
         (["--context", "1"], "context must be an integer >= 2, got 1"),
-        (["--context", "-5"], "context must be an integer >= 2, got -5"),
         (["--batch", "0"], "batch must be an integer >= 1, got 0"),
         (["--device", "A1000"], "'A1000'"),
         (["--device", "cpu"], "was never calibrated"),
