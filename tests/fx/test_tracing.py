@@ -473,7 +473,7 @@ def test_torchvision(kind, part, deterministic):
         model.train()
         size = (3, 224, 224) if name.startswith(("vit", "maxvit")) else (3, 64, 64)
         size = (3, 299, 299) if name == "inception_v3" else size
-        size = (3, 16, 224, 224) if name.startswith(("mvit", "s3d")) else (3, 8, 64, 64) if "video" in kind else size
+        size = (3, 16, 224, 224) if name.startswith(("mvit", "s3d")) else (3, 8, 32, 32) if "video" in kind else size
         (key,) = inspect.signature(model.forward).parameters
         try:
             graph = symbolic_trace(model, meta_args={key: torch.rand(2, *size)})
@@ -481,7 +481,7 @@ def test_torchvision(kind, part, deterministic):
                 continue
             batch = 1 if "video" in kind else 3  # 16 frames of 224 x 224 take gigabytes
             assert_same(model, graph, {key: torch.rand(batch, *size)}, train=True)
-            if name not in ("googlenet", "inception_v3"):  # they have other outputs there
+            if name not in ("googlenet", "inception_v3", "s3d"):  # other outputs; s3d takes six seconds for each mode
                 assert_same(model, graph, {key: torch.rand(min(batch, 2), *size)}, train=False)
         except (AssertionError, TraceError) as error:
             failed[name] = error

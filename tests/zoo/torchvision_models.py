@@ -68,7 +68,7 @@ def make(name: str) -> Example:
     model = models.get_model(name, **options).eval()
     if module is models.video:
         large = name.startswith(("mvit", "swin3d", "s3d"))
-        return Example(model, (torch.randn(1 if large else 2, 3, 16, *((224, 224) if large else (64, 64))),))
+        return Example(model, (torch.randn(*((1, 3, 16, 224, 224) if large else (2, 3, 8, 32, 32))),))
     if module is models.optical_flow:
         return Example(model, (torch.randn(2, 3, 128, 128), torch.randn(2, 3, 128, 128)))
     if module is models.detection:
