@@ -28,6 +28,7 @@ from typing import Any
 
 from modelsummary import Statistics
 from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.placements import Shard
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.events import values_in
 from modelsummary.record.runs import record_once
@@ -111,7 +112,7 @@ def _of_modules(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, st
     calls = found.calls
     ours = dict.fromkeys(_shared(found), "gradient")
     ours |= {
-        fqn: layer.role + ("*" if layer.gathers and layer.role in ("column", "row") else "")
+        fqn: layer.role + ("*" if layer.reason and layer.role in ("column", "row") else "")
         for fqn, layer in found.layers.items()
     }
     differs: dict[tuple[str, str, str], str] = {}
@@ -144,7 +145,12 @@ def _shared(found: Derivation) -> Iterator[str]:
 
 def _of_parameters(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, str, str], str]:
     """Return the parameters that are split in another way -> our reason."""
-    sharded = {fqn: layout for region in found.regions for fqn, layout in region.parameters.items()}
+    sharded = {
+        fqn: layout
+        for region in found.regions
+        for fqn, layout in region.parameters.items()
+        if isinstance(layout, Shard)
+    }
     differs: dict[tuple[str, str, str], str] = {}
     ran = {*found.calls.places, *(event.fqn for event in found.calls.entered)}
     for fqn, parameter in found.calls.parameters.items():

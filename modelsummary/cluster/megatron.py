@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -21,12 +22,10 @@ from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.parallel.attention_heads import attention_inputs
-from modelsummary.parallel.layer_plans import redistribution_plan
 from modelsummary.parallel.placements import Shard
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
-from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.parallel.stream import Redistribution, results_of
+from modelsummary.parallel.redistributions import Redistribution, prepared_inputs, redistribution_plan, results_of
 from modelsummary.record.events import Event, Value, values_in
 
 __all__ = ["tokens_first", "with_local_layers", "with_sharded_logits", "with_shared_tokens"]
@@ -118,12 +117,11 @@ def with_shared_tokens(
 
     split: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in _AROUND}
     inputs = prepared_inputs(calls, split, least=1)
-    prepared = {fqn for prepared_input in inputs for fqn in prepared_input.columns}
+    prepared = set(chain(*inputs.values()))
     layers = [redistribution_plan(calls, Redistribution(first.fqn, True, key, None, Shard(dim)))]
-    for prepared_input in inputs:
-        change = prepared_input.redistribution
-        is_chunk = is_inside(change.fqn) and layout(prepared_input.values[0]) == chunk
-        change = change._replace(before=Shard(dim) if is_chunk else None)
+    for taken in inputs:
+        is_chunk = is_inside(taken.fqn) and layout(taken.tensor(calls.spans[taken.fqn][0][0])) == chunk
+        change = taken._replace(before=Shard(dim) if is_chunk else None)
         layers.append(redistribution_plan(calls, change, is_local=False))
     layers += [shared(layer) for layer in plan.layers if layer.role != "input"]
     for position, result in enumerate(results_of(last)):

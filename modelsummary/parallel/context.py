@@ -150,17 +150,12 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
             f"context={n_ranks} does not divide the {length} tokens of the recorded input into two pieces for each "
             f"rank, with which torch balances causal attention; record a multiple of {2 * n_ranks}"
         )
-    placements = {
-        value: placement
-        for value, placement in chunks.placements.items()
-        if isinstance(value, Value) and isinstance(placement, Shard)
-    }
     if chunks.tables:
         local, why = calls_of_chunk(live, calls, chunk_of(live.call, n_ranks), chunks.tables, n_ranks)
     wholes = counting.compared(chunks.wholes, local, n_ranks)
     inside = (calls.events[slice(*calls.entered[mixture.event])] for mixture in mixtures.values())
     exempt = wholes | counting.masking | set(chain.from_iterable(inside))
-    why = why or chunk_failure(calls, local, placements, exempt, n_ranks)
+    why = why or chunk_failure(calls, local, chunks.shards, exempt, n_ranks)
     if why:
         raise InputError(f"{name} does not do the same with a chunk of the sequence: {why}")
     try:

@@ -2,83 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from modelsummary.parallel.attention_heads import attentions
+from modelsummary.parallel.layer_plans import (
+    in_call_order,
+    parameter_shards,
+    region_plans,
+    split_plan,
+)
 from modelsummary.parallel.linear_layers import is_linear
-from modelsummary.parallel.placements import Section
+from modelsummary.parallel.placements import Blocked
+from modelsummary.parallel.plan import LayerPlan
+from modelsummary.parallel.rank_model import LocalAttribute
 from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.redistributions import prepared_inputs, prepared_outputs, redistribution_plan
 from modelsummary.parallel.regions import Region, grow
 from modelsummary.parallel.stacked import grow_stacked, is_stack
 from modelsummary.record.events import Event, Value, values_in
 
 if TYPE_CHECKING:
-    from modelsummary.parallel.stream import Stream
+    from modelsummary.parallel.sequence import Chunks
 
-__all__ = ["Derivation", "Layer", "derive"]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """How one module is split.
-
-    Attributes:
-        fqn: of the module.
-        role: ``"column"``, ``"row"``, ``"embedding"`` (by its rows, the vocabulary), ``"head"`` (by the vocabulary),
-            ``"norm"`` (replicated parameters on sharded input), ``"local"`` (its functions take sharded parameters), or
-            ``"heads"`` (an ``nn.MultiheadAttention`` whose heads are sharded).
-        gathers: the module's input (of rows) or output (of columns) is whole on each rank.
-        dim: dimension of the input that is sharded, of a norm.
-        pieces: that the columns are; empty for one.
-    """
-
-    fqn: str
-    role: str
-    gathers: bool = False
-    dim: int = -1
-    pieces: tuple[Section, ...] = ()
+__all__ = ["Derivation", "derive", "layer_plans"]
 
 
 @dataclass
 class Derivation:
-    """What is sharded, independent of the number of ranks.
+    """What is sharded, while it is searched for.
 
     Attributes:
+        exchanges: ranks exchange rows of parameters of which they need equal pieces, too: FSDP could not gather these.
         regions: layers that are sharded together, their activations too.
         layers: FQN -> how that module is split.
         reasons: FQN of a ``Linear`` -> why its results cannot be sharded.
         in_place: FQNs of layers whose ``inplace=True`` has to be switched off.
         copied: FQNs of layers whose result the model writes into.
-        stream: what is sharded along the sequence; None: nothing.
+        attributes: of modules, with other values on one rank.
         sizes: FQN of a module -> its calls that get the sizes of one rank.
-        exchanges: ranks exchange rows of parameters of which they need equal pieces, too: FSDP could not gather these.
+        chunks: what is sharded along the sequence; None: nothing.
     """
 
     calls: Calls
+    exchanges: bool = False
     regions: list[Region] = field(default_factory=list)
-    layers: dict[str, Layer] = field(default_factory=dict)
+    layers: dict[str, LayerPlan] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     in_place: dict[str, None] = field(default_factory=dict)
     copied: dict[str, None] = field(default_factory=dict)
-    stream: Stream | None = None
+    attributes: list[LocalAttribute] = field(default_factory=list)
     sizes: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    exchanges: bool = False
+    chunks: Chunks | None = None
 
     def add(self, region: Region) -> None:
         """Add a region and its layers."""
         self.regions.append(region)
-        for fqn in region.columns:
-            self.layers[fqn] = Layer(fqn, "column", pieces=tuple(region.pieces.get(fqn, ())))
-        for fqn in region.rows:
-            self.layers[fqn] = Layer(fqn, "row")
-        for fqn, dim in region.norms.items():
-            self.layers[fqn] = Layer(fqn, "norm", dim=dim)
-        for fqn in region.owners:
-            self.layers[fqn] = Layer(fqn, "local")
+        self.layers |= region_plans(region, exchanges=self.exchanges)
+
+    def split(self, fqn: str, role: str, reason: str = "") -> None:
+        """Split one module; ``reason`` says why its activations are whole on each rank."""
+        self.layers[fqn] = split_plan(self.calls, fqn, role, exchanges=self.exchanges, reason=reason)
 
     def share(self, region: Region) -> Region:
         """Replace a region by one whose heads share replicated tensors, if there is one; return what it is now."""
@@ -89,23 +77,22 @@ class Derivation:
 
     def _remove(self, region: Region) -> None:
         self.regions.remove(region)
-        for fqn in (*region.fqns, *region.norms, *region.owners):
+        for fqn in region.fqns:
             self.layers.pop(fqn, None)
 
     def gather(self, region: Region, reason: str) -> None:
         """Split only the parameters of its layers: activations and all other parameters are whole on each rank."""
-        self.regions.remove(region)
-        for fqn in (*region.norms, *region.owners):
-            del self.layers[fqn]
-        self.reasons |= dict.fromkeys([*region.fqns, *([region.module] if region.module else [])], reason)
-        for fqn in region.fqns:
-            self.layers[fqn] = replace(self.layers[fqn], gathers=True, pieces=())
+        self._remove(region)
+        self.reasons |= dict.fromkeys([*region.split, *([region.module] if region.module else [])], reason)
+        for role, fqns in (("column", region.columns), ("row", region.rows)):
+            for fqn in fqns:
+                self.split(fqn, role, reason)
 
     def drop(self, fqn: str, reason: str) -> None:
         """Leave a layer, and everything that is sharded together with it, replicated."""
-        for region in [region for region in self.regions if fqn in (*region.fqns, *region.norms, *region.owners)]:
+        for region in [region for region in self.regions if fqn in region.fqns]:
             self._remove(region)
-            self.reasons |= dict.fromkeys((*region.fqns, *region.norms, *region.owners), reason)
+            self.reasons |= dict.fromkeys(region.fqns, reason)
         if fqn in self.layers:
             del self.layers[fqn]
             self.reasons[fqn] = reason
@@ -116,19 +103,18 @@ class Derivation:
         return [fqn for fqn, layer in self.layers.items() if layer.role == "heads"]
 
 
-def derive(calls: Calls) -> Derivation:
-    """Return which layers of a recorded model can be split, and how."""
-    derivation = Derivation(calls)
+def derive(calls: Calls, *, exchanges: bool = False) -> Derivation:
+    """Return which layers of a recorded model can be split, and how. ``exchanges`` is as for ``Derivation``."""
+    derivation = Derivation(calls, exchanges)
     for fqn in calls.places:
         if fqn in derivation.layers or fqn not in calls.linears:
             continue
         region = grow(calls, fqn, derivation.layers)
-        if region.blocked:
+        if region.refused is not None:
             region = _with_shared(derivation, fqn) or region
-        if region.blocked or not _are_free(calls, region):
-            derivation.reasons[fqn] = (
-                region.blocked or f"{fqn} shares its weight with another module or function; a weight of its own works"
-            )
+        if region.refused is not None or not _are_free(calls, region.split, region.norms):
+            shares = f"{fqn} shares its weight with another module or function; a weight of its own works"
+            derivation.reasons[fqn] = str(region.refused or shares)
         else:
             derivation.add(region)
     _add_stacked(derivation)
@@ -146,12 +132,12 @@ def _with_shared(derivation: Derivation, fqn: str) -> Region | None:
     width = sum(derivation.calls.features(fqn) for fqn in region.columns)
     shared = sum(stop - start for parts in region.parts.values() for start, stop in parts)
     shared += sum(size for pieces in region.pieces.values() for size, is_whole in pieces if is_whole)
-    return region if not region.blocked and 0 < shared <= width else None
+    return region if region.refused is None and 0 < shared <= width else None
 
 
-def _are_free(calls: Calls, region: Region) -> bool:
-    """Return True if the parameters of a region are taken by its own layers alone."""
-    fqns = set(region.fqns) | set(region.norms)
+def _are_free(calls: Calls, *layers: Iterable[str]) -> bool:
+    """Return True if the parameters of layers are taken by these layers alone."""
+    fqns = set().union(*layers)
     return all(calls.holders[fqn] <= {fqn} and not _taken_by_functions(calls, fqn) for fqn in fqns)
 
 
@@ -170,11 +156,10 @@ def _add_stacked(derivation: Derivation) -> None:
         )
         if event.fqn in derivation.layers or not (is_stack(module) or (has_weights and event.parent is not None)):
             continue
-        region = grow_stacked(calls, event.fqn)
-        if region.blocked:
-            derivation.reasons[event.fqn] = region.blocked
-        else:
-            derivation.add(region)
+        try:
+            derivation.add(grow_stacked(calls, event.fqn))
+        except Blocked as blocked:
+            derivation.reasons[event.fqn] = str(blocked)
 
 
 def _add_attentions(derivation: Derivation) -> None:
@@ -183,7 +168,7 @@ def _add_attentions(derivation: Derivation) -> None:
         if reason:
             derivation.reasons[fqn] = reason
         else:
-            derivation.layers[fqn] = Layer(fqn, "heads")
+            derivation.split(fqn, "heads")
 
 
 # --------------------------------------------------------------------------------------------------- pairs
@@ -208,12 +193,12 @@ def _add_pairs(derivation: Derivation) -> None:
             source for source in sources if source not in derivation.layers and _only_sink(calls, source) == sink
         ]
         columns = [column for column in columns if column in calls.linears and _owner(column) == _owner(sink)]
-        if not _are_free(calls, Region([*columns, sink])):
+        if not _are_free(calls, columns, [sink]):
             continue
-        for column in columns:
-            derivation.layers[column] = Layer(column, "column", gathers=True)
-        derivation.layers[sink] = Layer(sink, "row", gathers=True)
         derivation.reasons[sink] = derivation.reasons[fqn]
+        for column in columns:
+            derivation.split(column, "column", derivation.reasons[column])
+        derivation.split(sink, "row", derivation.reasons[sink])
 
 
 def _owner(fqn: str) -> str:
@@ -258,8 +243,7 @@ def _add_vocabulary(derivation: Derivation) -> None:
     tables = [fqn for fqn in free if _is_vocabulary(calls, fqn, inputs, outputs.values())]
     rows = {calls.features(fqn) for fqn in tables}
     heads = [fqn for fqn, size in outputs.items() if size in rows]
-    chosen = [*(Layer(fqn, "embedding") for fqn in tables), *(Layer(fqn, "head", gathers=True) for fqn in heads)]
-    fits = {layer.fqn: layer for layer in chosen}
+    fits = dict.fromkeys(tables, "embedding") | dict.fromkeys(heads, "head")
     while True:
         wrong = [
             fqn
@@ -271,7 +255,8 @@ def _add_vocabulary(derivation: Derivation) -> None:
             break
         for fqn in wrong:
             del fits[fqn]
-    derivation.layers.update(fits)
+    for fqn, role in fits.items():
+        derivation.split(fqn, role)
 
 
 def _is_vocabulary(calls: Calls, fqn: str, inputs: set[Value], outputs: Collection[int]) -> bool:
@@ -336,3 +321,32 @@ def _note_functions(derivation: Derivation) -> None:
             kind = "an embedding" if isinstance(module, nn.Embedding) else "a linear layer"
             why = f"{type(module).__name__} does more with its weight than {kind}; {kind} can be split"
             derivation.reasons.setdefault(fqn, why)
+
+
+# --------------------------------------------------------------------------------------------------- result
+
+
+def layer_plans(derivation: Derivation, blocks: Sequence[str]) -> list[LayerPlan]:
+    """Return how each module is sharded, and what is done at its boundary, in the order of their calls.
+
+    Args:
+        blocks: FQNs of the repeated blocks of the model.
+    """
+    calls, layers, chunks = derivation.calls, derivation.layers, derivation.chunks
+    prepared = prepared_inputs(calls, layers, chunks)
+    columns = set(chain(*prepared.values()))
+    prepared |= prepared_outputs(calls, layers, columns, blocks) if chunks is None else {}
+    plans = [redistribution_plan(calls, redistribution, is_local=False) for redistribution in prepared]
+    for layer in layers.values():
+        plans.append(layer if chunks is None else chunks.layer(layer, takes_whole=layer.fqn in columns))
+    for fqn, parts in (item for region in derivation.regions for item in region.parts.items()):
+        whole = dict.fromkeys(parameter_shards(calls, fqn, "gradient"))
+        plans.append(LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", whole, 0))
+    plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in derivation.copied if fqn in layers]
+    plans += [LayerPlan(fqn, "LocalSizes", {"calls": sizes}, "sizes", {}, 0) for fqn, sizes in derivation.sizes.items()]
+    if chunks is not None:
+        # A hook of a norm runs before the one that gathers its result.
+        plans += [split_plan(calls, fqn, "norm", sequence_dim=dim) for fqn, dim in chunks.norms.items()]
+        changes = sorted(chunks.redistributions, key=lambda redistribution: not redistribution.is_input)
+        plans += [redistribution_plan(calls, redistribution) for redistribution in changes]
+    return in_call_order(calls, plans)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations, islice, product
@@ -24,51 +24,43 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import Attribute, leaves_of, map_template
-from modelsummary.parallel.attention_heads import INPUTS
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.index_rules import begin_of
+from modelsummary.parallel.layer_plans import parameter_shards
 from modelsummary.parallel.linear_layers import numbers_in
-from modelsummary.parallel.placements import Shard, in_pieces, local_position, local_shape
-from modelsummary.parallel.prepared_inputs import prepared_inputs
+from modelsummary.parallel.placements import Placement, Shard, local_position, local_shape
 from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, copied, model_of_rank, on_meta
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.stream import Stream
+from modelsummary.parallel.sequence import Chunks
 from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 from modelsummary.record.tensors import Foreign
 
-__all__ = ["alike", "calls_of_chunk", "check_locally", "chunk_failure", "stream_failure"]
+__all__ = ["alike", "calls_of_chunk", "check_locally", "chunk_failure", "chunks_failure"]
 
 _MOST_OPTIONS = 32
 
 
-def check_locally(
-    live: LiveModel, derivation: Derivation, n_ranks: int, sizes: Sequence[LocalAttribute]
-) -> list[LocalAttribute]:
-    """Demote the regions whose forward does not run on local tensors; return the attributes that have to change.
-
-    Args:
-        sizes: attributes of linear layers that have to change anyway.
-    """
-    chosen: list[LocalAttribute] = []
+def check_locally(live: LiveModel, derivation: Derivation, n_ranks: int) -> None:
+    """Demote the regions whose forward does not run on local tensors, and note the attributes that have to change."""
     if live.execution == "real":
-        for region in [
-            region for region in derivation.regions if not _runs_on_shards(derivation.calls, region, n_ranks)
-        ]:
+        for region in [region for region in derivation.regions if not _runs_on_shards(region, n_ranks)]:
             callers = dict.fromkeys(event.fqn for event in region.functions)
             derivation.gather(region, _does_not_run(next(iter(callers), "") or type(live.model).__name__))
-        return chosen
+        return
     groups = _groups(derivation.regions)
     options = [_options(derivation.calls, regions, n_ranks) for regions in groups]
-    first = [ways[0] for ways in options]
-    if not groups or not _failure(live, derivation, groups, [*first, sizes], n_ranks):
-        return list(chain(*first))
+    first = list(chain(*(ways[0] for ways in options)))
+    if not groups or not _failure(live, derivation, list(chain(*groups)), first, n_ranks):
+        derivation.attributes += first
+        return
+    chosen: list[LocalAttribute] = []
     for regions, ways in zip(groups, options, strict=True):
         why = ""
         for sizes_of_rank, attributes in product(({}, whole_sizes(regions, n_ranks)), ways):
-            failed = _failure(live, derivation, [regions], [attributes, sizes], n_ranks, sizes_of_rank)
+            failed = _failure(live, derivation, regions, attributes, n_ranks, sizes_of_rank)
             if not failed:
                 chosen += attributes
                 derivation.sizes |= sizes_of_rank
@@ -77,10 +69,10 @@ def check_locally(
         else:
             for region in regions:
                 derivation.gather(region, why)
-    return chosen
+    derivation.attributes += chosen
 
 
-def _runs_on_shards(calls: Calls, region: Region, n_ranks: int) -> bool:
+def _runs_on_shards(region: Region, n_ranks: int) -> bool:
     """Return True if each function of a region, called with what one rank holds, returns what one rank has to hold.
 
     It is for a forward that needs values, such as which tokens an expert takes, which a copy on shapes lacks. A module
@@ -88,12 +80,12 @@ def _runs_on_shards(calls: Calls, region: Region, n_ranks: int) -> bool:
     """
     callers = {event.parent for event in region.functions if event.parent is not None}
     return not any(caller.reads_sizes for caller in callers) and all(
-        _is_local(calls, event, region, n_ranks) for event in region.functions
+        _is_local(event, region, n_ranks) for event in region.functions
     )
 
 
-def _is_local(calls: Calls, event: Event, region: Region, n_ranks: int) -> bool:
-    placements = region.placements
+def _is_local(event: Event, region: Region, n_ranks: int) -> bool:
+    calls, placements = region.calls, region.placements
     if event.function is None:
         return False
 
@@ -103,7 +95,7 @@ def _is_local(calls: Calls, event: Event, region: Region, n_ranks: int) -> bool:
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
         if isinstance(leaf, Attribute):
             tensor = calls.tensor_of(leaf)
-            shape = local_shape(calls.shape_of(leaf) or (), region.parameters.get(leaf.fqn), n_ranks)
+            shape = local_shape(calls.shape_of(leaf) or (), placements.get(leaf), n_ranks)
             return torch.empty(shape, dtype=getattr(tensor, "dtype", None), device="meta")
         return torch.empty_like(leaf.tensor, device="meta") if isinstance(leaf, Foreign) else leaf
 
@@ -173,27 +165,30 @@ def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list
 def _failure(
     live: LiveModel,
     derivation: Derivation,
-    groups: Sequence[Sequence[Region]],
-    attributes: Sequence[Sequence[LocalAttribute]],
+    regions: Sequence[Region],
+    attributes: Sequence[LocalAttribute],
     n_ranks: int,
     sizes: Sizes | None = None,
 ) -> str:
     """Return why the model, sharded in these regions alone, does not do the same on local shapes; empty if it does.
 
     Args:
+        attributes: to change, next to the ones of the derivation.
         sizes: calls that get the sizes of one rank.
     """
-    regions = [region for group in groups for region in group]
-    twin = _local_model(derivation.calls, regions, list(chain(*attributes)), n_ranks, sizes or {})
+    twin = _local_model(derivation.calls, regions, [*attributes, *derivation.attributes], n_ranks, sizes or {})
     try:
         record = _record(twin, live)
     except Exception as error:  # a shape does not fit
         return _does_not_run(*_cause(error, twin))
-    placements: dict[Value, Shard] = {}
-    for region in regions:
-        placements.update(region.placements)
+    placements = _shards(regions)
     other = Calls(twin, record, derivation.calls.linears).events
     return _difference(derivation.calls.events, other, [placements] * len(other), n_ranks)[0]
+
+
+def _shards(regions: Iterable[Region]) -> dict[Value, Shard]:
+    """Return the values of which a rank has chunks in some regions, with their placements."""
+    return {value: shard for region in regions for value, shard in region.shards.items()}
 
 
 def _difference(
@@ -258,28 +253,24 @@ def _difference_of(one: Event, two: Event, expected: Mapping[Value, Shard | None
     return ""
 
 
-def stream_failure(
-    live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], stream: Stream, n_ranks: int
-) -> tuple[str, int]:
+def chunks_failure(live: LiveModel, derivation: Derivation, chunks: Chunks, n_ranks: int) -> tuple[str, int]:
     """Return why the model does not do the same on chunks of the sequence, and the position of the first such call.
 
     The reason is empty if it does; the position is -1 where an error ends the forward.
     """
     calls = derivation.calls
-    twin = _local_model(calls, derivation.regions, attributes, n_ranks, derivation.sizes)
-    _add_boundaries(twin, derivation, stream, n_ranks)
+    twin = _local_model(calls, derivation.regions, derivation.attributes, n_ranks, derivation.sizes)
+    _add_boundaries(twin, chunks, n_ranks)
     try:
         other = Calls(twin, _record(twin, live), calls.linears).events
     except Exception as error:  # a shape does not fit
         where, said = _cause(error, twin)
         why = f"the forward of {where} fails ({said})"
         return f"{why}; blocks that read the number of tokens in modules of their own (attention, MLP) work", -1
-    placements: dict[Value, Shard | None] = {}
-    for region in derivation.regions:
-        placements.update(region.placements)
-    expected = [
-        dict(zip(values_in(event.result), stream.results[position], strict=True))
-        if position in stream.results
+    placements = _shards(derivation.regions)
+    expected: list[Mapping[Value, Shard | None]] = [
+        dict(zip(values_in(event.result), chunks.results[position], strict=True))
+        if position in chunks.results
         else placements
         for position, event in enumerate(calls.events)
     ]
@@ -339,7 +330,7 @@ def _reaching(calls: Calls) -> list[bool]:
     return alive[::-1]
 
 
-def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_ranks: int) -> None:
+def _add_boundaries(twin: nn.Module, chunks: Chunks, n_ranks: int) -> None:
     """Register hooks that cut and gather tensors at the boundaries of modules, and that no record sees."""
 
     def changed(tensor: Any, dim: int, *, gathers: bool) -> Any:
@@ -348,35 +339,21 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
                 torch.cat([tensor] * n_ranks, dim) if gathers else tensor.narrow(dim, 0, tensor.shape[dim] // n_ranks)
             )
 
-    def on_entry(fqn: str, dims: Mapping[int | str, int], *, gathers: bool) -> None:
-        changes = {key: partial(changed, dim=dim, gathers=gathers) for key, dim in dims.items()}
-        change_arguments(twin.get_submodule(fqn), changes)
+    def on_exit(position: int, change: Callable[[Any], Any], _: nn.Module, _args: Any, result: Any) -> Any:
+        if not isinstance(result, tuple):
+            return change(result)
+        return (*result[:position], change(result[position]), *result[position + 1 :])
 
-    def on_exit(fqn: str, position: int, dim: int, *, gathers: bool) -> None:
-        def hook(_: nn.Module, _args: Any, result: Any) -> Any:
-            if not isinstance(result, tuple):
-                return changed(result, dim, gathers=gathers)
-            return (*result[:position], changed(result[position], dim, gathers=gathers), *result[position + 1 :])
-
-        twin.get_submodule(fqn).register_forward_hook(hook)
-
-    for fqn, placements in stream.attended.items():
-        by_key: list[tuple[int | str, Shard | None]] = [*enumerate(placements), *zip(INPUTS, placements, strict=True)]
-        on_entry(fqn, {key: placement.dim for key, placement in by_key if placement is not None}, gathers=True)
-    prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
-    within = {fqn for prepared_input in prepared for fqn in prepared_input.columns}
-    for fqn, dim in stream.gathered.items():
-        if fqn not in within:
-            on_entry(fqn, {0: dim}, gathers=True)
-    for fqn, dim in stream.scattered.items():
-        on_exit(fqn, 0, dim, gathers=False)
-    changes = (prepared_input.redistribution for prepared_input in prepared)
-    for fqn, is_input, position, before, after in (*changes, *stream.redistributions):
+    for fqn, is_input, position, before, after in chunks.boundaries():
         placement = before or after
-        if placement is not None and is_input:
-            on_entry(fqn, {position: placement.dim}, gathers=before is not None)
-        elif placement is not None:
-            on_exit(fqn, int(position), placement.dim, gathers=before is not None)
+        if placement is None:
+            continue
+        change = partial(changed, dim=placement.dim, gathers=before is not None)
+        module = twin.get_submodule(fqn)
+        if is_input:
+            change_arguments(module, {position: change})
+        else:
+            module.register_forward_hook(partial(on_exit, int(position), change))
 
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:
@@ -397,21 +374,14 @@ def _local_model(
     Raises:
         InputError: the model cannot be copied.
     """
-    cut: dict[int, Shard] = {}  # id of a parameter -> what a rank computes with
+    cut: dict[int, Placement | None] = {}  # id of a parameter -> what a rank computes with
     for region in regions:
-        for fqn in region.columns:
-            module = calls.modules[fqn]
-            layer = calls.linears.get(fqn)
-            for name, parameter in module.named_parameters(recurse=False):
-                is_bias = layer is not None and name == layer.bias
-                dim = 1 if layer is None else 0 if is_bias else layer.dim
-                cut[id(parameter)] = in_pieces(dim, region.pieces.get(fqn, ())) or Shard(dim)
-        for fqn in region.rows:
-            layer = calls.linears[fqn]
-            cut[id(calls.modules[fqn].get_parameter(layer.weight))] = Shard(1 - layer.dim)
-        for fqn, placement in region.parameters.items():
-            cut[id(calls.parameters[fqn])] = placement
-    split = {fqn for region in regions for fqn in region.fqns}
+        cut |= {id(calls.parameters[fqn]): placement for fqn, placement in region.parameters.items()}
+        for role, fqns in (("column", region.columns), ("row", region.rows)):
+            for fqn in fqns:
+                for name, placement in parameter_shards(calls, fqn, role, region.pieces.get(fqn, ())).items():
+                    cut[id(calls.modules[fqn].get_parameter(name))] = placement
+    split = {fqn for region in regions for fqn in region.split}
     changed = [attribute for attribute in attributes if attribute.fqn in split or attribute.fqn not in calls.linears]
 
     def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:

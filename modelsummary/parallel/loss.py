@@ -39,7 +39,7 @@ def shard_logits(derivation: Derivation) -> None:
     except Blocked as blocked:
         raise InputError(f"loss_parallel=True: the logits cannot stay sharded: {blocked}") from None
     for fqn in heads:
-        derivation.layers[fqn] = replace(derivation.layers[fqn], gathers=False)
+        derivation.layers[fqn] = replace(derivation.layers[fqn], options={"use_local_output": False})
 
 
 class _Logits(Propagation):

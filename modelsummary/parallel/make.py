@@ -24,7 +24,7 @@ from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.context import RingPlan, ring_plan
-from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.derive import Derivation, derive, layer_plans
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import (
@@ -35,9 +35,9 @@ from modelsummary.parallel.fsdp_units import (
     unit_bytes,
     used_parameters,
 )
-from modelsummary.parallel.layer_plans import in_call_order, layer_plans
+from modelsummary.parallel.layer_plans import in_call_order
 from modelsummary.parallel.linear_layers import local_sizes
-from modelsummary.parallel.local_check import alike, check_locally, stream_failure
+from modelsummary.parallel.local_check import alike, check_locally, chunks_failure
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
@@ -49,14 +49,14 @@ from modelsummary.parallel.plan_arguments import (
 )
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
-from modelsummary.parallel.sequence import find_stream
+from modelsummary.parallel.sequence import find_chunks
 from modelsummary.record.events import Event, values_in
 from modelsummary.record.runs import record_of
 
 __all__ = ["make_plan"]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_MOST_STREAMS = 12  # each is checked by a run on shapes
+_MOST_TRIES = 12  # each is checked by a run on shapes
 
 
 @no_collection()
@@ -112,11 +112,11 @@ def make_plan(
     if calls is not None and expert > 1:
         layers, reasons = expert_plans(live, calls, expert, dispatch)
     if calls is not None and tensor > 1:
-        derivation = _derived(calls, shards, boundaries)
-        _keep_inside_experts_whole(derivation, layers)
-        changed = _checked(live, derivation, tensor, shard=shards, sequence=sequence, loss_parallel=loss_parallel)
+        derivation = derive(calls, exchanges=shards > 1)
+        _keep_whole(derivation, boundaries, layers)
+        _check(live, derivation, tensor, shard=shards, sequence=sequence, loss_parallel=loss_parallel)
         sharded_layers = layer_plans(derivation, [row.fqn for row in blocks_of(root)])
-        reasons, attributes = derivation.reasons | reasons, changed
+        reasons, attributes = derivation.reasons | reasons, derivation.attributes
         layers = in_call_order(calls, [*layers, *sharded_layers, *uncalled_plans(calls, sharded_layers)])
         if not sharded_layers:
             raise UndividedError(
@@ -481,20 +481,16 @@ def _calls(live: LiveModel) -> Calls:
     return Calls(live.model, record_of(live, TRACE_RULES))
 
 
-def _derived(calls: Calls, shard: int, boundaries: Sequence[str]) -> Derivation:
-    """Return what is split, apart from what stages would send in parts."""
-    derivation = derive(calls)
-    derivation.exchanges = shard > 1
-    _keep_crossing_whole(derivation, boundaries)
-    return derivation
+def _keep_whole(derivation: Derivation, boundaries: Sequence[str], experts: Sequence[LayerPlan]) -> None:
+    """Leave activations whole that stages would send in parts, and layers that stacked experts hold.
 
-
-def _keep_inside_experts_whole(derivation: Derivation, experts: Sequence[LayerPlan]) -> None:
-    """Leave layers whole that stacked experts hold: all ranks of ``expert`` sum the gradients of these parameters.
+    All ranks of ``expert`` sum the gradients of the parameters of these layers.
 
     Args:
+        boundaries: FQNs of the modules with which the second and each later stage begin.
         experts: plans of experts that are divided by number.
     """
+    _keep_crossing_whole(derivation, boundaries)
     for stack in (layer.fqn for layer in experts if not layer.is_list):
         for fqn in [fqn for fqn in derivation.layers if fqn.startswith(f"{stack}." if stack else "")]:
             if fqn in derivation.layers and fqn != stack:
@@ -516,7 +512,7 @@ def _keep_crossing_whole(derivation: Derivation, boundaries: Sequence[str]) -> N
             (position for position, event in enumerate(calls.events) if f"{event.fqn}.".startswith(f"{begin}.")), -1
         )
         for region in list(derivation.regions):
-            later = (value for value in region.placements if value in results or calls.last_use.get(value, -1) >= cut)
+            later = (value for value in region.shards if value in results or calls.last_use.get(value, -1) >= cut)
             sent = next((value for value in later if calls.position[calls.maker[value]] < cut), None)
             if sent is not None:
                 maker = calls.maker[sent]
@@ -526,32 +522,28 @@ def _keep_crossing_whole(derivation: Derivation, boundaries: Sequence[str]) -> N
                 derivation.gather(region, f"{what} goes to the stage that begins with {begin}; {works}")
 
 
-def _checked(
+def _check(
     live: LiveModel, derivation: Derivation, n_ranks: int, *, shard: int, sequence: bool, loss_parallel: bool
-) -> list[LocalAttribute]:
-    """Check a derivation for a number of ranks, and return the attributes that have to change."""
-    calls = derivation.calls
+) -> None:
+    """Check a derivation for a number of ranks, and note the attributes that have to change."""
     _check_divides(derivation, n_ranks, shard)
-    sizes = _sizes_of_layers(derivation, n_ranks)
-    chosen = check_locally(live, derivation, n_ranks, sizes)
-    attributes = [*(attribute for attribute in sizes if attribute.fqn in derivation.layers), *chosen]
+    _divide_sizes_of_layers(derivation, n_ranks)
+    check_locally(live, derivation, n_ranks)
     if loss_parallel:
         shard_logits(derivation)
     if sequence:
-        _add_stream(live, derivation, attributes, n_ranks)
-    attributes += [LocalAttribute(fqn, "inplace", True, False) for fqn in derivation.in_place]
-    encoders = nested_encoders(calls, set(derivation.layers))
-    attributes += [LocalAttribute(fqn, "use_nested_tensor", True, False) for fqn in encoders]
-    return attributes
+        _add_chunks(live, derivation, n_ranks)
+    encoders = nested_encoders(derivation.calls, set(derivation.layers))
+    switches = (("inplace", derivation.in_place), ("use_nested_tensor", encoders))
+    derivation.attributes += [LocalAttribute(fqn, name, True, False) for name, fqns in switches for fqn in fqns]
 
 
-def _sizes_of_layers(derivation: Derivation, n_ranks: int) -> list[LocalAttribute]:
-    """Return the attributes of split layers that hold the number of their features, as in ``Conv1D``.
+def _divide_sizes_of_layers(derivation: Derivation, n_ranks: int) -> None:
+    """Note the attributes of split layers that hold the number of their features, as in ``Conv1D``.
 
     A layer that does not run on shards, whatever is divided, is left whole.
     """
     calls = derivation.calls
-    attributes = []
     for fqn, layer in list(derivation.layers.items()):
         linear = calls.linears.get(fqn)
         if layer.role not in ("column", "row") or linear is None or linear.is_torch:
@@ -566,35 +558,31 @@ def _sizes_of_layers(derivation: Derivation, n_ranks: int) -> list[LocalAttribut
             )
         for name in names or ():
             whole = getattr(module, name)
-            attributes.append(LocalAttribute(fqn, name, whole, whole // n_ranks))
-    return attributes
+            derivation.attributes.append(LocalAttribute(fqn, name, whole, whole // n_ranks))
+    derivation.attributes = [attribute for attribute in derivation.attributes if attribute.fqn in derivation.layers]
 
 
-def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:
+def _add_chunks(live: LiveModel, derivation: Derivation, n_ranks: int) -> None:
     """Shard activations between the regions along the sequence. Raises ``InputError`` if that is not possible."""
     _check_reads_nothing(live, derivation.calls, "sequence=True")
     obstacle = ""
     ways: list[tuple[bool, bool, frozenset[int]]] = [
         (embeddings, inputs, frozenset()) for embeddings, inputs in ((True, False), (False, True), (False, False))
     ]
-    for _ in range(_MOST_STREAMS):
+    for _ in range(_MOST_TRIES):
         if not ways:
             break
         with_embeddings, cuts_inputs, whole = ways.pop(0)
         try:
-            stream = find_stream(
-                derivation,
-                n_ranks,
-                with_embeddings=with_embeddings,
-                cuts_inputs=cuts_inputs,
-                whole=whole,
+            chunks = find_chunks(
+                derivation, n_ranks, with_embeddings=with_embeddings, cuts_inputs=cuts_inputs, whole=whole
             )
         except Blocked as blocked:
             obstacle = obstacle or str(blocked)
             continue
-        obstacle, position = stream_failure(live, derivation, attributes, stream, n_ranks)
+        obstacle, position = chunks_failure(live, derivation, chunks, n_ranks)
         if not obstacle:
-            derivation.stream = stream
+            derivation.chunks = chunks
             return
         if position >= 0 and position not in whole:  # this call may take a whole tensor
             ways.append((with_embeddings, cuts_inputs, whole | {position}))

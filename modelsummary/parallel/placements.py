@@ -289,9 +289,9 @@ def reshaped(before: Sequence[int], after: Sequence[int], placement: Shard, size
     )
 
 
-def local_shape(shape: Sequence[int], placement: Shard | None, n_ranks: int) -> tuple[int, ...]:
+def local_shape(shape: Sequence[int], placement: Placement | None, n_ranks: int) -> tuple[int, ...]:
     """Return the shape of what one rank holds of a tensor."""
-    if placement is None:
+    if not isinstance(placement, Shard):
         return tuple(shape)
     return tuple(
         local_position(size, placement, n_ranks) if dim == placement.dim else size for dim, size in enumerate(shape)

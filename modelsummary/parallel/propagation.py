@@ -84,6 +84,15 @@ class Propagation:
         """Return the placement of a tensor at the call at hand; None if it is whole."""
         return self.placements.get(leaf) if isinstance(leaf, (Value, Attribute)) else None
 
+    @property
+    def shards(self) -> dict[Value, Shard]:
+        """The values of which ranks hold chunks, with their placements."""
+        return {
+            leaf: placement
+            for leaf, placement in self.placements.items()
+            if isinstance(leaf, Value) and isinstance(placement, Shard)
+        }
+
     def sharded(self, event: Event) -> dict[Any, Placement]:
         """Return the tensors that a call takes and that are not whole, with their placements."""
         leaves = dict.fromkeys(

@@ -52,6 +52,7 @@ class Calls:
         norms: position of the first call of a module that calls functions on its own parameters alone -> the call of
             the module, and the position behind its last.
         norm_of: value -> the call of such a module that returns it.
+        spans: FQN of a module -> its calls, with the positions in ``events`` at which they begin and end.
         n_calls: FQN -> calls of that module.
         takers: value -> the events that take it.
         holders: FQN -> modules that hold a parameter of that module, itself among them.
@@ -91,7 +92,10 @@ class Calls:
                 self.takers.setdefault(value, []).append(event)
         self._find_users()
         self.norms: dict[int, tuple[Event, int]] = {}
-        self.n_calls = Counter(event.fqn for event in (*self.entered, *self.events) if event.is_module)
+        self.spans: dict[str, list[tuple[Event, int, int]]] = {}
+        for event in (*self.entered, *(event for event in self.events if event.is_module)):
+            self.spans.setdefault(event.fqn, []).append((event, *self.span(event)))
+        self.n_calls = Counter({fqn: len(spans) for fqn, spans in self.spans.items()})
         for event, (begin, end) in self.entered.items():
             if begin < end and _only_own_parameters(event, self.modules[event.fqn]):
                 self.norms[begin] = (event, end)

@@ -36,44 +36,36 @@ __all__ = ["Region", "grow"]
 _EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"})
 
 
-@dataclass
-class Region:
-    """Layers that are sharded together.
+class Region(Propagation):
+    """A propagation from sharded parameters: layers that are sharded together, with their activations.
+
+    Args:
+        columns: FQNs of layers that are split by columns (of an ``Embedding``: by the width).
+        parameters: FQN of a parameter that functions take -> its placement; ``Partial``: only the first rank adds it.
 
     Attributes:
-        columns: FQNs of layers that are split by columns (of an ``Embedding``: by the width).
-        parameters: FQN of a parameter that functions take -> its placement.
-        once: FQNs of parameters that only the first rank adds.
         module: FQN of the module whose result is summed over the ranks; empty if the region ends in ``rows``.
         summed: arguments of that module whose gradients are summed.
         rows: FQNs of ``Linear`` layers that are split by rows.
         norms: FQN of a module with replicated parameters -> dimension of its input that is sharded.
-        sizes: extents that have to divide by the number of ranks.
         groups: heads of keys and values, and of queries, where the two differ.
-        placements: of every sharded value.
-        functions: the functions that take sharded values.
         parts: FQN of a ``Linear`` or a norm -> start and end of each part of its result that all heads share.
         pieces: FQN of a column-parallel layer -> pieces that its columns are; one if it is missing.
-        blocked: why it cannot be sharded; empty if it can.
     """
 
-    columns: list[str]
-    parameters: dict[str, Shard] = field(default_factory=dict)
-    once: dict[str, None] = field(default_factory=dict)
-    module: str = ""
-    summed: tuple[int | str, ...] = ()
-    rows: dict[str, None] = field(default_factory=dict)
-    norms: dict[str, int] = field(default_factory=dict)
-    sizes: set[int] = field(default_factory=set)
-    groups: tuple[int, int] = (sys.maxsize, 0)
-    placements: dict[Value, Shard] = field(default_factory=dict)
-    functions: list[Event] = field(default_factory=list)
-    parts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    pieces: dict[str, list[Section]] = field(default_factory=dict)
-    blocked: str = ""
+    def __init__(self, calls: Calls, columns: Sequence[str], parameters: Mapping[str, Placement]) -> None:
+        super().__init__(calls, {Attribute(fqn): placement for fqn, placement in parameters.items()})
+        self.columns, self.parameters = list(columns), dict(parameters)
+        self.module = ""
+        self.summed: tuple[int | str, ...] = ()
+        self.rows: dict[str, None] = {}
+        self.norms: dict[str, int] = {}
+        self.groups = (sys.maxsize, 0)
+        self.parts: dict[str, list[tuple[int, int]]] = {}
+        self.pieces: dict[str, list[Section]] = {}
 
     @property
-    def fqns(self) -> list[str]:
+    def split(self) -> list[str]:
         """Its layers with parameters that are sharded."""
         return [*self.columns, *self.rows]
 
@@ -83,8 +75,14 @@ class Region:
         owners: dict[str, dict[str, Shard]] = {}
         for fqn, placement in self.parameters.items():
             owner, _, name = fqn.rpartition(".")
-            owners.setdefault(owner, {})[name] = placement
+            if isinstance(placement, Shard):
+                owners.setdefault(owner, {})[name] = placement
         return owners
+
+    @property
+    def fqns(self) -> list[str]:
+        """All its modules."""
+        return [*self.split, *self.norms, *self.owners]
 
 
 @dataclass
@@ -137,15 +135,13 @@ class _Start:
 
 
 def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = False) -> Region:
-    """Return the region that begins at a layer; ``blocked`` says why it does not work.
+    """Return the region that begins at a layer; ``refused`` says why it does not work.
 
     Args:
         taken: FQNs of layers that belong to other regions.
         shares: heads may share a replicated tensor, whose gradient is summed; else the layer before it joins.
     """
-    last = first_complete(_Columns(calls, _Start((first,)), taken, shares=shares))
-    last.region.blocked = "" if last.refused is None else str(last.refused)
-    return last.region
+    return first_complete(_Columns(calls, _Start((first,)), taken, shares=shares))
 
 
 def _with_whole_pieces(pieces: Mapping[str, Sequence[Section]]) -> dict[str, list[Section]]:
@@ -160,23 +156,23 @@ def _with_whole_pieces(pieces: Mapping[str, Sequence[Section]]) -> dict[str, lis
     return marked
 
 
-class _Columns(Propagation):
+class _Columns(Region):
     """Shards of the results of column-parallel layers, up to row-parallel layers."""
 
     def __init__(self, calls: Calls, start: _Start, taken: Mapping[str, Any], *, shares: bool) -> None:
-        chunks = {Attribute(fqn): placement for fqn, placement in start.parameters.items()}
-        super().__init__(calls, {**chunks, **start.constants})
+        super().__init__(calls, start.columns, start.parameters)
+        self.placements |= start.constants
         self._start, self._taken, self._shares = start, taken, shares
         self.functions = [calls.maker[value] for value in start.constants]
-        self.region = Region(list(start.columns), dict(start.parameters), pieces=dict(start.pieces))
+        self.pieces = dict(start.pieces)
         self._reduced: set[Any] = set().union(*(tensor.values for tensor in start.shared))
         for tensor in start.shared:
             for fqn, parts in tensor.parts.items():
                 for part in parts:
-                    _add_part(self.region.parts, fqn, *part)
+                    _add_part(self.parts, fqn, *part)
             self.functions += [event for event in tensor.events if event not in self.functions]
         self._n_sharded: Counter[str] = Counter()  # calls of rows and norms that take what is sharded
-        self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
+        self._n_parts: dict[Value, int] = {}  # in how many parts a value may be cut
         self._columns: dict[Value, tuple[str, int, int]] = {}  # columns of a layer that a value has
         self._whole_parts: set[Value] = set()  # what functions take of pieces that are whole on each rank
 
@@ -184,22 +180,14 @@ class _Columns(Propagation):
 
     def run(self) -> None:
         """Fill the region. Raises ``Blocked``."""
-        calls, region = self.calls, self.region
-        region.functions, region.sizes = self.functions, self.sizes
-        positions = [position for fqn in region.columns for position in calls.places[fqn]]
+        calls = self.calls
+        positions = [position for fqn in self.columns for position in calls.places[fqn]]
         positions += [calls.position[event] for event in self.functions]
-        for position, event in enumerate(calls.events) if region.parameters else ():
-            if any(attribute.fqn in region.parameters for attribute in attributes_in((event.args, event.kwargs))):
+        for position, event in enumerate(calls.events) if self.parameters else ():
+            if any(attribute.fqn in self.parameters for attribute in attributes_in((event.args, event.kwargs))):
                 positions.append(position)
         until = max([*positions, *(calls.last_use.get(value, 0) for value in self._start.constants)])
-        try:
-            self.follow(min(positions), len(calls.events), until)
-        finally:
-            region.placements = {
-                leaf: placement
-                for leaf, placement in self.placements.items()
-                if isinstance(leaf, Value) and isinstance(placement, Shard)
-            }
+        self.follow(min(positions), len(calls.events), until)
         self.check_results(calls.returned)
         self._check_calls()
 
@@ -210,21 +198,21 @@ class _Columns(Propagation):
                 raise Blocked(
                     f"{fqn} takes sharded tensors in {times} of its {self.calls.n_calls[fqn]} calls; all of them must"
                 )
-        both = next((fqn for fqn in self.region.norms if fqn in self.region.owners), None)
+        both = next((fqn for fqn in self.norms if fqn in self.owners), None)
         if both is not None:
             raise Blocked(f"parameters of {both} are sharded and whole in one call; a norm with one of the two works")
-        if not all(tensor.is_alone(self.calls, self.region.functions) for tensor in self._start.shared):
+        if not all(tensor.is_alone(self.calls, self.functions) for tensor in self._start.shared):
             raise Blocked(
                 "a tensor that all heads share goes elsewhere, too; one that only the heads take can be split"
             )
-        if not self.region.rows:
+        if not self.rows:
             raise Blocked(
                 "no linear layer takes the result; it can be split if one does, after elementwise functions and views"
             )
 
     def begins_or_ends(self, event: Event) -> bool:
         """Begin at the columns, and end at linear layers that are split by rows."""
-        if event.is_module and event.fqn in self.region.columns:
+        if event.is_module and event.fqn in self.columns:
             self._begin(event)
             return True
         if self.calls.is_linear(event) and self.sharded(event):
@@ -238,13 +226,13 @@ class _Columns(Propagation):
             raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
         (result,) = values_in(event.result)
         width, dim = result.shape[-1], len(result.shape) - 1
-        pieces = self.region.pieces.get(event.fqn, [Section(width)])
+        pieces = self.pieces.get(event.fqn, [Section(width)])
         placement = in_pieces(dim, pieces)
         assert placement is not None
         self.sizes |= {size for size, is_whole in pieces if not is_whole}
         if placement.pieces:
             self.sizes.add(width)  # the rows of the weight are chunks, from which each rank gets those it needs
-        self._pieces[result] = math.gcd(*(piece.size for piece in pieces))
+        self._n_parts[result] = math.gcd(*(piece.size for piece in pieces))
         self._columns[result] = (event.fqn, 0, width)
         self.place(result, placement)
 
@@ -255,7 +243,7 @@ class _Columns(Propagation):
             raise Blocked(f"{event.fqn} takes a tensor that is sharded along tokens or heads; features can be split")
         if event.fqn in self._taken or len(value.shape) < 2:
             raise Blocked(f"{event.fqn} also takes the result of layers that are split apart; one source works")
-        self.region.rows[event.fqn] = None
+        self.rows[event.fqn] = None
         self._n_sharded[event.fqn] += 1
 
     def takes_norm(self, event: Event, placement: Shard) -> bool:  # noqa: ARG002
@@ -265,7 +253,7 @@ class _Columns(Propagation):
     def add_norm(self, event: Event, placement: Shard) -> None:
         """Note a norm with parameters. Raises ``Blocked``."""
         self._n_sharded[event.fqn] += 1
-        if self.region.norms.setdefault(event.fqn, placement.dim) != placement.dim or event.fqn in self._taken:
+        if self.norms.setdefault(event.fqn, placement.dim) != placement.dim or event.fqn in self._taken:
             raise Blocked(
                 f"{event.fqn} takes tensors that are sharded along different dimensions; equal dimensions work"
             )
@@ -280,11 +268,11 @@ class _Columns(Propagation):
         """Give the results of a call their placements, and note the heads. Raises ``Blocked``."""
         super().give(call, placements)
         event, results = call.event, values_in(call.event.result)
-        before = {self._pieces[value] for value in values_in((event.args, event.kwargs)) if value in self._pieces}
-        if len(before) > 1 and min(before) < self.region.groups[0]:
-            self.region.groups = (min(before), max(before))
+        before = {self._n_parts[value] for value in values_in((event.args, event.kwargs)) if value in self._n_parts}
+        if len(before) > 1 and min(before) < self.groups[0]:
+            self.groups = (min(before), max(before))
         if before or call.sizes:
-            self._pieces.update(dict.fromkeys(results, math.gcd(*before, *call.sizes)))
+            self._n_parts.update(dict.fromkeys(results, math.gcd(*before, *call.sizes)))
         self._whole_parts.update(
             value for value, placement in zip(results, placements, strict=True) if placement is None
         )
@@ -371,16 +359,16 @@ class _Columns(Propagation):
         sources = [(fqn, 0, self.calls.features(fqn)) for fqn in self.calls.sources(value)]
         cut: dict[str, list[Section]] = {}
         for fqn, start, stop in [self._columns[value]] if value in self._columns else sources:
-            if fqn not in self.region.columns or fqn not in self.calls.linears or (stop - start) % total:
+            if fqn not in self.columns or fqn not in self.calls.linears or (stop - start) % total:
                 return {}
             unit, features = (stop - start) // total, self.calls.features(fqn)
-            before = self.region.pieces.get(fqn, [Section(features)])
+            before = self.pieces.get(fqn, [Section(features)])
             ends = [*accumulate(piece.size for piece in before)]
             cuts = sorted({0, start, *ends, *(start + unit * border for border in borders)})
             cut[fqn] = [
                 Section(end - begin, before[bisect_right(ends, begin)].is_whole) for begin, end in pairwise(cuts)
             ]
-        return cut if any(sections != self.region.pieces.get(fqn) for fqn, sections in cut.items()) else {}
+        return cut if any(sections != self.pieces.get(fqn) for fqn, sections in cut.items()) else {}
 
 
 def _parameter(calls: Calls, value: Any, placement: Shard) -> dict[str, Shard]:

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.placements import Blocked, FunctionCall, Partial, Placement, Shard, WrongPlacement
-from modelsummary.parallel.propagation import Propagation, first_complete
+from modelsummary.parallel.propagation import first_complete
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.rules import PRODUCTS, terms_of
@@ -29,8 +28,8 @@ def is_stack(module: nn.Module) -> bool:
 
 
 def grow_stacked(calls: Calls, fqn: str) -> Region:
-    """Return the region of a module with stacked parameters; ``blocked`` says why it cannot be sharded."""
-    event, (begin, end) = next((event, span) for event, span in calls.entered.items() if event.fqn == fqn)
+    """Return the region of a module with stacked parameters. Raises ``Blocked`` if it cannot be sharded."""
+    event, begin, end = calls.spans[fqn][0]
     used = dict.fromkeys(
         attribute.fqn for inner in calls.events[begin:end] for attribute in attributes_in((inner.args, inner.kwargs))
     )
@@ -43,11 +42,11 @@ def grow_stacked(calls: Calls, fqn: str) -> Region:
     stacked = [name for name in used if name in calls.parameters and calls.parameters[name].dim() >= 3]
     stacked = stacked or [name for name in used if name in factors]
     if not stacked:
-        return Region([], blocked="no product takes its parameters; matrix products and einsum work")
+        raise Blocked("no product takes its parameters; matrix products and einsum work")
     if calls.n_calls[fqn] != 1:
-        return Region([], blocked=f"it is called {calls.n_calls[fqn]} times; one call works")
+        raise Blocked(f"it is called {calls.n_calls[fqn]} times; one call works")
     if calls.users.get(fqn) != {fqn} or calls.holders[fqn] != {fqn}:
-        return Region([], blocked="its parameters are used elsewhere, too; parameters of its own work")
+        raise Blocked("its parameters are used elsewhere, too; parameters of its own work")
     first = calls.parameters[stacked[0]]
     reason = ""
     for dim in (*range(1, first.dim()), 0):  # the first dimension of stacked experts is their number
@@ -59,11 +58,11 @@ def grow_stacked(calls: Calls, fqn: str) -> Region:
             elif others:
                 reason = f"{others[0]} is a parameter of another module; parameters of {fqn} itself work"
             else:
-                return chunks.region()
-    return Region([], blocked=reason)
+                return chunks
+    raise Blocked(reason)
 
 
-class _Chunks(Propagation):
+class _Chunks(Region):
     """Chunks of the parameters of a module, through its calls.
 
     Args:
@@ -73,8 +72,8 @@ class _Chunks(Propagation):
     sums: ClassVar[bool] = True
 
     def __init__(self, calls: Calls, module: Event, parameters: Mapping[str, Placement]) -> None:
-        super().__init__(calls, {Attribute(fqn): placement for fqn, placement in parameters.items()})
-        self.parameters, self._module = dict(parameters), module
+        super().__init__(calls, [], parameters)
+        self.module, self._module = module.fqn, module
         for fqn, placement in parameters.items():
             if isinstance(placement, Shard):
                 self.sizes.add(calls.parameters[fqn].shape[placement.dim] // placement.outer)
@@ -82,7 +81,7 @@ class _Chunks(Propagation):
     def run(self) -> None:
         """Follow the calls of the module. Raises ``Blocked``."""
         module, (begin, end) = self._module, self.calls.entered[self._module]
-        self._summed = tuple(summed_arguments(module))
+        self.summed = tuple(summed_arguments(module))
         self.follow(begin, end)
         for value in values_in(module.result):
             if value.dtype.is_floating_point and not isinstance(self.placement(value), Partial):
@@ -95,21 +94,6 @@ class _Chunks(Propagation):
                     raise Blocked(
                         f"each rank would have a part of the gradient of {attribute.fqn}; parameters as wide work"
                     )
-
-    def region(self) -> Region:
-        """Return what is sharded together."""
-        chunks = {fqn: placement for fqn, placement in self.parameters.items() if isinstance(placement, Shard)}
-        values = {leaf: placement for leaf, placement in self.placements.items() if isinstance(leaf, Value)}
-        return Region(
-            [],
-            parameters=chunks,
-            once=dict.fromkeys(self.parameters.keys() - chunks.keys()),
-            module=self._module.fqn,
-            summed=self._summed,
-            sizes=self.sizes,
-            placements={value: placement for value, placement in values.items() if isinstance(placement, Shard)},
-            functions=self.functions,
-        )
 
     def begins_or_ends(self, event: Event) -> bool:
         """Refuse layers with parameters."""

@@ -36,10 +36,10 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
     tensor, *others = event.args or (None,)
     if not isinstance(tensor, Value) or not others:
         return
-    if tensor not in region.placements:
+    placement = region.placement(tensor)
+    if not isinstance(placement, Shard):
         yield from _copies(event, others[0], region)
         return
-    placement = region.placements[tensor]
     whole = tensor.shape[placement.dim]
     at, local = placement.dim - len(tensor.shape), local_position(whole, placement, n_ranks)
     name = event.name
@@ -60,10 +60,9 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
                 "local": local, "bounds": local_bounds,
             }  # fmt: skip
     sizes = others[0] if isinstance(others[0], (tuple, list)) else others
-    result = event.result
-    if not isinstance(result, Value) or result not in region.placements or len(sizes) != len(result.shape):
+    result, after = event.result, region.placement(event.result)
+    if not isinstance(after, Shard) or len(sizes) != len(result.shape):
         return
-    after = region.placements[result]
     if not all(type(size) is int for size in sizes):
         return
     if sizes[after.dim] == -1:
@@ -76,10 +75,10 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
 
 def _copies(event: Event, sizes: Any, region: Region) -> Iterator[Mapping[str, Any]]:
     """Yield a call that copies a tensor which all heads share, once for each head."""
-    result = event.result
-    if not isinstance(result, Value) or result not in region.placements:
+    result, placement = event.result, region.placement(event.result)
+    if not isinstance(placement, Shard):
         return
-    at, n_sizes = region.placements[result].dim - len(result.shape), len(result.shape)
+    at, n_sizes = placement.dim - len(result.shape), len(result.shape)
     whole = result.shape[at]
     if event.name == "repeat_interleave" and sizes == whole:
         yield {"name": event.name, "kind": "copies", "at": at, "n_sizes": 1, "whole": whole}
