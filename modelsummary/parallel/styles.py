@@ -94,9 +94,20 @@ class LocalParallel(ParallelStyle):
 
     def _finished(self, result: Any, whole: dict[str, Any], device_mesh: Any) -> Any:  # noqa: ARG002
         """Return the result of the module from the result on local shards."""
-        if not self.sums_result:
-            return result
-        return DTensor.from_local(result, device_mesh, [Partial()], run_check=False).full_tensor()
+        return self._left(result, Partial(), Replicate(), device_mesh) if self.sums_result else result
+
+    def _entered(self, tensor: Any, layout: Any, wanted: Any, device_mesh: Any) -> Any:
+        """Return what a rank computes with of an input; each has a part of the gradient of a whole one."""
+        if not isinstance(tensor, DTensor):
+            tensor = DTensor.from_local(tensor, device_mesh, [layout], run_check=False)
+        if tensor.placements != (wanted,):  # else its backward would reduce before the gradient is scattered
+            tensor = tensor.redistribute(placements=[wanted])
+        return tensor.to_local(grad_placements=[Partial()] if wanted.is_replicate() else tensor.placements)
+
+    def _left(self, tensor: Any, placement: Any, layout: Any, device_mesh: Any) -> Any:
+        """Return a result in the layout that it gets, from the part of a rank."""
+        dtensor = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
+        return dtensor.redistribute(placements=[layout]).to_local()
 
     def _names(self) -> list[str]:
         """Return the names of the parameters that are distributed."""
@@ -155,8 +166,7 @@ class LocalParallel(ParallelStyle):
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for name in self.summed:
             if isinstance(arguments[name], torch.Tensor) and arguments[name].is_floating_point():
-                whole = DTensor.from_local(arguments[name], device_mesh, [Replicate()], run_check=False)
-                arguments[name] = whole.to_local(grad_placements=[Partial()])
+                arguments[name] = self._entered(arguments[name], Replicate(), Replicate(), device_mesh)
         return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
 
 
@@ -196,21 +206,14 @@ class LinearParallel(LocalParallel):
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         tensor, *others = args
-        if not isinstance(tensor, DTensor):
-            tensor = DTensor.from_local(tensor, device_mesh, [self.input_layouts], run_check=False)
-        if tensor.placements != (self.wanted,):  # else its backward would reduce before the gradient is scattered
-            tensor = tensor.redistribute(placements=[self.wanted])
-        # Each rank has a part of the gradient of an input that is whole.
-        parts = [Partial()] if self.wanted.is_replicate() else tensor.placements
-        return (tensor.to_local(grad_placements=parts), *others), kwargs
+        return (self._entered(tensor, self.input_layouts, self.wanted, device_mesh), *others), kwargs
 
     def _finished(self, result: Any, whole: dict[str, Any], device_mesh: Any) -> Any:
         if not self.sums_result and self.output_layouts is None:
             return result
         placement = Partial() if self.sums_result else Shard(-1)
         layout = self.output_layouts or Replicate()
-        spread = DTensor.from_local(result, device_mesh, [placement], run_check=False)
-        finished = spread.redistribute(placements=[layout]).to_local()
+        finished = self._left(result, placement, layout, device_mesh)
         if not self.bias:
             return finished
         parts = Replicate() if layout.is_replicate() else Partial()
@@ -243,16 +246,6 @@ class AttentionParallel(LocalParallel):
     def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:  # noqa: ARG002
         return self._attended(module, device_mesh, *args, **kwargs)
 
-    def _entered(self, tensor: Any, layout: Any, device_mesh: Any) -> Any:
-        """Return a whole input, whose gradient is summed over the ranks."""
-        dtensor = DTensor.from_local(tensor, device_mesh, [layout], run_check=False)
-        return dtensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-
-    def _left(self, tensor: Any, placement: Any, layout: Any, device_mesh: Any) -> Any:
-        """Return a result in the layout that it gets, from the part of a rank."""
-        dtensor = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
-        return dtensor.redistribute(placements=[layout]).to_local()
-
     def _attended(
         self,
         module: Any,
@@ -272,7 +265,8 @@ class AttentionParallel(LocalParallel):
         tensors = {id(tensor): tensor for tensor in (query, key, value)}
         layouts = {id(tensor): layout for tensor, layout in zip((query, key, value), self.input_layouts, strict=True)}
         entered = {
-            identity: self._entered(tensor, layouts[identity], device_mesh) for identity, tensor in tensors.items()
+            identity: self._entered(tensor, layouts[identity], Replicate(), device_mesh)
+            for identity, tensor in tensors.items()
         }
         inputs = [entered[id(tensor)] for tensor in (query, key, value)]
         q, k, v = self._projected(module, local, inputs)
