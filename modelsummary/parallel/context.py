@@ -29,37 +29,14 @@ from modelsummary.parallel.placements import Blocked, Partial, Placement, Shard,
 from modelsummary.parallel.propagation import Propagation, first_complete
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import PRODUCTS
-from modelsummary.parallel.whole_call import WholeCall
 from modelsummary.parallel.whole_calls import CountedTokens, whole_calls
 from modelsummary.record.events import Event, Value, values_in
 
-__all__ = ["RingPlan", "chunk_of", "length_of", "ring_plan", "with_tokens"]
+__all__ = ["chunk_of", "length_of", "ring_plan", "with_tokens"]
 
 _TOKENS = Shard(2)  # of queries, keys and values: [batch, heads, tokens, features]
 _LOSS = Partial("avg")  # a rank's share of it
 _MOST_ATTEMPTS = 100
-
-
-class RingPlan(NamedTuple):
-    """What context parallelism cuts, apart from the inputs.
-
-    Attributes:
-        tables: buffers with a row for each token, and the dimension of the tokens.
-        is_causal: all attentions are. Torch then gives each rank one piece from the beginning of the sequence and one
-            from the end, which balances the work.
-        attentions: FQNs of the modules that call ``scaled_dot_product_attention``.
-        tokens: of the recorded sequence.
-        arguments: names of the tensors that the model takes, and the dimension along which a function needs the tokens
-            of all ranks; None if none does.
-        whole_calls: calls that see the tokens of all ranks.
-    """
-
-    tables: tuple[tuple[str, int], ...] = ()
-    is_causal: bool = False
-    attentions: tuple[str, ...] = ()
-    tokens: int = 0
-    arguments: tuple[tuple[str, int | None], ...] = ()
-    whole_calls: tuple[WholeCall, ...] = ()
 
 
 def length_of(call: CallArguments) -> int:
@@ -110,8 +87,10 @@ def _token_dim(shape: tuple[int, ...], length: int) -> int | None:
     return dim if dim >= 0 and shape[dim] == length else None
 
 
-def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
-    """Return what has to be cut so that the model runs on chunks of the sequence.
+def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what has to be cut so that the model runs on chunks of the sequence, as fields of ``ParallelPlan``.
+
+    The second result has the FQNs of the modules that call ``scaled_dot_product_attention``.
 
     Raises:
         InputError: it does not run on them, or the ranks do not divide the sequence.
@@ -164,7 +143,9 @@ def ring_plan(live: LiveModel, calls: Calls, n_ranks: int) -> RingPlan:
     except Blocked as blocked:
         raise InputError(f"{name} does not do the same with a chunk of the sequence: {blocked}") from blocked
     tables = tuple(sorted(chunks.tables.items()))
-    return RingPlan(tables, is_causal, tuple(chunks.attentions), length, arguments, whole)
+    return {
+        "tables": tables, "is_causal": is_causal, "tokens": length, "token_arguments": arguments, "whole_calls": whole,
+    }, tuple(chunks.attentions)  # fmt: skip
 
 
 def _arguments(model: nn.Module, calls: Calls, gathered: Mapping[Value, Shard]) -> tuple[tuple[str, int | None], ...]:

@@ -23,7 +23,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.attention_heads import nested_encoders
-from modelsummary.parallel.context import RingPlan, ring_plan
+from modelsummary.parallel.context import ring_plan
 from modelsummary.parallel.derive import Derivation, derive, layer_plans
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
@@ -108,7 +108,7 @@ def make_plan(
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
     calls = _calls(live) if tensor > 1 or expert > 1 or context > 1 else None
-    ring = RingPlan() if calls is None or context == 1 else _ring(live, calls, context)
+    rings, attentions = ({}, ()) if calls is None or context == 1 else _rings(live, calls, context)
     if calls is not None and expert > 1:
         layers, reasons = expert_plans(live, calls, expert, dispatch)
     if calls is not None and tensor > 1:
@@ -145,11 +145,7 @@ def make_plan(
         pipeline=pipeline,
         expert=expert,
         context=context,
-        tables=ring.tables,
-        is_causal=ring.is_causal,
-        tokens=ring.tokens,
-        token_arguments=ring.arguments,
-        whole_calls=ring.whole_calls,
+        **rings,
         dispatch=dispatch if expert > 1 else "all_reduce",
         context_shards=context_shards,
         layers=tuple(layers),
@@ -184,7 +180,7 @@ def make_plan(
         _blocks=_kinds(live, root, calls),
     )
     if context > 1:
-        _check_rings(plan, ring)
+        _check_rings(plan, attentions)
     return _running(plan)
 
 
@@ -203,13 +199,13 @@ def _check_together(tensor: int, pipeline: int, context: int, *, sequence: bool,
         )
 
 
-def _ring(live: LiveModel, calls: Calls, context: int) -> RingPlan:
-    """Return what context parallelism cuts. Raises ``InputError`` for a model that does not run on chunks."""
+def _rings(live: LiveModel, calls: Calls, context: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what ``ring_plan`` does. Raises ``InputError`` for a model that does not run on chunks."""
     _check_reads_nothing(live, calls, f"context={context}")
     return ring_plan(live, calls, context)
 
 
-def _check_rings(plan: ParallelPlan, ring: RingPlan) -> None:
+def _check_rings(plan: ParallelPlan, attentions: Sequence[str]) -> None:
     """Refuse a plan whose step does not run as rings, or in which an attention stays with the tokens of its rank."""
     where = f"context={plan.context}: {plan.model_class}"
     error = _unknown(plan)
@@ -230,7 +226,7 @@ def _check_rings(plan: ParallelPlan, ring: RingPlan) -> None:
         for collective in plan.communication
         if collective.group == "context" and getattr(torch, collective.dtype).is_floating_point
     }
-    alone = next((fqn for fqn in ring.attentions if (fqn, "all_gather") not in rings), None)
+    alone = next((fqn for fqn in attentions if (fqn, "all_gather") not in rings), None)
     if alone is not None:
         raise InputError(
             f"{where}: {alone or 'the model'} calls scaled_dot_product_attention by a name of its own, which torch's "
@@ -654,13 +650,10 @@ def _check_divides(derivation: Derivation, n_ranks: int, shard: int) -> None:
     for fqn, module in heads.items():
         if module.num_heads % n_ranks:
             raise does_not_divide(f"tensor={n_ranks}", f"{module.num_heads} heads of {fqn}", works)
-    for layer in list(derivation.layers.values()):
-        linear = derivation.calls.linears.get(layer.fqn)
-        name, dim = ("weight", 0) if linear is None else (linear.weight, linear.dim)
-        weight: Any = derivation.calls.modules[layer.fqn]._parameters.get(name)
-        is_split = layer.role not in ("norm", "local", "heads") and weight is not None
-        size = int(weight.shape[1 - dim if layer.role == "row" else dim]) if is_split else 0
-        obstacle = ""
+    for layer in [layer for layer in derivation.layers.values() if layer.role not in ("norm", "local", "heads")]:
+        module = derivation.calls.modules[layer.fqn]
+        cut = ((module.get_parameter(name).shape, dim) for name, dim in layer.shards.items() if dim is not None)
+        size, obstacle = next(shape[dim] for shape, dim in cut if len(shape) == 2), ""
         if layer.role in ("embedding", "head"):
             obstacle = _vocabulary_obstacle(size, n_ranks, shard)
         elif size % n_ranks:

@@ -366,6 +366,17 @@ def test_a_relative_bias_is_split_with_the_heads_that_take_it():
     }
 
 
+def test_the_rows_of_a_relative_bias_need_not_divide():
+    model, inputs = make("t5")
+    for stack in (model.encoder, model.decoder):
+        stack[0].relative = nn.Embedding(63, 2, dtype=torch.float64)  # its columns are heads
+    plan = Statistics(model, inputs).parallel_plan(tensor=2)
+    assert {layer.fqn: layer.shards for layer in plan.layers if "relative" in layer.fqn} == {
+        "encoder.0.relative": {"weight": 1},
+        "decoder.0.relative": {"weight": 1},
+    }
+
+
 def test_a_mask_with_heads_is_followed_once_however_often_functions_take_it():
     class Masked(nn.Module):
         def __init__(self):
