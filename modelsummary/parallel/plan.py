@@ -15,7 +15,6 @@ from torch import nn
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.operators.collective_calls import Collective
 from modelsummary.parallel.rank_model import LocalAttribute
-from modelsummary.parallel.whole_call import WholeCall
 from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
     from modelsummary.memory.estimate import MemoryEstimate
     from modelsummary.memory.step_options import StepOptions
 
-__all__ = ["MESH_NAMES", "LayerPlan", "ParallelPlan", "with_estimate"]
+__all__ = ["MESH_NAMES", "WHOLE_CALL_KINDS", "LayerPlan", "ParallelPlan", "WholeCall", "with_estimate"]
 
 # Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
 MESH_NAMES = ("pipeline", "data", "shard", "context", "expert", "tensor")
+WHOLE_CALL_KINDS = frozenset({"part", "whole", "own", "causal"})
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,25 @@ class LayerPlan:
     def is_list(self) -> bool:
         """Whether it is a list of experts, of which each rank has its own."""
         return self.role == "expert" and not self.shards
+
+
+@dataclass(frozen=True)
+class WholeCall:
+    """A call of a function that sees the tokens of all ranks, or that looks like one.
+
+    Attributes:
+        fqn: of the module whose forward calls it.
+        function: its name.
+        kind: ``"part"``, ``"whole"``, ``"own"`` or ``"causal"``, as ``TokensOfRank`` takes them.
+        sizes: positions of the numbers among its arguments that count tokens.
+        dim: of the tokens in its result; None if it has none.
+    """
+
+    fqn: str
+    function: str
+    kind: str
+    sizes: tuple[int, ...] = ()
+    dim: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -436,7 +455,7 @@ class ParallelPlan(Printed):
         """
         from modelsummary.parallel.plan_json import plan_from_json
 
-        return plan_from_json(ParallelPlan, MESH_NAMES, text)
+        return plan_from_json(text)
 
     def without_model(self) -> ParallelPlan:
         """Return a copy without the model, which can be pickled."""

@@ -40,10 +40,6 @@ class Redistribution(NamedTuple):
     before: Shard | None
     after: Shard | None
 
-    def is_at(self, other: Redistribution) -> bool:
-        """Return True for the same tensor of the same module."""
-        return self[:3] == other[:3]
-
     def tensor(self, event: Event) -> Any:
         """Return the tensor in a call of the module; None if the call does not have it."""
         if isinstance(self.position, str):

@@ -11,7 +11,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -115,25 +115,6 @@ class _Shared:
         return not event.is_module and set(values_in(event.result)) <= self.values and not event.is_decision
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Start conditions of a region.
-
-    Attributes:
-        columns: FQNs of the layers at whose results it begins.
-        constants: tensors of equal elements that are made smaller.
-        parameters: FQN of a parameter that functions take -> its placement.
-        shared: tensors that all heads share.
-        pieces: FQN of a layer -> pieces that its columns are.
-    """
-
-    columns: tuple[str, ...]
-    constants: Mapping[Value, Shard] = field(default_factory=dict)
-    parameters: Mapping[str, Shard] = field(default_factory=dict)
-    shared: tuple[_Shared, ...] = ()
-    pieces: Mapping[str, list[Section]] = field(default_factory=dict)
-
-
 def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = False) -> Region:
     """Return the region that begins at a layer; ``refused`` says why it does not work.
 
@@ -141,7 +122,7 @@ def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = F
         taken: FQNs of layers that belong to other regions.
         shares: heads may share a replicated tensor, whose gradient is summed; else the layer before it joins.
     """
-    return first_complete(_Columns(calls, _Start((first,)), taken, shares=shares))
+    return first_complete(_Columns(calls, [first], taken, shares=shares))
 
 
 def _with_whole_pieces(pieces: Mapping[str, Sequence[Section]]) -> dict[str, list[Section]]:
@@ -157,16 +138,35 @@ def _with_whole_pieces(pieces: Mapping[str, Sequence[Section]]) -> dict[str, lis
 
 
 class _Columns(Region):
-    """Shards of the results of column-parallel layers, up to row-parallel layers."""
+    """Shards of the results of column-parallel layers, up to row-parallel layers.
 
-    def __init__(self, calls: Calls, start: _Start, taken: Mapping[str, Any], *, shares: bool) -> None:
-        super().__init__(calls, start.columns, start.parameters)
-        self.placements |= start.constants
-        self._start, self._taken, self._shares = start, taken, shares
-        self.functions = [calls.maker[value] for value in start.constants]
-        self.pieces = dict(start.pieces)
-        self._reduced: set[Any] = set().union(*(tensor.values for tensor in start.shared))
-        for tensor in start.shared:
+    Args:
+        columns, parameters: as ``Region`` takes them.
+        taken, shares: as ``grow`` takes them.
+        constants: tensors of equal elements that are made smaller.
+        shared: tensors that all heads share.
+        pieces: FQN of a layer -> pieces that its columns are.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        columns: Sequence[str],
+        taken: Mapping[str, Any],
+        *,
+        shares: bool,
+        constants: Mapping[Value, Shard] | None = None,
+        parameters: Mapping[str, Placement] | None = None,
+        shared: Sequence[_Shared] = (),
+        pieces: Mapping[str, list[Section]] | None = None,
+    ) -> None:
+        super().__init__(calls, columns, parameters or {})
+        self._taken, self._shares, self._constants, self._shared = taken, shares, constants or {}, shared
+        self.placements |= self._constants
+        self.functions = [calls.maker[value] for value in self._constants]
+        self.pieces |= pieces or {}
+        self._reduced: set[Any] = set().union(*(tensor.values for tensor in shared))
+        for tensor in shared:
             for fqn, parts in tensor.parts.items():
                 for part in parts:
                     _add_part(self.parts, fqn, *part)
@@ -186,7 +186,7 @@ class _Columns(Region):
         for position, event in enumerate(calls.events) if self.parameters else ():
             if any(attribute.fqn in self.parameters for attribute in attributes_in((event.args, event.kwargs))):
                 positions.append(position)
-        until = max([*positions, *(calls.last_use.get(value, 0) for value in self._start.constants)])
+        until = max([*positions, *(calls.last_use.get(value, 0) for value in self._constants)])
         self.follow(min(positions), len(calls.events), until)
         self.check_results(calls.returned)
         self._check_calls()
@@ -201,7 +201,7 @@ class _Columns(Region):
         both = next((fqn for fqn in self.norms if fqn in self.owners), None)
         if both is not None:
             raise Blocked(f"parameters of {both} are sharded and whole in one call; a norm with one of the two works")
-        if not all(tensor.is_alone(self.calls, self.functions) for tensor in self._start.shared):
+        if not all(tensor.is_alone(self.calls, self.functions) for tensor in self._shared):
             raise Blocked(
                 "a tensor that all heads share goes elsewhere, too; one that only the heads take can be split"
             )
@@ -304,51 +304,51 @@ class _Columns(Region):
     def others(self, refused: Blocked) -> Iterator[_Columns]:
         """Yield the propagation from wider start conditions, which make a placement that a refusal asks for."""
         wrong = refused if isinstance(refused, WrongPlacement) else None
-        start = None if wrong is None else self._wider(wrong)
-        if start is None and wrong is not None and wrong.of_whole:
+        wider = None if wrong is None else self._wider(wrong)
+        if wider is None and wrong is not None and wrong.of_whole:
             at = "the model" if self.event is None else f"{self.event.name} of {self.event.fqn or 'the model'}"
             taken = next((fqn for fqn in self.calls.sources(wrong.value) if fqn in self._taken), None)
             advice = "a tensor that a linear layer makes can be split, too"
             if taken is not None:
                 advice = f"{taken}, which makes it, is split with other layers, and a layer of its own works"
             self.refused = Blocked(f"a whole tensor meets a sharded one in {at}; {advice}")
-        if start is None and self._shares and (wrong is None or wrong.placement is not None):
-            whole = _with_whole_pieces(self._start.pieces)  # all heads may share the smallest ones
-            start = None if whole == self._start.pieces else replace(self._start, pieces=whole)
-        if start is not None:
-            yield _Columns(self.calls, start, self._taken, shares=self._shares)
+        if wider is None and self._shares and (wrong is None or wrong.placement is not None):
+            whole = _with_whole_pieces(self.pieces)  # all heads may share the smallest ones
+            wider = None if whole == self.pieces else {"pieces": whole}
+        if wider is not None:
+            start: dict[str, Any] = {"columns": self.columns, "parameters": self.parameters, "pieces": self.pieces}
+            start |= {"constants": self._constants, "shared": self._shared, **wider}
+            yield _Columns(self.calls, taken=self._taken, shares=self._shares, **start)
 
-    def _wider(self, wrong: WrongPlacement) -> _Start | None:
-        start, calls, value, placement = self._start, self.calls, wrong.value, wrong.placement
+    def _wider(self, wrong: WrongPlacement) -> dict[str, Any] | None:
+        """Return the start conditions that make a placement; None if nothing does."""
+        calls, value, placement = self.calls, wrong.value, wrong.placement
         if isinstance(placement, Shard) and placement.pieces:
             cut = self._cut_at(value, [piece.size for piece in placement.pieces])
-            return replace(start, pieces={**start.pieces, **cut}) if cut else None
+            return {"pieces": {**self.pieces, **cut}} if cut else None
         if self._shares and isinstance(value, Value):
             other = _find_shared(calls, value, self._whole_parts)
             if other is not None and other.values - self._reduced:
-                return replace(start, shared=(*start.shared, other), constants={**start.constants, **other.expanded})
+                return {"shared": [*self._shared, other], "constants": {**self._constants, **other.expanded}}
         if not isinstance(placement, Shard):
             return None
-        more = [fqn for fqn in calls.sources(value) if fqn not in start.columns]
+        more = [fqn for fqn in calls.sources(value) if fqn not in self.columns]
         if any(fqn in self._taken for fqn in more):
             return None
         if more:
             # The heads share no result of a layer whose columns are split among them.
-            split = [tensor for tensor in start.shared if tensor.parts.keys() & set(more)]
+            split = [tensor for tensor in self._shared if tensor.parts.keys() & set(more)]
             copied = {copy for tensor in split for copy in tensor.expanded}
-            return replace(
-                start,
-                columns=(*start.columns, *more),
-                shared=tuple(tensor for tensor in start.shared if tensor not in split),
-                constants={copy: placement for copy, placement in start.constants.items() if copy not in copied},
-            )
+            return {
+                "columns": [*self.columns, *more],
+                "shared": [tensor for tensor in self._shared if tensor not in split],
+                "constants": {copy: shard for copy, shard in self._constants.items() if copy not in copied},
+            }
         constants = calls.constant(value, placement)
-        if constants.keys() - start.constants.keys():
-            return replace(start, constants={**start.constants, **constants})
+        if constants.keys() - self._constants.keys():
+            return {"constants": {**self._constants, **constants}}
         parameters = _parameter(calls, value, placement)
-        if parameters.keys() - start.parameters.keys():
-            return replace(start, parameters={**start.parameters, **parameters})
-        return None
+        return {"parameters": {**self.parameters, **parameters}} if parameters.keys() - self.parameters.keys() else None
 
     def _cut_at(self, value: Any, sizes: Sequence[int]) -> dict[str, list[Section]]:
         """Return the pieces of the layers from which a value comes, cut where a function takes it apart.

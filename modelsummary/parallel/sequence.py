@@ -369,11 +369,11 @@ class Chunks(Propagation):
                 yield event, *self.calls.span(event)
             event = event.parent
 
-    def _with(self, added: Redistribution) -> _Following | None:
-        """Return the start with a further redistribution; None if the module has it already."""
-        if any(added.is_at(redistribution) for redistribution in self.redistributions):
-            return None
-        return self.scattered, [*self.redistributions, added]
+    def _with(self, *ways: Redistribution) -> _Following | None:
+        """Return the start with the first of some redistributions that no module has yet; None if there is none."""
+        taken = {redistribution[:3] for redistribution in self.redistributions}
+        added = next((way for way in ways if way[:3] not in taken), None)
+        return None if added is None else (self.scattered, [*self.redistributions, added])
 
     def _without(self, fqns: frozenset[str]) -> _Following | None:
         left = {fqn: dim for fqn, dim in self.scattered.items() if fqn not in fqns}
@@ -394,10 +394,9 @@ class Chunks(Propagation):
                 return self._without(frozenset({maker.fqn}))
             before = values_in((maker.args, maker.kwargs)) if maker is not None and not maker.is_module else ()
             pending += [(source, chunk) for source in before if (chunk := self.placement(source)) is not None]
-            for module, position in self._returners(value) if placement.outer == 1 else ():
-                following = self._with(Redistribution(module.fqn, False, position, placement, None))
-                if following is not None:
-                    return following
+            following = self._with(*self._at_exits(value, placement, None)) if placement.outer == 1 else None
+            if following is not None:
+                return following
         return self._give_up()
 
     def _taken_whole(self) -> Redistribution | None:
@@ -442,34 +441,25 @@ class Chunks(Propagation):
             return self._gathered()
         if placement.outer != 1 or value.shape[placement.dim] % self._n_ranks:
             return self._give_up()
-        ways = [self._cut_at_exit, self._cut_at_entry]
-        for way in reversed(ways) if self._cuts_inputs else ways:
-            following = way(value, placement)
-            if following is not None:
-                return following
-        return self._give_up()
+        exits, entries = [*self._at_exits(value, None, placement)], [*self._at_entries(value, placement)][:1]
+        return (self._with(*entries, *exits) if self._cuts_inputs else self._with(*exits, *entries)) or self._give_up()
 
-    def _cut_at_exit(self, value: Value, placement: Shard) -> _Following | None:
-        returners = self._returners(value)
-        ways = (self._with(Redistribution(module.fqn, False, at, None, placement)) for module, at in returners)
-        return next((following for following in ways if following is not None), None)
-
-    def _cut_at_entry(self, value: Value, placement: Shard) -> _Following | None:
+    def _at_entries(self, value: Value, placement: Shard) -> Iterator[Redistribution]:
+        """Yield what cuts a value where it enters a running module: outer ones first."""
         for module, _, _ in reversed(list(self._around())):
             for position, argument in (*enumerate(module.args), *module.kwargs.items()):
                 if argument is value:
-                    return self._with(Redistribution(module.fqn, True, position, None, placement))
-        return None
+                    yield Redistribution(module.fqn, True, position, None, placement)
 
-    def _returners(self, value: Value) -> Iterator[tuple[Event, int]]:
-        """Yield the modules that returned a value before the event at hand: inner ones first."""
+    def _at_exits(self, value: Value, before: Shard | None, after: Shard | None) -> Iterator[Redistribution]:
+        """Yield what redistributes a value where modules returned it before the event at hand: inner ones first."""
         returners = []
         for fqn, spans in self.calls.spans.items():
             for event, begin, end in spans:
                 if fqn and end <= self.position and value in (results := results_of(event)):
-                    returners.append((len(spans), end - begin, -len(fqn), event, results.index(value)))
-        for *_, event, position in sorted(returners, key=lambda returner: returner[:3]):
-            yield event, position
+                    returners.append((len(spans), end - begin, -len(fqn), fqn, results.index(value)))
+        for *_, fqn, position in sorted(returners, key=lambda returner: returner[:3]):
+            yield Redistribution(fqn, False, position, before, after)
 
     def _inconsistent(self) -> list[Any]:
         """Return the layers and boundaries that do not see the same placements in all calls of their module."""
