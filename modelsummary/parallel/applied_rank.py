@@ -241,9 +241,9 @@ def _repeated_blocks(plan: ParallelPlan) -> dict[str, str]:
             for number, unit in enumerate(plan.units)
             if any(inside(fqn) is not None for fqn in unit)
         ]
-        layers = [replace(layer, fqn=path) for layer in plan.layers if (path := inside(layer.fqn)) is not None]
-        attributes = [
-            replace(attribute, fqn=path) for attribute in plan.attributes if (path := inside(attribute.fqn)) is not None
+        entries = [
+            [replace(entry, fqn=path) for entry in entries if (path := inside(entry.fqn)) is not None]
+            for entries in (plan.layers, plan.attributes)
         ]
         names = [
             [path for fqn in fqns if (path := inside(fqn)) is not None]
@@ -251,7 +251,7 @@ def _repeated_blocks(plan: ParallelPlan) -> dict[str, str]:
         ]
         kept = [(path, results) for fqn, results in plan.kept.items() if (path := inside(fqn)) is not None]
         is_tied = any(inside(name) is not None for name in tied)
-        facts.append((plan._blocks[block], block if is_tied else "", repr((units, layers, attributes, names, kept))))
+        facts.append((plan._blocks[block], block if is_tied else "", repr((units, entries, names, kept))))
     return {blocks[position]: blocks[other] for position, other in repeats(facts).items()}
 
 

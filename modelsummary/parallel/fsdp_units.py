@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,29 +16,24 @@ from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Record, attributes_in, values_in
 
-__all__ = ["FsdpUnits", "fsdp_units", "outside_of", "read_from_outside", "unit_bytes", "used_parameters"]
+__all__ = ["fsdp_units", "read_from_outside"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _GATHERED = "which a unit gathers for its own forward alone"
 _LARGE = 100_000_000  # parameters from which one layer is a unit, as in torch's size_based_auto_wrap_policy
 
 
-class FsdpUnits(NamedTuple):
-    """What FSDP gathers together.
-
-    Attributes:
-        fqns: of the modules of each unit, in the order of their calls.
-        last: the unit of what is called behind all blocks, where the backward begins; empty if there is none.
-        with_root: FQN of a candidate that is in no unit -> why.
-    """
-
-    fqns: list[list[str]]
-    last: list[str]
-    with_root: dict[str, str]
-
-
-def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
-    """Return the units of FSDP. The root gathers what is in none.
+def fsdp_units(
+    model: nn.Module,
+    root: LayerInfo,
+    calls: Calls,
+    *,
+    shapes: Mapping[int, Sequence[int]],
+    shard: int,
+    dtype: torch.dtype | None,
+    apart: Mapping[int, str],
+) -> dict[str, Any]:
+    """Return the units of FSDP, as fields of ``ParallelPlan``. The root gathers what is in none.
 
     Candidates are the repeated blocks with parameters, or the children of a model without such blocks, and the modules
     that are called before, between and behind them. Blocks that share a parameter are one unit; so is what is called
@@ -48,6 +43,12 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
     around it. A module outside of the blocks is not a unit either if it is called several times or shares a parameter,
     and needs a tenth of a block's parameters. Blocks that the forward does not call, such as an encoder of images where
     the input is text, are units behind all others.
+
+    Args:
+        shapes: id of a parameter -> its shape after tensor and expert parallelism.
+        shard: ranks over which parameters are sharded.
+        dtype: of gathered parameters; None: their own.
+        apart: id of a parameter that is sharded by itself, in no unit -> FQN of the module around it.
 
     Raises:
         InputError: a parameter has no dimensions, before torch 2.7.
@@ -60,7 +61,7 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
         )
     rows = sorted(blocks_of(root), key=lambda row: math.inf if row.call_order is None else row.call_order)
     called = {row.fqn: row for row in rows if not row.fqn.endswith(")")}
-    uncalled = [row.fqn for row in _uncalled_blocks(root, called, used_parameters(calls))]
+    uncalled = [row.fqn for row in _uncalled_blocks(root, called, _used_parameters(calls))]
     blocks = [fqn for fqn in dict.fromkeys([*called, *uncalled]) if fqn and _elements(model, fqn)]
     ends = _ends(root, called)
     outside = [row.fqn for row in ends if _elements(model, row.fqn)]
@@ -101,7 +102,16 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> FsdpUnits:
         if fqn not in reasons and not any(fqn in unit for unit in units):
             units.append([other for other in candidates if other in groups[fqn]])
     last = [] if any(fqn in reasons for fqn in last) else last
-    return FsdpUnits(units, last, {fqn: reasons[fqn] for fqn in candidates if reasons.get(fqn)})
+    inside = tuple({f"{fqn}." for fqn in apart.values()})
+    units = [[fqn for fqn in unit if not f"{fqn}.".startswith(inside)] for unit in units]
+    units = [unit for unit in units if unit]
+    return {
+        "units": tuple(map(tuple, units)),
+        "last_unit": tuple(fqn for fqn in last if not f"{fqn}.".startswith(inside)),
+        "unit_calls": tuple(max(calls.n_calls[fqn] for fqn in unit) for unit in units),
+        "unit_bytes": tuple(_unit_bytes(model, units, shapes, shard, dtype, _used_parameters(calls), apart)),
+        "gathered_with_root": {fqn: reasons[fqn] for fqn in candidates if reasons.get(fqn)},
+    }
 
 
 def _ends(root: LayerInfo, blocks: Collection[str]) -> list[LayerInfo]:
@@ -165,20 +175,6 @@ def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str
     return reasons
 
 
-def outside_of(units: FsdpUnits, fqns: Sequence[str]) -> FsdpUnits:
-    """Return the units without what is inside of modules that FSDP shards by themselves.
-
-    Args:
-        fqns: of these modules.
-    """
-    prefixes = tuple(f"{fqn}." for fqn in fqns)
-
-    def left(unit: Sequence[str]) -> list[str]:
-        return [fqn for fqn in unit if not f"{fqn}.".startswith(prefixes)]
-
-    return FsdpUnits([unit for unit in map(left, units.fqns) if unit], left(units.last), units.with_root)
-
-
 def read_from_outside(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]:
     """Return modules of which a function outside reads a parameter, or calls a layer -> what does so.
 
@@ -228,7 +224,7 @@ def _is_layer(row: LayerInfo) -> bool:
     return all(not child.executed and _is_layer(child) for child in children)  # a ModuleList is not executed
 
 
-def used_parameters(calls: Calls) -> set[int]:
+def _used_parameters(calls: Calls) -> set[int]:
     """Return the ids of the parameters that a layer or a function of a recorded forward uses."""
     used: set[int] = set()
     for event in calls.events:
@@ -255,14 +251,14 @@ def _uncalled_blocks(root: LayerInfo, called: Container[str], used: Container[in
             pending.extend(reversed(row.children))
 
 
-def unit_bytes(
+def _unit_bytes(
     model: nn.Module,
     units: Sequence[Sequence[str]],
     shapes: Mapping[int, Sequence[int]],
     shard: int,
     dtype: torch.dtype | None,
     used: Container[int],
-    without: Iterable[int] = (),
+    without: Iterable[int],
 ) -> list[tuple[int, int]]:
     """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
 

@@ -143,7 +143,12 @@ class _Walk:
 
     def _of_product(self, name: str, states: list[str], n_args: int, kwargs: Any) -> str:
         """Return the state of a product or a sum; empty if it is neither."""
-        if name == "linear" and states[:1] == ["input"] and states[1:] in _with_bias(["weight"], ["transposed"]):
+        if (
+            name == "linear"
+            and states[:1] == ["input"]
+            and states[1:2] in (["weight"], ["transposed"])
+            and states[2:] in ([], ["bias"])
+        ):
             self.dim = 0 if states[1] == "weight" else 1
             return "sum" if len(states) == 3 else "product"
         if kwargs:  # such as alpha and beta
@@ -156,10 +161,6 @@ class _Walk:
             return "sum"
         is_sum = name in ("add", "radd") and n_args == 2 and sorted(states) == ["bias", "product"]
         return "sum" if is_sum else ""
-
-
-def _with_bias(*states: list[str]) -> list[list[str]]:
-    return [*states, *([*operands, "bias"] for operands in states)]
 
 
 def numbers_in(name: str, arguments: Any) -> list[float]:

@@ -27,14 +27,7 @@ from modelsummary.parallel.context import ring_plan
 from modelsummary.parallel.derive import Derivation, derive, layer_plans
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
-from modelsummary.parallel.fsdp_units import (
-    FsdpUnits,
-    fsdp_units,
-    outside_of,
-    read_from_outside,
-    unit_bytes,
-    used_parameters,
-)
+from modelsummary.parallel.fsdp_units import fsdp_units, read_from_outside
 from modelsummary.parallel.layer_plans import in_call_order
 from modelsummary.parallel.linear_layers import local_sizes
 from modelsummary.parallel.local_check import alike, check_locally, chunks_failure
@@ -128,15 +121,13 @@ def make_plan(
     ranks = {"tensor": tensor, "expert": expert}
     shapes = local_shapes(model, layers, ranks)
     layers = _on_first_rank(model, layers, shapes)
-    sent = _experts(model, layers) if dispatch == "all_to_all" else set()
+    sent = _experts(model, layers) if dispatch == "all_to_all" else {}
     # the mixed precision is FSDP's, if only over one rank
     has_units = max(shard, data, context) > 1 or precision is not None
-    units, unit_calls, gathered = FsdpUnits([], [], {}), [], []
+    units: dict[str, Any] = {}
     if has_units:
         calls = _calls(live) if calls is None else calls
-        units = outside_of(fsdp_units(model, root, calls), [layer.fqn for layer in layers if sent])
-        unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units.fqns]
-        gathered = unit_bytes(model, units.fqns, shapes, shards, precision, used_parameters(calls), sent)
+        units = fsdp_units(model, root, calls, shapes=shapes, shard=shards, dtype=precision, apart=sent)
     plan = ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
@@ -151,12 +142,8 @@ def make_plan(
         layers=tuple(layers),
         attributes=tuple(attributes),
         ties=tuple(map(tuple, ties_of(model))),
-        units=tuple(map(tuple, units.fqns)),
-        last_unit=tuple(units.last),
-        unit_bytes=tuple(gathered),
-        unit_calls=tuple(unit_calls),
-        gathered_with_root=units.with_root,
-        conditional=() if calls is None else tuple(_conditional(calls, units.fqns)),
+        **units,
+        conditional=() if calls is None else tuple(_conditional(calls, units.get("units", ()))),
         # FSDP over one rank, which has the root alone, cannot shard them either.
         averaged=_scalars(model) if has_units or tensor * pipeline * expert == 1 else (),
         frozen=tuple(
@@ -428,10 +415,10 @@ def _first_blocks(count: int, root: LayerInfo, blocks: Sequence[str], boundaries
             yield row.fqn
 
 
-def _experts(model: nn.Module, layers: Sequence[LayerPlan]) -> set[int]:
-    """Return the ids of the parameters of divided experts."""
+def _experts(model: nn.Module, layers: Sequence[LayerPlan]) -> dict[int, str]:
+    """Return id of a parameter of divided experts -> FQN of their module."""
     experts = (layer.fqn for layer in layers if layer.mesh == "expert")
-    return {id(parameter) for fqn in experts for parameter in model.get_submodule(fqn).parameters()}
+    return {id(parameter): fqn for fqn in experts for parameter in model.get_submodule(fqn).parameters()}
 
 
 def _params_per_rank(

@@ -72,24 +72,21 @@ class Calls:
         self.position = {event: position for position, event in enumerate(self.events)}
         self.maker: dict[Value, Event] = {}
         self.last_use: dict[Value, int] = {}
+        self.takers: dict[Value, list[Event]] = {}
+        self.places: dict[str, list[int]] = {}
         for position, event in enumerate(self.events):
             for value in values_in((event.args, event.kwargs)):
                 self.last_use[value] = position
+                self.takers.setdefault(value, []).append(event)
             for value in values_in(event.result):
                 self.maker.setdefault(value, event)
+            if event.is_module:
+                self.places.setdefault(event.fqn, []).append(position)
         cached = set(values_in(_cache_in(record.root.result, model)))
         self.kept = {value for value in values_in(record.root.kept) if value in self.maker} - cached
         self.returned = [value for value in (*values_in(record.root.result), *self.kept) if value not in cached]
         for value in self.returned:
             self.last_use[value] = len(self.events)
-        self.places: dict[str, list[int]] = {}
-        for position, event in enumerate(self.events):
-            if event.is_module:
-                self.places.setdefault(event.fqn, []).append(position)
-        self.takers: dict[Value, list[Event]] = {}
-        for event in self.events:
-            for value in values_in((event.args, event.kwargs)):
-                self.takers.setdefault(value, []).append(event)
         self._find_users()
         self.norms: dict[int, tuple[Event, int]] = {}
         self.spans: dict[str, list[tuple[Event, int, int]]] = {}

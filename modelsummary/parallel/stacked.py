@@ -30,17 +30,14 @@ def is_stack(module: nn.Module) -> bool:
 def grow_stacked(calls: Calls, fqn: str) -> Region:
     """Return the region of a module with stacked parameters. Raises ``Blocked`` if it cannot be sharded."""
     event, begin, end = calls.spans[fqn][0]
-    used = dict.fromkeys(
-        attribute.fqn for inner in calls.events[begin:end] for attribute in attributes_in((inner.args, inner.kwargs))
-    )
-    factors = {
-        attribute.fqn
-        for inner in calls.events[begin:end]
-        if inner.function is not None and inner.function.short_name in PRODUCTS
-        for attribute in attributes_in((inner.args, inner.kwargs))
-    }
-    stacked = [name for name in used if name in calls.parameters and calls.parameters[name].dim() >= 3]
-    stacked = stacked or [name for name in used if name in factors]
+    taken: dict[str, list[Event]] = {}
+    for inner in calls.events[begin:end]:
+        for attribute in attributes_in((inner.args, inner.kwargs)):
+            taken.setdefault(attribute.fqn, []).append(inner)
+    stacked = [name for name in taken if name in calls.parameters and calls.parameters[name].dim() >= 3]
+    stacked = stacked or [
+        name for name, takers in taken.items() if any(not it.is_module and it.name in PRODUCTS for it in takers)
+    ]
     if not stacked:
         raise Blocked("no product takes its parameters; matrix products and einsum work")
     if calls.n_calls[fqn] != 1:
