@@ -11,7 +11,7 @@ from torch import nn
 from modelsummary.parallel.attention_heads import attention_shards
 from modelsummary.parallel.linear_layers import LinearLayer
 from modelsummary.parallel.placements import Partial, Section, Shard, in_pieces
-from modelsummary.parallel.plan import LayerPlan
+from modelsummary.parallel.plan_entries import LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import parallel
 
 from modelsummary.capture.checkpoints import kept_results
 from modelsummary.errors import InputError
-from modelsummary.operators.collective_calls import OPERATIONS, Collective
-from modelsummary.parallel.plan import MESH_NAMES, WHOLE_CALL_KINDS, LayerPlan, ParallelPlan, WholeCall
+from modelsummary.operators.collective_calls import OPERATIONS
 from modelsummary.parallel.plan_arguments import check_sending
+from modelsummary.parallel.plan_entries import WHOLE_CALL_KINDS
 
 __all__ = ["plan_from_json"]
 
@@ -26,8 +26,13 @@ _Instance = TypeVar("_Instance")
 _ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
 
-def plan_from_json(text: str) -> ParallelPlan:
+def plan_from_json(kind: type[_Instance], mesh_names: Sequence[str], text: str) -> _Instance:
     """Return the plan that ``to_json`` wrote.
+
+    Args:
+        kind: class of the plan, a dataclass that may hold tuples of other dataclasses.
+        mesh_names: names of its sizes of the mesh.
+        text: the JSON.
 
     Raises:
         InputError: the text is not a plan, or one of its fields has a value of another type.
@@ -39,11 +44,12 @@ def plan_from_json(text: str) -> ParallelPlan:
     if not isinstance(data, dict) or "mesh" not in data:
         raise InputError(f"this is not the JSON of a plan: expected an object with 'mesh', got {data!r:.80}")
     mesh = data.pop("mesh")
-    plan = _instance(ParallelPlan, data, "")
-    _check(plan)
+    plan: Any = _instance(kind, data, "")
+    _check(plan, mesh_names)
     if mesh != plan.mesh_shape:
         raise InputError(f"mesh of a plan must be {plan.mesh_shape}, as its other fields say, got {mesh!r:.80}")
-    return plan
+    whole: _Instance = plan
+    return whole
 
 
 def _instance(cls: type[_Instance], data: Any, where: str) -> _Instance:
@@ -115,12 +121,12 @@ def _is(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
-def _check(plan: ParallelPlan) -> None:
+def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     """Raise ``InputError`` for values that no plan has, and for names that could not be written as code."""
-    for name in MESH_NAMES:
+    for name in mesh_names:
         if getattr(plan, name) < 1:
             raise InputError(f"{name} of a plan must be an integer >= 1, got {getattr(plan, name)}")
-    check_sending(plan.dispatch, **{name: getattr(plan, name) for name in MESH_NAMES})
+    check_sending(plan.dispatch, **{name: getattr(plan, name) for name in mesh_names})
     if not plan.parameter_dtypes.keys() <= {"trained", "frozen"}:
         raise InputError(
             f"parameter_dtypes of a plan must be dtypes of 'trained' and 'frozen', got {plan.parameter_dtypes!r:.80}"
@@ -146,25 +152,25 @@ def _check(plan: ParallelPlan) -> None:
     _check_layers(plan)
     for call in plan.whole_calls:
         _check_whole_call(call)
-    _check_communication(plan.stored_communication or ())
+    _check_communication(plan.stored_communication or (), mesh_names)
     names = (attribute.name for attribute in plan.attributes)
     wrong = next((name for name in names if not name.isidentifier() or keyword.iskeyword(name)), None)
     if wrong is not None:
         raise InputError(f"a plan names {wrong!r:.80} where it must have the name of an attribute")
 
 
-def _check_communication(collectives: Sequence[Collective]) -> None:
+def _check_communication(collectives: Sequence[Any], mesh_names: Sequence[str]) -> None:
     """Raise ``InputError`` for a collective that does not exist."""
     for collective in collectives:
         is_known = collective.phase in ("forward", "loss", "backward") and collective.operation in OPERATIONS
-        if not is_known or collective.group not in MESH_NAMES:
+        if not is_known or collective.group not in mesh_names:
             raise InputError(
                 "communication of a plan must have a known phase, operation and group, got "
                 f"{collective.phase!r:.40}, {collective.operation!r:.40} and {collective.group!r:.40}"
             )
 
 
-def _check_whole_call(call: WholeCall) -> None:
+def _check_whole_call(call: Any) -> None:
     """Raise ``InputError`` for a call that sees all tokens in a way that does not exist."""
     if call.kind not in WHOLE_CALL_KINDS or (call.kind == "part") != (call.dim is not None):
         kinds = ", ".join(sorted(WHOLE_CALL_KINDS))
@@ -174,7 +180,7 @@ def _check_whole_call(call: WholeCall) -> None:
         )
 
 
-def _check_layers(plan: ParallelPlan) -> None:
+def _check_layers(plan: Any) -> None:
     """Raise ``InputError`` for layers that do not exist, or that move tokens in another way than the plan says."""
     kinds = _styles()
     for layer in plan.layers:
@@ -185,7 +191,7 @@ def _check_layers(plan: ParallelPlan) -> None:
             )
 
 
-def _check_layer(layer: LayerPlan, kinds: Mapping[str, type]) -> None:
+def _check_layer(layer: Any, kinds: Mapping[str, type]) -> None:
     """Raise ``InputError`` for a layer of a plan that names what does not exist."""
     if layer.style not in kinds or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
         raise InputError(

@@ -22,7 +22,7 @@ from modelsummary.errors import InputError
 from modelsummary.parallel.local_sizes import LocalSizes
 
 if TYPE_CHECKING:
-    from modelsummary.parallel.plan import LayerPlan
+    from modelsummary.parallel.plan_entries import LayerPlan
     from modelsummary.parallel.whole_sizes import Sizes
 
 __all__ = ["LocalAttribute", "change_arguments", "copied", "local_shapes", "model_of_rank", "on_meta"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from modelsummary.capture.templates import leaves_of
 from modelsummary.parallel.layer_plans import layout
 from modelsummary.parallel.placements import Shard
-from modelsummary.parallel.plan import LayerPlan
+from modelsummary.parallel.plan_entries import LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, values_in
 

@@ -19,7 +19,7 @@ from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.function_names import ELEMENTWISE
 from modelsummary.parallel.layer_plans import with_layouts
 from modelsummary.parallel.placements import Blocked, FunctionCall, Partial, Placement, Shard, WrongPlacement
-from modelsummary.parallel.plan import LayerPlan
+from modelsummary.parallel.plan_entries import LayerPlan
 from modelsummary.parallel.propagation import Propagation, first_complete, sole_input
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.redistributions import Redistribution, prepared_inputs, results_of

@@ -16,7 +16,7 @@ from torch import Tensor
 from modelsummary.capture.templates import Attribute, OwnDevice, leaves_of, map_template
 from modelsummary.parallel.function_names import FACTORIES, NUMBERING, RANDOM
 from modelsummary.parallel.placements import Blocked, Shard
-from modelsummary.parallel.plan import WholeCall
+from modelsummary.parallel.plan_entries import WholeCall
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 from modelsummary.record.tensors import Foreign
