@@ -154,9 +154,10 @@ def _split(
             inputs = _inputs_of(list(named.values()), list(named), parts, batch_dim, dtypes)
             return (), {**input_data, **dict(zip(named, inputs, strict=True))}
     if dtypes is not None:
-        raise InputError(
-            f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have a dtype; leave dtypes out"
-        )
+        holds = "tensors, which have a dtype; leave dtypes out"
+        if all(isinstance(leaf, int) for leaf in tree_leaves(input_data)):
+            holds = "sizes inside of an argument; pass tensors there, such as torch.empty(2, 8, device='meta')"
+        raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds {holds}")
     if isinstance(input_data, Mapping):
         return (), {name: _mark_arrays(value) for name, value in input_data.items()}
     if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
@@ -325,7 +326,8 @@ def _dtypes(
     entries = list(dtypes) if isinstance(dtypes, (list, tuple)) else [dtypes] * len(sizes)
     if len(entries) != len(sizes):
         raise InputError(
-            f"dtypes has {len(entries)} entries for {len(sizes)} size(s): {_short(sizes)}; pass one per size"
+            f"dtypes has {len(entries)} entries for {len(sizes)} size(s): {_short(sizes)}; pass one per size, "
+            "and several sizes as a list"
         )
     return [_dtype(entry) for entry in entries]
 

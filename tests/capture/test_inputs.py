@@ -214,7 +214,7 @@ def test_any_size_and_batch_dim(size, data):
         ({"input_data": [(1, 3), torch.rand(1)]}, r"mixes sizes and tensors"),
         (
             {"input_data": (1, 3), "dtypes": [torch.long] * 2},
-            r"dtypes has 2 entries for 1 size\(s\): \[\(1, 3\)\]; pass one per size$",
+            r"dtypes has 2 entries for 1 size\(s\): \[\(1, 3\)\]; pass one per size, and several sizes as a list$",
         ),
         (
             {"input_data": (1, 3), "dtypes": ["lnog"]},
@@ -231,6 +231,10 @@ def test_any_size_and_batch_dim(size, data):
             r"input_size=\(1, 3\) and input_data=\(1, 3\) are two names of one argument; pass one",
         ),
         ({"input_data": torch.rand(1), "dtypes": [torch.long]}, r"which have a dtype; leave dtypes out$"),
+        (
+            {"input_data": {"x": {"ids": (2, 7)}}, "dtypes": {"ids": "long"}},
+            r"describes sizes, but input_data holds sizes inside of an argument; pass tensors there, such as",
+        ),
         ({"input_data": (1, 3), "batch_dim": 3}, r"batch_dim=3 does not fit the input size \(1, 3\); expected 0 to 2"),
         ({"input_data": (1, 3), "batch_dim": -1}, r"batch_dim must be an integer >= 0 or None, got -1"),
         ({"input_data": (1, 3), "batch_dim": "0"}, r"batch_dim must be an integer >= 0 or None, got '0'"),
