@@ -176,7 +176,8 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
     kind = getattr(transformers, architecture, None) if architecture else None
 
     def make() -> Source:
-        with _default_dtype(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)):
+        name = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # the second warns where the first is there
+        with _default_dtype(getattr(config, name, None)):
             model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
         return Source(model, takes_indices=model.main_input_name == "input_ids")
 

@@ -63,6 +63,19 @@ def memory_of_rank(
     """Predict a step as ``ParallelPlan.memory`` says."""
     check_runs(plan, "memory of a plan")
     _check(plan, rank, microbatches, options)
+    estimate = _memory_of_rank(plan, rank, microbatches, schedule, options, return_outputs=return_outputs)
+    return replace(estimate, subject=f"{plan.model_class}, rank {rank} of {plan.world_size}")
+
+
+def _memory_of_rank(
+    plan: ParallelPlan,
+    rank: int,
+    microbatches: int | None,
+    schedule: str,
+    options: StepOptions,
+    *,
+    return_outputs: bool,
+) -> MemoryEstimate:
     schedule = choice_of(schedule, _SCHEDULES, "schedule")
     ranks_per_stage = plan.world_size // plan.pipeline
     pipeline_rank, rank_in_stage = divmod(rank, ranks_per_stage)

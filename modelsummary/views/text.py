@@ -98,7 +98,7 @@ def footer(
     """Return the lines below a table in sections: totals, sizes, remarks on how the numbers were found."""
     totals = list(_totals(root, execution))
     if execution == "none":
-        return [totals]
+        return [totals, list(remarks)] if remarks else [totals]
     return [totals, list(_sizes(root)), [*_remarks(root, execution, fallback_reason), *remarks]]
 
 

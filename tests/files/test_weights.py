@@ -86,6 +86,7 @@ def test_tensors_of_a_safetensors_file(tmp_path):
     assert stats.total_buffer_bytes == 2 * 16 + 8  # running statistics, and the counter of batches
     assert stats["0"].num_params == 40
     assert stats.bytes_by_dtype() == {"bfloat16": 2 * 88, "int64": 8}
+    assert "Stored in the file: 89 elements, 184 B\nBy dtype: bfloat16 176 B, int64 8 B\n" in str(stats)
     assert "weight" in stats["2"].inner_layers
 
 

@@ -302,3 +302,10 @@ def test_units_whose_experts_depend_on_a_choice():
     assert 2 * estimate.params >= sum(each.numel() * 8 for each in model.parameters())
     assert estimate.optimizer_state >= 2 * estimate.params
     assert any("choices are assumed to fall on all experts in turn" in note for note in estimate.notes)
+
+
+@needs_fsdp
+def test_the_report_names_the_model_and_the_rank():
+    plan = Statistics(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), (2, 4)).parallel_plan(shard=2)
+    first_line = str(plan.memory(1)).split("\n")[0]
+    assert first_line == "Memory of one training step on cpu: Sequential, rank 1 of 2, no optimizer"

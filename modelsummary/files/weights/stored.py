@@ -12,7 +12,7 @@ from modelsummary.files.budget import Budget
 from modelsummary.files.program import Kind, Program, Scope, Stored, Tensor
 from modelsummary.files.program_tree import ROW_BYTES
 from modelsummary.files.statistics import FileStatistics
-from modelsummary.units import grouped
+from modelsummary.units import grouped, scaled
 
 __all__ = [
     "DEEPEST",
@@ -70,6 +70,8 @@ class WeightStatistics(FileStatistics):
     def __init__(self, program: Program, path: Path, tensors: Mapping[str, Tensor], budget: Budget) -> None:
         super().__init__(program, path, budget)
         self.tensors = dict(tensors)
+        dtypes = [f"{dtype} {scaled(nbytes, 'B')}" for dtype, nbytes in self.bytes_by_dtype().items()]
+        self.remarks += [f"By dtype: {', '.join(dtypes)}"] if dtypes else []
 
     def bytes_by_dtype(self) -> dict[str, int]:
         """Return dtype -> bytes of all tensors of that dtype, largest first."""
