@@ -71,7 +71,7 @@ class WeightStatistics(FileStatistics):
         super().__init__(program, path, budget)
         self.tensors = dict(tensors)
         dtypes = [f"{dtype} {scaled(nbytes, 'B')}" for dtype, nbytes in self.bytes_by_dtype().items()]
-        self.remarks += [f"By dtype: {', '.join(dtypes)}"] if dtypes else []
+        self.remarks = [*self.remarks, *([f"By dtype: {', '.join(dtypes)}"] if dtypes else [])]
 
     def bytes_by_dtype(self) -> dict[str, int]:
         """Return dtype -> bytes of all tensors of that dtype, largest first."""
