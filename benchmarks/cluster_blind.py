@@ -1,7 +1,7 @@
 """Published runs that nothing was fitted on, which ``python benchmarks/cluster_runs.py`` predicts.
 
 The runs were chosen for what they add to ``cluster_runs.py``: FSDP, models without tensor parallelism, and eager mode.
-They were predicted once before anything was changed; ``docs/cluster.md`` says what was added afterwards.
+They were predicted once before anything was changed; ``CLUSTER.md`` says what was added afterwards.
 
 - torchtitan on A100: ``docs/performance.md`` of pytorch/torchtitan, version 0413364 (2024): Llama 2 and 3 on 64 A100.
   "selective layer" recomputes every second block.

@@ -1,7 +1,7 @@
 """Published training runs of mixtures of experts, which ``python benchmarks/cluster_runs.py`` predicts.
 
 All runs divide the experts over ranks and balance the tokens between them (their benchmarks force that). Nothing was
-fitted to them, and they were predicted once before anything was changed; ``docs/cluster.md`` has both results.
+fitted to them, and they were predicted once before anything was changed; ``CLUSTER.md`` has both results.
 
 - Megatron-Core: ``megatron/core/transformer/moe/README.md`` of NVIDIA/Megatron-LM: Mixtral 8x7B, 468 TFLOP/s, whose
   reference mapping is in the same file. Its FLOPs are counted with dense attention.

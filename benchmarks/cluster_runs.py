@@ -1,12 +1,13 @@
 """Predict published training runs and print how far off the predictions are: seconds, and the peak of a rank.
 
-    python benchmarks/cluster_runs.py [--data FOLDER] [--only TEXT] [--causes] [--docs] [--write]
+    python benchmarks/cluster_runs.py [--data FOLDER] [--only TEXT] [--causes] [--write]
     python benchmarks/cluster_runs.py --memory
 
 The models are plain modules on meta. Nothing of the prediction is fitted to these runs. ``cluster_blind.py`` and
 ``cluster_mixtures.py`` have further runs, and ``cluster_data.py`` the rows of a folder of measurements. ``--write``
-stores the ratios of all tables in the package, where ``StepEstimate.error`` takes them from, and prints the errors that
-are left when a cluster is calibrated with one, or with five, runs of a table.
+stores the ratios of all tables in the package, where ``StepEstimate.error`` takes them from, and writes the figures to
+``CLUSTER.md``, with the errors that are left when a cluster is calibrated with one, or with five, runs of a table. The
+errors of each table go into ``docs/cluster.md``, too.
 
 Runs that are held out do not take part when a mechanism is chosen; their errors are printed apart. A hash of what a
 run is decides, about half of each table and one table in four as a whole: ``Run.is_held_out``.
@@ -36,6 +37,7 @@ from typing import NamedTuple
 
 import torch
 from cluster_models import gpt, llama, token_loss
+from latency_page import markdown_table, replaced
 from tabulate import tabulate
 from torch import nn
 
@@ -43,7 +45,7 @@ import modelsummary
 from modelsummary import Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepEstimate, StepModel
 from modelsummary.cluster.pipeline import in_flight
-from modelsummary.cluster.published_errors import Case
+from modelsummary.cluster.published_errors import Case, PublishedTable, published_tables
 from modelsummary.cluster.weights import Weights
 
 MEGATRON = Recipe(
@@ -59,6 +61,7 @@ MEGATRON = Recipe(
 KORTHIKANTI = replace(MEGATRON, gradient_dtype=torch.float32, overlap_tensor=True)
 LLAMA = Recipe(precision=torch.bfloat16, loss=token_loss, sequence="megatron")
 
+DETAILS, PAGE = Path(__file__).with_name("CLUSTER.md"), Path(__file__).parents[1] / "docs" / "cluster.md"
 # Numbers of runs to calibrate with, how often they are drawn, and ratios after a calibration that are stored.
 CALIBRATIONS, DRAWS, KEPT = (1, 5), 5, 40
 
@@ -258,10 +261,48 @@ def seconds_of(run: Run, step: StepEstimate) -> float:
     return run.rounds * (step.step_seconds - once) + once
 
 
-def docs_row(run: Run, step: StepEstimate) -> str:
-    """Return the row of a run in the table of docs/cluster.md."""
+def with_row(details: str, run: Run, step: StepEstimate) -> str:
+    """Return the text of CLUSTER.md with the figures of a run in its row; large tables have no rows there.
+
+    The first figure is the measured seconds, the last two are the predicted ones and the ratio.
+    """
+    label = f"| {run.table}, {run.name} |"
+    if label not in details:
+        return details
+    begin = details.index(label)
+    end = details.index("\n", begin)
+    name, _, *between, _, _ = details[begin:end].split(" | ")
     seconds = seconds_of(run, step)
-    return f"| {run.table}, {run.name} | {run.seconds:.2f} | {seconds:.2f} | {seconds / run.seconds:.3f} |"
+    cells = [name, f"{run.seconds:.2f}", *between, f"{seconds:.2f}", f"{seconds / run.seconds:.3f} |"]
+    return details[:begin] + " | ".join(cells) + details[end:]
+
+
+def errors_table(stored: Sequence[PublishedTable]) -> str:
+    """Return the table of docs/cluster.md: the errors of each published table, from the ratios in the package."""
+    rows = [_errors_row(name, list(tables)) for name, tables in groupby(stored, key=attrgetter("name"))]
+    headers = ["published runs", "of", "runs", "error", "bias", "worst", "error of the peak"]
+    return markdown_table(headers, [*rows, ["all", "", *_errors_row("", stored)[2:]]])
+
+
+def _errors_row(name: str, tables: Sequence[PublishedTable]) -> list[str]:
+    cases = [table.case for table in tables]
+    kinds = [", ".join(dict.fromkeys(case.generation.title() for case in cases))]
+    kinds += dict.fromkeys(case.kernels for case in cases)
+    kinds += ["FSDP"] * any(case.sharded == "parameters" for case in cases)
+    kinds += ["experts"] * any(case.experts for case in cases)
+    seconds, peaks = (
+        [ratio for table in tables for ratio in ratios(table)]
+        for ratios in (attrgetter("seconds"), attrgetter("peaks"))
+    )
+    return [
+        name,
+        "; ".join(kinds),
+        str(len(seconds)),
+        mean_error(seconds),
+        bias(seconds),
+        worst(seconds),
+        mean_error(peaks),
+    ]
 
 
 def tables(data: Path | None) -> Iterator[Run]:
@@ -298,15 +339,20 @@ class Result(NamedTuple):
 
 def mean_error(ratios: Sequence[float]) -> str:
     """Return the mean error of ratios as text; an empty text without ratios."""
-    return f"{sum(abs(ratio - 1) for ratio in ratios) / len(ratios):.1%}" if ratios else ""
+    return f"{100 * sum(abs(ratio - 1) for ratio in ratios) / len(ratios):.1f} %" if ratios else ""
 
 
 def bias(ratios: Sequence[float]) -> str:
     """Return the mean of ratios, minus 1, as text; an empty text without ratios."""
-    return f"{sum(ratios) / len(ratios) - 1:+.1%}" if ratios else ""
+    return f"{100 * (sum(ratios) / len(ratios) - 1):+.1f} %" if ratios else ""
 
 
-def summary_row(name: str, results: Sequence[Result], after: Mapping[int, Sequence[float]]) -> list[object]:
+def worst(ratios: Sequence[float]) -> str:
+    """Return the largest error of ratios as text."""
+    return f"{100 * max(abs(ratio - 1) for ratio in ratios):.1f} %"
+
+
+def summary_row(name: str, results: Sequence[Result], after: Mapping[int, Sequence[float]]) -> list[str]:
     """Return the errors of a table: of its seconds, of its peaks, and of its seconds after calibrations.
 
     Args:
@@ -317,11 +363,10 @@ def summary_row(name: str, results: Sequence[Result], after: Mapping[int, Sequen
     ratios = [result.ratio for result in results]
     held_out, shown = ([result.ratio for result in results if result.run.is_held_out is flag] for flag in (True, False))
     peaks = [result.peak_ratio for result in results if result.peak_ratio is not None]
-    worst = f"{max(abs(ratio - 1) for ratio in ratios):.1%}"
-    of_seconds = [mean_error(ratios), bias(ratios), worst, mean_error(shown), mean_error(held_out)]
+    of_seconds = [mean_error(ratios), bias(ratios), worst(ratios), mean_error(shown), mean_error(held_out)]
     calibrations = [mean_error(after.get(steps, ())) for steps in CALIBRATIONS]
     unfit = sum(not result.step.fits for result in results)
-    return [name, len(results), *of_seconds, mean_error(peaks), bias(peaks), *calibrations, unfit or ""]
+    return [name, str(len(results)), *of_seconds, mean_error(peaks), bias(peaks), *calibrations, str(unfit or "")]
 
 
 def calibrated(results: Sequence[Result], steps: int) -> list[float]:
@@ -383,9 +428,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of measurements with further runs")
     parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
     parser.add_argument("--memory", action="store_true", help="print bytes by technique instead of seconds")
-    parser.add_argument("--docs", action="store_true", help="print the rows of docs/cluster.md as well")
     parser.add_argument("--only", default="", help="runs whose table or name contains this text")
-    parser.add_argument("--write", action="store_true", help="store the ratios in the package; needs all tables")
+    parser.add_argument("--write", action="store_true", help="store ratios and write pages; needs all tables")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     if options.memory:
@@ -397,6 +441,7 @@ def main() -> None:
         print(f"{len(off)} figures: mean error {sum(off) / len(off):.2%}, worst {max(off):.2%}")
         return
     rows, summary, entries, every = [], [], [], []
+    details = DETAILS.read_text(encoding="utf-8")
     every_after: dict[int, list[float]] = {steps: [] for steps in CALIBRATIONS}
     runs = (run for run in tables(options.data) if options.only in f"{run.table} {run.name}")
     for name, of_table in groupby(runs, key=attrgetter("table")):
@@ -413,8 +458,7 @@ def main() -> None:
             seconds = run.seconds, seconds_of(run, step), result.ratio
             marks = ["" if step.fits else "no", "held out" if run.is_held_out else ""]
             rows.append([name, run.name, *seconds, *peaks, result.peak_ratio, *marks])
-            if options.docs:
-                print(docs_row(run, step))
+            details = with_row(details, run, step)
             if options.causes:
                 print(run.name, {cause: round(value, 4) for cause, value in step.seconds_by_cause.items() if value})
     headers = [
@@ -431,12 +475,16 @@ def main() -> None:
     ]
     floats = ("", "", ".2f", ".2f", ".3f", ".1f", ".1f", ".3f", "", "")
     print(tabulate(rows, headers, floatfmt=floats, tablefmt="github"))
-    summary.append(summary_row(f"all {len(every)} runs of this page", every, every_after))
+    summary.append(summary_row(f"all {len(every)} runs", every, every_after))
     headers = ["table", "runs", "error", "bias", "worst", "shown", "held out", "peak: error", "bias"]
     headers += [*(f"after {steps}" for steps in CALIBRATIONS), "do not fit"]
     print(tabulate(summary, headers, tablefmt="github", disable_numparse=True))
     if options.write:
         write(entries)
+        DETAILS.write_text(replaced(details, headers[0], markdown_table(headers, summary)), encoding="utf-8")
+        published_tables.cache_clear()
+        page = replaced(PAGE.read_text(encoding="utf-8"), "published runs", errors_table(published_tables()))
+        PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

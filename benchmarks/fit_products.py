@@ -16,7 +16,7 @@ come from memory. Held out: other rows of these devices, the other framework, an
 GB200.
 
 ``--write`` puts the coefficients into ``modelsummary/devices/kernel_fits.json``, and the errors into the tables of
-docs/latency.md, by ``latency_page.py``.
+LATENCY.md, by ``latency_page.py``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measure how well published measurements are met, and write the tables of docs/latency.md.
+"""Measure how well published measurements are met, and write the tables of LATENCY.md and docs/latency.md.
 
     python benchmarks/latency_page.py [DATA_FOLDER] [--models 90] [--cache FOLDER]
 
 With ``DATA_FOLDER``, as of ``fit_kernels.py``: the errors of single float32 kernels, which a fit without a V100 makes,
 and of whole steps with the coefficients of the package go into ``latency_errors.json``. ``fit_products.py`` puts the
-errors of half-precision products there. The tables follow from this file alone; a test compares them with the page.
+errors of half-precision products there. The tables follow from this file alone; a test compares them with the pages.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 JSON = Path(__file__).with_name("latency_errors.json")
-PAGE = Path(__file__).parents[1] / "docs" / "latency.md"
+PAGES = Path(__file__).with_name("LATENCY.md"), Path(__file__).parents[1] / "docs" / "latency.md"
 SINGLE, PRODUCTS, STEPS = "single kernels, float32", "products of bfloat16 numbers", "whole steps, half precision"
+BY_DEVICE = "mean errors on"
 _NAMES = {"V100": "a V100, no row in the fit"}
 _STEPS = {
     "infer": "timm inference, RTX 3090",
@@ -39,7 +40,7 @@ _HEADERS = {
 
 
 def tables(errors: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tables of the page by their first headers.
+    """Return the tables of the pages by their first headers.
 
     >>> print(tables({SINGLE: {"softmax": {"A100": 0.0773}}, PRODUCTS: {}, STEPS: {}})[SINGLE])
     | single kernels, float32 | A100 |
@@ -54,14 +55,49 @@ def tables(errors: Mapping[str, Any]) -> dict[str, str]:
         for name in (SINGLE, PRODUCTS)
     }
     steps = {_STEPS[name]: {_HEADERS[key]: _cell(key, row[key]) for key in row} for name, row in errors[STEPS].items()}
-    return {name: _table(name, rows) for name, rows in {**shares, STEPS: steps}.items()}
+    by_header = {**shares, STEPS: steps, BY_DEVICE: _by_device(errors)}
+    return {name: _table(name, rows) for name, rows in by_header.items()}
+
+
+def _by_device(errors: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the ranges of the errors of each device: over kinds of kernels, tables of products and kinds of steps."""
+    steps = {_STEPS[name]: row for name, row in errors[STEPS].items()}
+    ranges: dict[str, dict[str, list[float]]] = {}
+    for name in (SINGLE, PRODUCTS):
+        for row in errors[name].values():
+            for device, error in row.items():
+                ranges.setdefault(device, {}).setdefault(name, []).append(error)
+    for name, row in steps.items():
+        cells = ranges.setdefault(name.rpartition(", ")[2], {})
+        cells.setdefault(STEPS, []).append(row["error"])
+        cells.setdefault(_HEADERS["within 0.1"], []).append(row["within 0.1"])
+        if "roofline" in row:
+            ranges.setdefault("roofline", {}).setdefault(STEPS, []).append(row["roofline"])
+    if "roofline" in ranges:
+        ranges["a roofline, all devices"] = ranges.pop("roofline")
+    return {device: {name: _range(shares) for name, shares in row.items()} for device, row in ranges.items()}
+
+
+def _range(shares: Sequence[float]) -> str:
+    least, most = _percent(min(shares)), _percent(max(shares))
+    return most if least == most else f"{least.removesuffix(' %')} to {most}"
 
 
 def _table(name: str, rows: Mapping[str, Mapping[str, str]]) -> str:
     headers = list(dict.fromkeys(header for row in rows.values() for header in row))
     cells = [[label, *(row.get(header, "") for header in headers)] for label, row in rows.items()]
-    lines = [_line([name, *headers]), "|" + "---|" * (len(headers) + 1), *map(_line, cells)]
-    return "\n".join(lines)
+    return markdown_table([name, *headers], cells)
+
+
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of a page.
+
+    >>> print(markdown_table(["a", "b"], [["1", ""]]))
+    | a | b |
+    |---|---|
+    | 1 | |
+    """
+    return "\n".join([_line(headers), "|" + "---|" * len(headers), *map(_line, rows)])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -81,9 +117,9 @@ def _cell(key: str, value: float) -> str:
 
 
 def written(page: str, errors: Mapping[str, Any]) -> str:
-    """Return the text of the page with its tables as the errors have them."""
+    """Return the text of a page with its tables as the errors have them."""
     for name, table in tables(errors).items():
-        page = replaced(page, name, table)
+        page = replaced(page, name, table) if f"\n| {name} |" in page else page
     return page
 
 
@@ -93,7 +129,7 @@ def replaced(page: str, name: str, table: str) -> str:
     >>> replaced("Before.\\n\\n| a | b |\\n|---|---|\\n\\nAfter.", "a", "| a |\\n|---|")
     'Before.\\n\\n| a |\\n|---|\\n\\nAfter.'
     """
-    begin = page.index(f"| {name} |")
+    begin = page.index(f"\n| {name} |") + 1
     return page[:begin] + table + page[page.index("\n\n", begin) :]
 
 
@@ -124,16 +160,17 @@ def _summary(ratios: Any) -> dict[str, float]:
 
 
 def save(errors: Mapping[str, Any]) -> None:
-    """Put errors into the file, and its tables into the page."""
+    """Put errors into the file, and its tables into the pages."""
     from fit_kernels import rounded
 
     stored = {**json.loads(JSON.read_text(encoding="utf-8")), **rounded(errors)}
     JSON.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), stored), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8"), stored), encoding="utf-8")
 
 
 def main() -> None:
-    """Measure if there are measurements, and write the page."""
+    """Measure if there are measurements, and write the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="of the measurements; default: the tables alone")
     parser.add_argument("--models", type=int, default=90, help="of each table of timm")

@@ -26,7 +26,7 @@ from zlib import crc32
 
 from cluster_data import model_of, simumax, vtrain
 from cluster_runs import MEGATRON, Run, predicted
-from latency_page import replaced
+from latency_page import markdown_table, replaced
 from tabulate import tabulate
 
 from modelsummary.cluster import Cluster, Plan
@@ -164,9 +164,8 @@ def main() -> None:
     text = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
     print(text)
     if options.docs:
-        lines = [f"| {' | '.join(cells)} |" for cells in (headers, *rows)]
-        lines.insert(1, "|" + "---|" * len(headers))
-        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), HEADER, "\n".join(lines)), encoding="utf-8")
+        page = replaced(PAGE.read_text(encoding="utf-8"), HEADER, markdown_table(headers, rows))
+        PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ lower latencies, and a switch with NVLink Sharp reduces (``protocols``). The fas
 What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``), for each
 protocol to those for which NCCL chooses it, and kept in ``collective_fits.json``. Between nodes nothing was measured
 for the fit: the efficiency is the share that InfiniBand leaves after its headers, and the latency is the value of rings
-and trees in NCCL's tuner (``hwLat`` in ``src/graph/tuning.cc``, protocol Simple). ``docs/cluster.md`` compares both
-with published tables.
+and trees in NCCL's tuner (``hwLat`` in ``src/graph/tuning.cc``, protocol Simple). ``benchmarks/CLUSTER.md`` compares
+both with published tables.
 """
 
 from __future__ import annotations
