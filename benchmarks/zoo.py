@@ -1,6 +1,6 @@
-"""Check models of many libraries, built small, one by one, and write docs/zoo.md.
+"""Check models of many libraries, built small, one by one, and write docs/zoo.md and ZOO.md.
 
-    python benchmarks/zoo.py --out results.jsonl --markdown docs/zoo.md
+    python benchmarks/zoo.py --out results.jsonl --markdown
     python benchmarks/zoo.py --out results.jsonl --library timm --filter vit --jobs 2
 
 Each model runs in its own process, forked from one that has imported the library, with limits of time and memory.
@@ -207,16 +207,18 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="check also what the file has already")
     parser.add_argument("--verbose", action="store_true", help="show what the models and libraries print")
     parser.add_argument("--report", action="store_true", help="check nothing, report what the file has")
-    parser.add_argument("--markdown", type=Path, help="write the page of the documentation here")
+    parser.add_argument("--markdown", action="store_true", help="write docs/zoo.md and ZOO.md")
     options = parser.parse_args()
     if not options.report:
         run(options)
-    from tests.zoo.report import markdown, table
+    from tests.zoo.report import exceptions_page, page, reasons_of, table
 
     results = read(options.out)
     print(table(results))
     if options.markdown:
-        options.markdown.write_text(markdown(results))
+        here = Path(__file__)
+        here.with_name("ZOO.md").write_text(exceptions_page(reasons_of(results)), encoding="utf-8")
+        (here.parents[1] / "docs" / "zoo.md").write_text(page(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ READ = sorted(
         ("examples", "*.py"),
         ("tools", "*.py"),
         ("benchmarks", "*.py"),
+        ("benchmarks", "*.md"),
         (".", "*.md"),
     ]
     for path in (ROOT / folder).glob(pattern)

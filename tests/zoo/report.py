@@ -1,4 +1,4 @@
-"""The table of the gate: how many of how many, and every exception with its reason."""
+"""The pages of the gate: how many of how many and the kinds of reasons, and every exception with its reason."""
 
 from __future__ import annotations
 
@@ -9,14 +9,31 @@ from typing import Any
 
 from tabulate import tabulate
 
-__all__ = ["markdown", "table"]
+__all__ = ["exceptions_page", "page", "table"]
 
 Result = dict[str, Any]
 Judge = Callable[[Result], bool | None]
+Reasons = dict[str, dict[str, list[str]]]
 
 _SPLITS = ("split(2)", "split(4)")
 _BALANCES = tuple(f"balance({n})" for n in (2, 3, 4, 8))
 _PEAK = 0.03
+# What a reason is about: the first pattern that is in it. The pages name the kinds in this order.
+KINDS = {
+    r"^(ImportError|ModuleNotFoundError)": "a library is missing",
+    r"no cuts between its operators": "no cuts between its operators, in their order, are better",
+    r"of the ideal": "better cuts exist",
+    r"cannot run on shapes|NotImplementedError": "its operators cannot run on shapes (quantised)",
+    r"needs (the )?values|depends on values": "the forward needs values of a tensor",
+    r"assigns its attribute": "a module changes an attribute while it runs",
+    r"calls nothing": "it calls no module or function that could be cut apart",
+    r"dtype of a tensor|autocast": "it computes with the dtype of a tensor, or with the state of autocast",
+    r"^held.*; peak": "bytes held after the forward and the peak differ",
+    r"^held": "bytes held after the forward differ",
+    r"^peak": "the peak differs",
+    r"torch's own counter": "multiply-adds differ",
+    r"the graph differs": "the graph differs from the model",
+}
 
 
 def _verdict(name: str) -> Judge:
@@ -115,22 +132,40 @@ def _total(row: list[str], number: int, of: int) -> list[str]:
 def table(results: list[Result]) -> str:
     """Return the table for a terminal, with the exceptions beneath it."""
     headers, rows = _rows(results)
-    return "\n".join([tabulate(rows, headers, disable_numparse=True), "", *_exceptions(results, "{}", "    {}: {}")])
+    exceptions = _exceptions(reasons_of(results), "{}", "    {}: {}")
+    return "\n".join([tabulate(rows, headers, disable_numparse=True), "", *exceptions])
 
 
-def _exceptions(results: list[Result], head: str, line: str) -> list[str]:
-    """The models of each check that is not met, alike reasons together."""
-    lines = []
-    for check in ("built", "finished", *dict.fromkeys(name for each in results for name in each["checks"])):
-        found: dict[str, list[str]] = defaultdict(list)
-        for each in results:
-            reason = _reason(each, check)
+def reasons_of(results: list[Result]) -> Reasons:
+    """Return the models of each check that is not met, alike reasons together: check -> reason -> models."""
+    reasons: Reasons = {}
+    for check in ("built", "finished", *dict.fromkeys(name for result in results for name in result["checks"])):
+        for result in results:
+            reason = _reason(result, check)
             if reason is not None:
-                found[reason].append(f"{each['library']} {each['model']}")
-        if found:
-            lines += ["", head.format(f"{check}: {sum(map(len, found.values()))}"), ""]
-            lines += [line.format(", ".join(names), reason) for reason, names in sorted(found.items(), key=_by_number)]
+                models = reasons.setdefault(check, defaultdict(list))
+                models[reason].append(f"{result['library']} {result['model']}")
+    return reasons
+
+
+def _exceptions(reasons: Reasons, head: str, line: str) -> list[str]:
+    lines = []
+    for check, models in reasons.items():
+        lines += ["", head.format(f"{check}: {sum(map(len, models.values()))}"), ""]
+        lines += [line.format(", ".join(names), reason) for reason, names in sorted(models.items(), key=_by_number)]
     return lines
+
+
+def kinds_of(reasons: Reasons) -> list[list[str]]:
+    """Return the rows of the table of exceptions: a check, a kind of reason, and the number of models."""
+    rows = []
+    for check, models in reasons.items():
+        counts: dict[str, int] = defaultdict(int)
+        for reason, names in models.items():
+            kinds = (kind for pattern, kind in KINDS.items() if re.search(pattern, reason))
+            counts[next(kinds, "an error of the model, or of its configuration")] += len(names)
+        rows += [[check, kind, str(count)] for kind, count in sorted(counts.items(), key=lambda entry: -entry[1])]
+    return rows
 
 
 def _by_number(entry: tuple[str, list[str]]) -> tuple[int, str]:
@@ -156,7 +191,7 @@ def _text(reason: str | None) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x...", " ".join((reason or "").split())).replace("`", "'")[:300]
 
 
-def markdown(results: list[Result]) -> str:
+def page(results: list[Result]) -> str:
     """Return the page of the documentation."""
     import torch
 
@@ -169,11 +204,21 @@ def markdown(results: list[Result]) -> str:
             "",
             *_DEFINITIONS.splitlines(),
             "",
-            "## Exceptions",
-            *_exceptions(results, "### {}", "- {}: `{}`"),
-            "",
+            *kinds_section(reasons_of(results)),
         ]
     )
+
+
+def kinds_section(reasons: Reasons) -> list[str]:
+    """Return the lines of the section with the kinds of reasons."""
+    rows = tabulate(kinds_of(reasons), ["check", "why not", "models"], tablefmt="github", disable_numparse=True)
+    return ["## Exceptions", "", *_EXCEPTIONS.splitlines(), "", *rows.splitlines(), ""]
+
+
+def exceptions_page(reasons: Reasons) -> str:
+    """Return the page of the benchmarks that lists the models with their reasons."""
+    lines = _exceptions(reasons, "## {}", "- {}: `{}`")
+    return "\n".join(["# Exceptions of the tested models", "", *_LIST.splitlines(), *lines, ""])
 
 
 def _versions() -> str:
@@ -195,14 +240,14 @@ _INTRODUCTION = """\
 Models that people use, built small with random weights. Each cell says for how many of how many models a check holds.
 
 ```text
-python benchmarks/zoo.py --out results.jsonl --markdown docs/zoo.md
+python benchmarks/zoo.py --out results.jsonl --markdown
 ```
 
 repeats the run; results are kept in the file, and models already in it do not run again. torch {torch}, {versions}."""
 
 _DEFINITIONS = """\
-- **built**: configurations of transformers and diffusers are made tiny by rule. Models that cannot be built are listed
-  below.
+- **built**: configurations of transformers and diffusers are made tiny by rule. Models that cannot be built do not
+  count in the other rows.
 - **multiply-adds exact**: equal to a real run, counted by an independent mode (`tests/zoo/counting.py`) with attention
   by its definition and recurrent layers step by step.
 - **held after the forward exact, peak**: the memory of a training step with SGD and momentum, compared with the
@@ -213,3 +258,11 @@ _DEFINITIONS = """\
   rounding.
 - **largest stage within 1.15**: its multiply-adds divided by max(total / n, the largest operator of the real run).
 - **the same on meta**: model and inputs moved to meta give the same multiply-adds, and `split(2)` the same stages."""
+
+_EXCEPTIONS = """\
+Checks that are not met, and the kinds of reasons; `benchmarks/ZOO.md` lists the models with their reasons. A split or a
+graph that is refused says why, and changes nothing."""
+
+_LIST = """\
+The models of [docs/zoo.md](../docs/zoo.md) that do not meet a check, with their reasons. `python benchmarks/zoo.py
+--markdown` writes this page."""
