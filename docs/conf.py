@@ -7,6 +7,7 @@ copyright = "the modelsummary authors"
 release = modelsummary.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
+html_extra_path = ["llms.txt"]
 html_theme = "furo"
 nb_execution_mode = "off"  # the tests run the notebooks and the code of the pages
 myst_heading_anchors = 3

@@ -153,6 +153,12 @@ def test_every_column_is_listed_and_every_number_defined():
     assert {name.removeprefix("self_").replace("_self_", "_") for name in numbers} <= defined | {"params"}
 
 
+def test_every_page_is_in_llms_txt_under_its_title():
+    linked = re.findall(r"^- \[(.+)\]\(_sources/(\w+)\.md\.txt\): .", (ROOT / "docs/llms.txt").read_text(), re.M)
+    pages = {path.stem: path.read_text().partition("\n")[0] for path in (ROOT / "docs").glob("*.md")}
+    assert {name: f"# {title}" for title, name in linked} | {"index": pages["index"]} == pages
+
+
 def test_the_api_page_has_every_public_name():
     text = (ROOT / "docs/api.md").read_text()
     listed = {name.removeprefix("modelsummary.") for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.M)}
