@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import Statistics, load
+from modelsummary import ModelFileError, Statistics, load
 from tests.files.test_torch import exported
 from tests.files.torchscript import run_here, scripted
 from tests.models import Call
@@ -108,3 +108,31 @@ def test_constants_are_stored_but_are_no_parameters(tmp_path):
         assert stats.total_params == 6
     assert load(path).stored_elements == 6 + 6 + 1 + 36  # the norm's counter, and the constant
     assert load(path).total_param_bytes == 24
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty; download or save it again"),
+        (b"<!DOCTYPE html><html>404</html>", "it is a page of the web; download the file itself"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "it is a pointer of Git LFS; fetch its content with git lfs pull",
+        ),
+    ],
+)
+@pytest.mark.parametrize("ending", [".onnx", ".pt", ".pt2", ".safetensors", ".gguf"])
+def test_no_model(tmp_path, content, said, ending):
+    path = tmp_path / f"model{ending}"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=said):
+        load(path)
+
+
+@pytest.mark.parametrize("ending", [".onnx", ".safetensors", ".gguf"])
+def test_archive_of_torch_by_another_name(tmp_path, ending):
+    path = tmp_path / f"model{ending}"
+    torch.save({"weight": torch.zeros(2)}, path)
+    with pytest.raises(ModelFileError, match="begins like an archive of torch; rename it to .pt"):
+        load(path)
+    assert load(path.rename(tmp_path / "model.pt")).total_params == 2
