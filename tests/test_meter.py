@@ -118,3 +118,8 @@ def test_trainer_of_transformers(tokens, tmp_path):
         arguments.include_num_input_tokens_seen = "no"
         with pytest.raises(InputError, match="pass tokens_per_step="):
             callback.on_train_begin(arguments, trainer.state, trainer.control)
+
+
+def test_tokens_in_another_unit():
+    with pytest.raises(InputError, match="unit must be one of 'token', 'sample', got 'tokens'; did you mean 'token'"):
+        tokens_in(torch.zeros(2, 3), "tokens")

@@ -151,8 +151,11 @@ def serve_plan(options: argparse.Namespace) -> int:
     sizes = options.input or []
     if not sizes and not source.takes_indices:
         raise InputError(f"serve-plan needs an --input of {options.model!r}, such as input_ids=1,16:long")
+    name_of_ids = getattr(source.model, "main_input_name", None)
+    if name_of_ids is None and not all(name for name, _, _ in sizes):
+        raise InputError("serve-plan needs the name of each --input of this model, such as input_ids=1,16:long")
     inputs = {
-        name or source.model.main_input_name: torch.empty(size, dtype=dtype or torch.float32, device="meta")
+        name or name_of_ids: torch.empty(size, dtype=dtype or torch.float32, device="meta")
         for name, size, dtype in sizes
     } or {"input_ids": torch.empty(_TOKENS, dtype=torch.long, device="meta")}
     estimate = Statistics(source.model, inputs).serving(
@@ -175,7 +178,10 @@ def serve_plan(options: argparse.Namespace) -> int:
         text = "\n\n".join(map(str, [estimate] if served is None else [estimate, served]))
     _write(text, options.output)
     if options.plot is not None:
-        estimate.plot().figure.savefig(options.plot)  # type: ignore[union-attr]
+        try:
+            estimate.plot().figure.savefig(options.plot)  # type: ignore[union-attr]
+        except (OSError, ValueError) as error:
+            raise InputError(f"--plot {options.plot!r} cannot be written: {error}") from None
     return 0
 
 

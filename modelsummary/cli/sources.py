@@ -163,11 +163,14 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
             f"hf: takes a configuration file, its directory, or org/name on the Hugging Face Hub, got {name!r}"
         )
     try:
-        facts = {**json.loads(path.read_text(encoding="utf-8")), **settings}
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"configuration {name!r} cannot be read: {error}") from None
-    if "model_type" not in facts:
-        raise InputError(f"configuration {name!r} has no 'model_type'")
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"configuration {name!r} cannot be read: {error}; pass a config.json of transformers"
+        ) from None
+    if not isinstance(facts, dict) or "model_type" not in {**facts, **settings}:
+        raise InputError(f"configuration {name!r} has no 'model_type'; pass a config.json of transformers")
+    facts |= settings
     try:
         config = transformers.AutoConfig.for_model(**facts)
     except ValueError as error:

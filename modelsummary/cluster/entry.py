@@ -13,7 +13,7 @@ from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.search import SearchOptions, find_plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.cluster.step_model import StepModel
-from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.topology import Cluster, check_cluster
 from modelsummary.errors import InputError, check_integers
 from modelsummary.keywords import check_names
 from modelsummary.layer_info import LayerInfo
@@ -62,8 +62,7 @@ def _simulator(
     recipe: Any,
     make_plan: MakePlan,
 ) -> StepSimulator:
-    if not isinstance(cluster, Cluster):
-        raise InputError(f"cluster must be a Cluster, such as Cluster.preset('DGX H100', nodes=4), got {cluster!r:.80}")
+    check_cluster(cluster)
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe must be a Recipe or None, got {recipe!r:.80}")
     model = StepModel(live, root, recipe or Recipe())

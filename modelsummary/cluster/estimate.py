@@ -17,7 +17,7 @@ from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StepItems
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.published_errors import Case, PublishedErrors, error_of
-from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.topology import Cluster, check_cluster
 from modelsummary.errors import InputError, is_number
 from modelsummary.memory.memory_snapshot import write_snapshot
 from modelsummary.memory.replay import MemoryBlock, replayed
@@ -157,6 +157,7 @@ class StepEstimate(Printed):
         """
         if self.simulate_on is None:
             raise InputError(_LOADED)
+        check_cluster(cluster)
         return self.simulate_on(cluster)
 
     def device_hours(self, tokens: float) -> float:

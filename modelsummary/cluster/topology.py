@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.cluster.calibration import factors_of_steps
-from modelsummary.devices.device_spec import DeviceSpec, device_of, device_values
+from modelsummary.devices.device_spec import DeviceSpec, check_unit, device_of, device_values
 from modelsummary.devices.factors import Factors, factors_of
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
@@ -18,7 +18,7 @@ from modelsummary.keywords import check_names, choice_of, takes_keywords
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate
 
-__all__ = ["PCIE_BANDWIDTH", "PRESETS", "Cluster", "calibrated_device"]
+__all__ = ["PCIE_BANDWIDTH", "PRESETS", "Cluster", "calibrated_device", "check_cluster"]
 
 PCIE_BANDWIDTH = 64e9  # bytes per second and direction of sixteen lanes of the fifth generation
 _NVLINK_4 = 900e9  # bytes per second of all NVLinks of a Hopper SXM module, both directions
@@ -93,6 +93,8 @@ class Cluster:
             value = getattr(self, name)
             if not is_number(value) or value <= 0:
                 raise InputError(f"{name} of a cluster of {self.device.name} must be a number > 0, got {value!r}")
+            if name.endswith("bandwidth"):
+                check_unit(name, "bytes per second, such as 25e9", value, self.device.bandwidth)
         if type(self.interfaces_per_node) is not int:
             raise InputError(f"interfaces_per_node must be an integer >= 1, got {self.interfaces_per_node!r}")
         for name in ("link_latency", "network_latency"):
@@ -201,6 +203,12 @@ class Cluster:
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the same kind of machine with another number of nodes."""
         return replace(self, nodes=nodes)
+
+
+def check_cluster(cluster: object) -> None:
+    """Raise ``InputError`` for anything but a ``Cluster``."""
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"cluster must be a Cluster, such as Cluster.preset('DGX H100', nodes=4), got {cluster!r:.80}")
 
 
 def calibrated_device(cluster: Cluster) -> DeviceSpec:

@@ -23,9 +23,9 @@ from modelsummary.errors import InputError, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
 from modelsummary.keywords import dtype_named, listed, takes_keywords
 from modelsummary.tables import Report
-from modelsummary.units import scaled
+from modelsummary.units import parse_bytes, scaled
 
-__all__ = ["Bound", "DeviceSpec", "Predicted", "device_of", "device_values", "least_seconds"]
+__all__ = ["Bound", "DeviceSpec", "Predicted", "check_unit", "device_of", "device_values", "least_seconds"]
 
 Precision = torch.dtype | str
 _TERA = 1e12
@@ -118,6 +118,8 @@ class DeviceSpec:
         if not peaks or not all(isinstance(figure, (int, float)) and figure > 0 for figure in figures):
             raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
         self._check_units(max(peaks))
+        if self.memory_bytes is not None:
+            object.__setattr__(self, "memory_bytes", parse_bytes(self.memory_bytes, "memory_bytes"))
         speeds = self.sustained_flops
         if not isinstance(speeds, Mapping) or not all(
             dtype in _SUSTAINED and is_number(speed) and speed > 0 for dtype, speed in speeds.items()
@@ -161,8 +163,7 @@ class DeviceSpec:
             ("peak_flops", "FLOP/s, such as 312e12", peak_flops, bandwidth),
             ("bandwidth", "bytes per second, such as 2e12", bandwidth, peak_flops),
         ):
-            if 1 < value < _SMALL <= _LARGE <= other:
-                raise InputError(f"{self.name!r}: {name} must be in {unit}, got {value!r}")
+            check_unit(f"{self.name!r}: {name}", unit, value, other)
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
@@ -327,13 +328,27 @@ class DeviceSpec:
         """Return the roofline's bound (Williams et al. 2009): computing or moving data, whichever takes longer.
 
         Raises:
-            InputError: the peak of the dtype is not known.
+            InputError: the peak of the dtype is not known, or an amount is not a number >= 0.
 
         >>> DeviceSpec("made up", {torch.float32: 1e12}, 1e11).bound(1e12, 1e10, torch.float32)
         Bound(seconds=1.0, limited_by='compute')
         """
+        for name, amount in (("flops", flops), ("moved_bytes", moved_bytes)):
+            if not is_number(amount) or amount < 0:
+                raise InputError(f"{name} must be a number >= 0, got {amount!r:.80}")
         computing, moving = flops / self.peak(dtype), moved_bytes / self.bandwidth
         return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
+
+
+def check_unit(name: str, unit: str, value: float, other: float) -> None:
+    """Raise ``InputError`` for a speed in TFLOP/s, GB/s or TB/s beside another in units.
+
+    >>> check_unit("link_bandwidth", "bytes per second, such as 3e11", 600, 2e12)
+    Traceback (most recent call last):
+    modelsummary.errors.InputError: link_bandwidth must be in bytes per second, such as 3e11, got 600
+    """
+    if 1 < value < _SMALL <= _LARGE <= other:
+        raise InputError(f"{name} must be in {unit}, got {value!r}")
 
 
 class Predicted(Protocol):

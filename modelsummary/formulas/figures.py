@@ -93,6 +93,7 @@ class FiguresAt(Printed):
 
     def beyond(self, figure: str = "macs") -> dict[str, int]:
         """Return the dimensions whose size here is beyond the largest that was run, with that largest size."""
+        check_figure(figure)
         largest = self._source.largest(figure, self.layer)
         return {name: size for name, size in largest.items() if self.sizes[name] > size}
 

@@ -14,6 +14,7 @@ from modelsummary._torch import tree_leaves
 from modelsummary.devices.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError, check_integers
 from modelsummary.formulas.tokens import FlopsPerToken
+from modelsummary.keywords import choice_of
 from modelsummary.units import grouped, percent, scaled
 
 __all__ = ["MFUMeter", "Reading", "tokens_in"]
@@ -141,7 +142,11 @@ def tokens_in(batch: Any, unit: str = "token") -> int:
 
     >>> tokens_in({"input_ids": torch.zeros(4, 128).long()}), tokens_in(torch.zeros(4, 3, 8, 8), "sample")
     (512, 4)
+
+    Raises:
+        InputError: ``unit`` is neither ``"token"`` nor ``"sample"``.
     """
+    unit = choice_of(unit, ("token", "sample"), "unit")
     named = batch.get("input_ids") if isinstance(batch, Mapping) else None
     tensors = [leaf for leaf in ([named] if named is not None else tree_leaves(batch)) if isinstance(leaf, Tensor)]
     ids = [tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2]

@@ -109,6 +109,10 @@ def fits_of(
     """Return on which devices a step fits; see ``Statistics.fits_on``."""
     if isinstance(devices, (str, DeviceSpec)):
         devices = [devices]
+    if devices is not None and not isinstance(devices, Iterable):
+        raise InputError(
+            f"devices must be a list of accelerators, such as ['A100', 'H100'], or None, got {devices!r:.80}"
+        )
     names = [name for name, figures in TABLE.items() if figures.generation != "tpu"] if devices is None else devices
     specs = [spec if isinstance(spec, DeviceSpec) else DeviceSpec(spec) for spec in names]
     if not specs:

@@ -55,7 +55,7 @@ def expert_plans(live: LiveModel, calls: Calls, n_ranks: int, dispatch: str) -> 
     if not plans:
         name = type(calls.model).__name__
         why = next((f"; {fqn or name}: {reason}" for fqn, reason in experts.reasons.items()), "")
-        raise InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}")
+        raise InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}; leave expert out")
     return plans, experts.reasons
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.keywords import choice_of
 from modelsummary.operators.collective_calls import Collective
 from modelsummary.parallel.plan_entries import LayerPlan, WholeCall
 from modelsummary.parallel.rank_model import LocalAttribute
@@ -348,7 +349,13 @@ class ParallelPlan(Printed):
         return self.collectives_over("tensor", "expert", "context")
 
     def collectives_over(self, *names: str) -> dict[tuple[str, str], tuple[int, int]]:
-        """Return the sums of ``communication`` over ranks along these dimensions of the mesh."""
+        """Return the sums of ``communication`` over ranks along these dimensions of the mesh.
+
+        Raises:
+            InputError: plans have no dimension of that name.
+        """
+        for name in names:
+            choice_of(name, MESH_NAMES, "a dimension of the mesh")
         totals: dict[tuple[str, str], tuple[int, int]] = {}
         for collective in self.communication:
             if collective.group in names:

@@ -135,7 +135,10 @@ class Load:
             lengths.check(name)
         elif isinstance(lengths, Sequence) and not isinstance(lengths, (str, bytes)):
             if len(lengths) != self.requests:
-                raise InputError(f"{name} must have a length for each of {self.requests} requests, got {len(lengths)}")
+                raise InputError(
+                    f"{name} must have a length for each of {self.requests} requests, got {len(lengths)}; "
+                    "for lengths at random pass Uniform(least, most)"
+                )
             for index, length in enumerate(lengths):
                 check_integers(**{f"{name}[{index}]": length})
         else:

@@ -296,7 +296,7 @@ class ServingEstimate(Printed, Records):
         (8, 16)
         """
         _check_load(load)
-        space, server = space or ServingSpace(), self._live_server
+        space, server = ServingSpace() if space is None else space, self._live_server
         for name, value, kind in (("space", space, ServingSpace), ("engine", engine, Engine)):
             if value is not None and not isinstance(value, kind):
                 raise InputError(f"{name} must be a {kind.__name__} or None, got {value!r:.80}")

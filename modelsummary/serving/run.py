@@ -197,7 +197,7 @@ class _Run:
         if named_cache is None:
             raise InputError(
                 f"{type(self._model).__name__} returns no cache that it takes back: no field of its result, such as "
-                "past_key_values, is also an argument of its forward"
+                "past_key_values, is also an argument of its forward; return the cache and take it back under one name"
             )
         first_result = next(tensors_of(output), None)
         if first_result is not None and not first_result.numel():  # a slice of positions ended before the tokens

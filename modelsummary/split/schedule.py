@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from modelsummary.errors import InputError, check_integers
+from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.keywords import choice_of
 from modelsummary.split.event_engine import ItemGraph, Resource
 from modelsummary.tables import Printed, Report
@@ -173,7 +173,7 @@ def simulate(
     >>> step.makespan, round(step.bubble, 3)  # (p - 1) / (m + p - 1) = 3 / 11
     (33.0, 0.273)
     """
-    if bandwidth is not None and not bandwidth > 0:
+    if bandwidth is not None and not (is_number(bandwidth) and bandwidth > 0):
         raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
     schedule = choice_of(schedule, ORDERS, "schedule")
     per_device = checked_per_device(len(loads), n_microbatches, schedule, stages_per_device)

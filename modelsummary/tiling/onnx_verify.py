@@ -7,7 +7,7 @@ from copy import deepcopy
 from os import PathLike
 from typing import Any, NamedTuple
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, is_number
 from modelsummary.extras import needs
 from modelsummary.files.onnx.reading import import_onnx
 from modelsummary.tiling.onnx_linear import ModelLike, proto_of
@@ -50,7 +50,7 @@ def verify(
         rtol, atol: tolerance of an element: ``atol`` + ``rtol`` x the largest absolute element of its tensor.
 
     Raises:
-        InputError: outputs or inputs do not match, or onnxruntime rejects a model.
+        InputError: outputs or inputs do not match, a tolerance is not a number >= 0, or onnxruntime rejects a model.
         ModelFileError: a file is broken.
         MissingExtraError: onnx or onnxruntime is not installed.
 
@@ -58,6 +58,9 @@ def verify(
     >>> verify(linear_graph(8, 8, 8), tiled_matmul_graph(8, 8, 8, tile=4)).equal
     True
     """
+    for argument, tolerance in (("rtol", rtol), ("atol", atol)):
+        if not is_number(tolerance) or tolerance < 0:
+            raise InputError(f"{argument} must be a number >= 0, got {tolerance!r:.80}")
     models = [proto_of(a), proto_of(b)]
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(f"inputs must be a dict of names and arrays, got {inputs!r:.80}")

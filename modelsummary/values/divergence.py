@@ -20,8 +20,9 @@ from modelsummary.capture.modules import ModelParts, unwrap
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.capture.step_error import as_step_error
-from modelsummary.errors import InputError, close_to
+from modelsummary.errors import InputError
 from modelsummary.extras import Records
+from modelsummary.keywords import nearest
 from modelsummary.layer_info import CallKey, CallKeys
 from modelsummary.tables import Printed, Report
 from modelsummary.units import number_of
@@ -247,7 +248,7 @@ def _pairs(a: _Side, b: _Side, mapping: Mapping[str, str]) -> dict[str, str]:
     for fqn_a, fqn_b in mapping.items():
         for fqn, fqns, name in ((fqn_a, names[0], "model_a"), (fqn_b, names[1], "model_b")):
             if fqn not in fqns:
-                raise InputError(f"mapping names {fqn!r}, but {name} has no such module{close_to(fqn, fqns)}")
+                raise InputError(f"mapping names {fqn!r}, but {name} has no such module{nearest(fqn, fqns)}")
         pairs = {after: before for after, before in pairs.items() if before != fqn_a}
         pairs[fqn_b] = fqn_a
     return {"": "", **pairs}

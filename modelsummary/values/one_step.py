@@ -36,7 +36,10 @@ def step_values(
     if batch is not None:
         call = call_arguments(parts, batch, (), {}, batch_dim=live.batch_dim, device=call.device) or call
     if any(tensor.is_meta for tensor in (*parts.tensors, *call.tensors())):
-        raise InputError("values need a model and an input with values, but a tensor is on meta")
+        raise InputError(
+            "values need a model and an input with values, but a tensor is on meta; load weights with "
+            "model.to_empty(device='cpu') and load_state_dict, and pass a batch"
+        )
     doing = "forward"
     remedies = {**remedies_for(train=backward, forward_only="backward=False"), "forward": _UNTIL_THEN}
     with (

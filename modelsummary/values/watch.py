@@ -127,6 +127,10 @@ class Watching:
         self._execution = execution
         self._stack: ExitStack | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        hint = "; write with stats.watch() as values: and read it from values" if hasattr(Values, name) else ""
+        raise AttributeError(f"watch() has no attribute {name!r}{hint}")
+
     def __enter__(self) -> Values:
         if self._stack is not None:
             raise InputError("this watch() has been entered before; call watch() again for a new one")

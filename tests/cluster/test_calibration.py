@@ -136,3 +136,8 @@ def test_a_model_of_one_layer_is_calibrated():
     stats, cluster = Statistics(nn.Linear(64, 64), (8, 64)), Cluster("A100")
     step = stats.simulate(Plan(micro_batch=8), cluster, 8)
     assert cluster.calibrated([(step, 2 * step.step_seconds, None)]).factors.before == pytest.approx(0.5)
+
+
+def test_a_step_on_something_else_than_a_cluster(steps):
+    with pytest.raises(InputError, match=r"cluster must be a Cluster, such as Cluster\.preset\(.*\), got 'H100'"):
+        steps[0].on("H100")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from modelsummary import DeviceSpec, InputError
+from modelsummary.cluster import Cluster
 from modelsummary.devices.device_table import TABLE
 
 
@@ -209,3 +212,19 @@ def test_the_sustained_speed_is_measured_here():
 def test_a_sustained_speed_needs_usable_arguments(arguments, said):
     with pytest.raises(InputError, match=said):
         DeviceSpec.sustained(*arguments)
+
+
+def test_units_of_memory_and_links():
+    memory = {"peak_flops": {torch.float32: 1e12}, "bandwidth": 1e12}
+    assert DeviceSpec("mine", **memory, memory_bytes="80GB").memory_bytes == 80 * 10**9
+    with pytest.raises(InputError, match="memory_bytes is in bytes, and 80 is 80 of them; pass text such as '80GB'"):
+        DeviceSpec("mine", **memory, memory_bytes=80)
+    for name, gigabytes in (("link_bandwidth", 600), ("network_bandwidth", 25)):
+        with pytest.raises(InputError, match=f"{name} must be in bytes per second, such as 25e9, got {gigabytes}"):
+            Cluster("A100", **{name: gigabytes})
+
+
+@pytest.mark.parametrize("amounts", [("1e9", 1e9), (-1e9, 1e9), (1e9, math.nan), (1e9, None)])
+def test_bound_of_no_amount(amounts):
+    with pytest.raises(InputError, match=r"(flops|moved_bytes) must be a number >= 0, got "):
+        DeviceSpec("A100").bound(*amounts, torch.float32)

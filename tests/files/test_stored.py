@@ -133,6 +133,6 @@ def test_no_model(tmp_path, content, said, ending):
 def test_archive_of_torch_by_another_name(tmp_path, ending):
     path = tmp_path / f"model{ending}"
     torch.save({"weight": torch.zeros(2)}, path)
-    with pytest.raises(ModelFileError, match="begins like an archive of torch; rename it to .pt"):
+    with pytest.raises(ModelFileError, match=r"begins like an archive of torch; rename it to \.pt"):
         load(path)
     assert load(path.rename(tmp_path / "model.pt")).total_params == 2

@@ -336,3 +336,8 @@ def test_files(tmp_path):
         stats.formula("bytes_read")
     with pytest.raises(InputError, match=rf"expected {name}= \(the open dimensions of the file\), got"):
         stats.at()
+
+
+def test_sizes_beyond_of_an_unknown_figure(gpt):
+    with pytest.raises(InputError, match="unknown figure 'mac'; known: .*; did you mean 'macs'"):
+        gpt.at(batch=2).beyond("mac")

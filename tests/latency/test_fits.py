@@ -49,3 +49,9 @@ def test_what_no_table_could_say_is_refused(stats):
         stats.fits_on(DeviceSpec("mine", {torch.float32: 1e13}, 1e12))
     with pytest.raises(InputError, match=r"attention must be one of 'flash1', .*, got 'flash9'"):
         stats.fits_on(["A100"], attention="flash9")
+
+
+def test_devices_that_are_no_list():
+    stats = Statistics(nn.Linear(4, 2), (1, 4))
+    with pytest.raises(InputError, match=r"devices must be a list of accelerators, such as .*, got 80"):
+        stats.fits_on(80)

@@ -196,3 +196,9 @@ def test_weights_that_cannot_fit_are_refused_before_the_model_runs(estimate):
     with pytest.raises(InputError, match=r"tensor=1: the weights take at least 62.59 kB of a device, more"):
         plans(LOAD, ttft_ms=30.0, devices=1, space=ServingSpace([1]))
     assert not small._prices
+
+
+@pytest.mark.parametrize("space", [{}, 0, ()])
+def test_a_space_that_is_false(estimate, space):
+    with pytest.raises(InputError, match="space must be a ServingSpace or None, got "):
+        estimate.plan(Load(4, prompt=4, output=4), tpot_ms=5.0, space=space)

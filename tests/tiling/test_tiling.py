@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 
 import numpy as np
@@ -270,3 +271,10 @@ def test_tiled_linear_of_a_device_and_dtype():
     for size in ((2, 4), (2, 6), ()):
         with pytest.raises(InputError, match=r"size \[\.\.\., 5\], got"):
             layer(torch.empty(size, device="meta"))
+
+
+@pytest.mark.parametrize("tolerance", [-1, math.nan, "1e-3", None])
+def test_verify_refuses_tolerances_that_nothing_keeps(tolerance):
+    for name in ("rtol", "atol"):
+        with pytest.raises(InputError, match=f"{name} must be a number >= 0, got "):
+            verify(linear_graph(4, 8, 2), linear_graph(4, 8, 2), **{name: tolerance})

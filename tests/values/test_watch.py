@@ -854,3 +854,9 @@ def test_output():
     again = pickle.loads(pickle.dumps(values))
     assert str(again) == str(values)
     assert repr(again.to_dict()) == repr(values.to_dict())
+
+
+def test_reading_a_watch_instead_of_its_values():
+    watching = Statistics(nn.Linear(4, 2), (1, 4)).watch()
+    with pytest.raises(AttributeError, match=r"has no attribute 'first_bad'; write with stats\.watch\(\) as values"):
+        watching.first_bad()  # type: ignore[attr-defined]
