@@ -104,3 +104,17 @@ def test_models_that_cannot_be_served(capsys):
     assert "serving needs an input of tokens" in said
     said = plan(capsys, "torch.nn:Flatten", "--input", "input=1,4:long", status=2).err
     assert "Flatten returns no cache that it takes back" in said
+
+
+def test_mistakes_are_said_in_one_line(capsys, config, tmp_path):
+    (tmp_path / "config.json").write_text("[1, 2]")
+    (tmp_path / "net.py").write_text("from torch import nn\ndef build(): return nn.Sequential(nn.Linear(4, 8))\n")
+    for name, more, said in (
+        (f"hf:{tmp_path}", (), "has no 'model_type'; pass a config.json of transformers"),
+        (f"{tmp_path}/net.py:build", ("--input", "1,4"), "serve-plan needs the name of each --input of this model"),
+        (f"hf:{config}", ("--plot", str(tmp_path / "plot.abc")), "cannot be written: Format 'abc' is not supported"),
+    ):
+        errors = [line for line in plan(capsys, name, *more, status=2).err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1
+        assert said in errors[0]
+        assert "Error: " not in errors[0]

@@ -339,5 +339,5 @@ def test_files(tmp_path):
 
 
 def test_sizes_beyond_of_an_unknown_figure(gpt):
-    with pytest.raises(InputError, match="unknown figure 'mac'; known: .*; did you mean 'macs'"):
+    with pytest.raises(InputError, match=r"unknown figure 'mac'; known: .*; did you mean 'macs'"):
         gpt.at(batch=2).beyond("mac")
