@@ -119,7 +119,7 @@ class Applier:
     def _key(self, plan: Plan) -> tuple[tuple[str, Any], ...]:
         """Return the arguments of ``parallel_plan`` that decide whether it can be made."""
         arguments = self._arguments(plan)
-        left_out = ("data", "checkpoint", "sharded")
+        left_out = ("data", "sharded", *(() if isinstance(plan.checkpoint, tuple) else ("checkpoint",)))
         kept = {name: value for name, value in arguments.items() if name not in left_out}
         if plan.dispatch_ranks > 1 and plan.shard == 1:
             kept["data"] = plan.dispatch_ranks

@@ -7,9 +7,9 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from math import prod
 from typing import NamedTuple
 
@@ -19,8 +19,10 @@ from modelsummary.capture.trace import Storage, Trace
 from modelsummary.cluster.kept import keepers, kept_bytes
 from modelsummary.cluster.megatron import tokens_first
 from modelsummary.cluster.weights import RankWeights, Weight
+from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
+from modelsummary.memory.kept_results import DETACH, result_names
 from modelsummary.memory.timeline import timeline_of
 from modelsummary.operators.attention import scores_again
 from modelsummary.operators.collective_calls import collective_of
@@ -59,6 +61,23 @@ class MicrobatchCollective(NamedTuple):
 Works = tuple[tuple[Work, int], ...]  # distinct kernels, and how often each runs
 
 
+_KernelsByPart = tuple[defaultdict[tuple[str, str], Counter[Work]], Counter[tuple[str, str]]]
+
+
+class Result(NamedTuple):
+    """What an operator of the forward of a part makes, which a checkpoint around the part may keep.
+
+    Attributes:
+        nbytes: bytes of the storages that it makes; 0 of a view.
+        operator: the operator, if recomputation repeats it; else None.
+        collective: position of the collective that it is, in ``Part.collectives``; None if it is none.
+    """
+
+    nbytes: int
+    operator: StepOperator | None
+    collective: int | None
+
+
 @dataclass(frozen=True)
 class Part:
     """What one rank does and holds for a part of the model and one micro-batch.
@@ -73,6 +92,7 @@ class Part:
         kept_bytes: bytes kept for the backward.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
+        result_bytes: bytes of the results that the checkpoint around it keeps.
         crossing_bytes: bytes that a stage takes which begins with it: the same, or if nothing of it has a gradient, as
             behind frozen layers, its floating-point tensors.
         temporary_bytes: most bytes that are alive for a moment while it runs.
@@ -82,6 +102,10 @@ class Part:
             scores of attention that are computed again.
         recomputed_flops: the same of what checkpoints of the model itself compute again in the backward.
         uncounted: operators whose work is not known -> number of calls.
+        asked: operators of the forward, and of its recomputation, at which torch asks whether the checkpoint around
+            them keeps the result.
+        results: name of a result, as ``apply_checkpoint`` takes it -> what it is.
+        again: function from operators to their kernels, as ``works`` has them, and how many the host dispatches.
     """
 
     works: Mapping[str, Works] = field(default_factory=dict)
@@ -90,6 +114,7 @@ class Part:
     kept_bytes: int = 0
     core_bytes: int = 0
     entered_bytes: int = 0
+    result_bytes: int = 0
     crossing_bytes: int = 0
     temporary_bytes: int = 0
     weights: Mapping[int, Weight] = field(default_factory=dict)
@@ -97,6 +122,44 @@ class Part:
     backward_flops: int = 0
     recomputed_flops: int = 0
     uncounted: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[str, int] = field(default_factory=dict)
+    results: Mapping[str, Result] = field(default_factory=dict, repr=False)
+    again: Callable[[Sequence[StepOperator]], tuple[Works, int]] = field(default=lambda _: ((), 0), repr=False)
+
+    def keeping(self, names: Sequence[str]) -> Part:
+        """Return the part as it is under a checkpoint that keeps results of these names.
+
+        Raises:
+            InputError: it has no result of such a name.
+        """
+        if not names:
+            return self
+        unknown = next((name for name in names if name not in self.results), None)
+        if unknown is not None:
+            raise InputError(
+                f"checkpoint keeps {unknown!r}, which no operator of the block makes on a rank of this plan; names hold"
+                " for the dtypes, the device and the split layers of the plan that they come from: make it for these"
+            )
+        kept = [self.results[name] for name in names]
+        repeated = [
+            result.operator
+            for name, result in self.results.items()
+            if result.operator is not None and name not in names
+        ]
+        works, count = self.again(repeated)
+        positions = {result.collective for result in kept}
+        collectives = tuple(
+            collective._replace(is_repeated=collective.is_repeated and position not in positions)
+            for position, collective in enumerate(self.collectives)
+        )
+        return replace(
+            self,
+            works={**self.works, "again": works},
+            operators={**self.operators, "again": count},
+            collectives=collectives,
+            result_bytes=sum(result.nbytes for result in kept),
+            asked={"forward": len(self.results), "again": len(repeated)},
+        )
 
     @cached_property
     def held(self) -> RankWeights:
@@ -191,16 +254,18 @@ def parts_of(
             marks[index] += _LAST
     copies, gathered = tokens_first(observed.operators) if token_shares > 1 else (frozenset(), frozenset())
     cuts = _cuts(observed)
-    labelled = [
-        operator._replace(
+    labelled = {
+        index: operator._replace(
             row=(BEFORE if index in cuts else part_name, mark),
             phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase,
         )
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
         if index not in copies
-    ]
-    works, counts = _kernels_by_part(labelled, mode, context, eight_bits, sum_dtype)
-    collectives = _collectives(observed, part_names, marks, context, sends_round=sends_round)
+    }
+    kernels = partial(_kernels_by_part, mode=mode, context=context, eight_bits=eight_bits, sum_dtype=sum_dtype)
+    works, counts = kernels(list(labelled.values()))
+    collectives, positions = _collectives(observed, part_names, marks, context, sends_round=sends_round)
+    results = _results(observed.operators, part_names, labelled, positions)
     kept_by = keepers(observed.operators, observed.saved, part_names, BEFORE)
     for storage, part_name in zip(observed.saved, kept_by, strict=True):
         if storage.born in gathered:
@@ -245,6 +310,8 @@ def parts_of(
             backward_flops=backward_flops[name],
             recomputed_flops=recomputed_flops[name],
             uncounted=uncounted[name],
+            results=results[name],
+            again=partial(_again, name, kernels),
         )
     return parts
 
@@ -258,7 +325,7 @@ def _kernels_by_part(
     context: int,
     eight_bits: torch.dtype | None,
     sum_dtype: torch.dtype | None,
-) -> tuple[defaultdict[tuple[str, str], Counter[Work]], Counter[tuple[str, str]]]:
+) -> _KernelsByPart:
     """Return the kernels of each part and phase, as ``Part.works`` has them, and how many the host dispatches.
 
     Args:
@@ -291,6 +358,53 @@ def _kernels_by_part(
         if mark & _COLUMN and kernel.flops:
             works[part_name, "column weights" if is_of_weights else "columns"][work] += 1
     return works, counts
+
+
+def _again(
+    part_name: str, kernels: Callable[[Sequence[StepOperator]], _KernelsByPart], operators: Sequence[StepOperator]
+) -> tuple[Works, int]:
+    """Return the kernels of operators of a part that run again, and how many the host dispatches.
+
+    Args:
+        part_name: the part.
+        kernels: ``_kernels_by_part`` with the options of the step.
+        operators: labelled operators of its forward.
+    """
+    works, counts = kernels(operators)
+    return tuple(works[part_name, "forward"].items()), counts[part_name, "forward"]
+
+
+def _results(
+    operators: Sequence[StepOperator],
+    part_names: Sequence[str],
+    labelled: Mapping[int, StepOperator],
+    positions: Mapping[int, int],
+) -> defaultdict[str, dict[str, Result]]:
+    """Return what the operators of the forward of each part make, by name.
+
+    Args:
+        operators: operators of the step.
+        part_names: part that each operator belongs to.
+        labelled: index of an operator -> the same with its part and its mark.
+        positions: index of an operator -> position of the collective that it is, among the ones of its part.
+    """
+    indices_by_part: defaultdict[str, list[int]] = defaultdict(list)
+    for index, (operator, part_name) in enumerate(zip(operators, part_names, strict=True)):
+        if operator.phase == "forward" and operator.run.call.func is not DETACH:
+            indices_by_part[part_name].append(index)
+    results: defaultdict[str, dict[str, Result]] = defaultdict(dict)
+    for part_name, indices in indices_by_part.items():
+        names = result_names([operators[index].run.call for index in indices])
+        for name, index in zip(names, indices, strict=True):
+            run, repeated = operators[index].run, labelled.get(index)
+            made: dict[int, int] = {}
+            for key, spec in zip(run.makes, run.call.outputs, strict=False):
+                if key not in run.reads:
+                    made[key] = max(made.get(key, 0), spec.nbytes)
+            if repeated is not None and repeated.row is not None and repeated.row[1] & _LAST:
+                repeated = None
+            results[part_name][name] = Result(sum(made.values()), repeated, positions.get(index))
+    return results
 
 
 def _phases_of(phase: str, *, is_repeated: bool) -> tuple[str, ...]:
@@ -432,30 +546,36 @@ def _added(work: Work, dtype: torch.dtype) -> Work:
 
 def _collectives(
     observed: Observed, part_names: Sequence[str], marks: Sequence[int], context: int, *, sends_round: bool
-) -> defaultdict[str, list[MicrobatchCollective]]:
+) -> tuple[defaultdict[str, list[MicrobatchCollective]], dict[int, int]]:
+    """Return the collectives of each part, and of the operators that are or need one its position there."""
     collectives: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
-    for operator, part_name, mark in zip(observed.operators, part_names, marks, strict=True):
+    positions: dict[int, int] = {}
+    for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True)):
         call, fqn = operator.run.call, "" if operator.row is None else operator.row[0]
         collective = collective_of(call, operator.phase)
         if collective is not None:
-            part_name = BEFORE if fqn in observed.cut_once else part_name  # noqa: PLW2901
+            is_cut = fqn in observed.cut_once
+            part_name = BEFORE if is_cut else part_name  # noqa: PLW2901
             operation, group, _, nbytes = collective
             group = observed.groups.get(group, group)
             copies = observed.choices.get(fqn, 1) if operation == "all_to_all" else 1
             is_repeated = not mark & _LAST
+            if not is_cut:
+                positions[index] = len(collectives[part_name])
             collectives[part_name].append(
                 MicrobatchCollective(operation, operator.phase, nbytes, group, copies, is_repeated)
             )
         elif context > 1 and "scaled_dot_product" in call.name:
             keys = _keys(call)
             whole = context * sum(spec.nbytes for spec in keys)
+            positions[index] = len(collectives[part_name])
             collectives[part_name].append(MicrobatchCollective("all_gather", operator.phase, whole, "context"))
             if operator.phase == "backward" and sends_round:  # sums of gradients in float32, once to each rank
                 sums = sum(4 * prod(spec.shape) for spec in keys)
                 collectives[part_name] += [MicrobatchCollective("all_to_all", "backward", sums, "context")] * context
             elif operator.phase == "backward":
                 collectives[part_name].append(MicrobatchCollective("reduce_scatter", "backward", whole, "context"))
-    return collectives
+    return collectives, positions
 
 
 def _keys(call: OperatorCall) -> Sequence[TensorSpec]:

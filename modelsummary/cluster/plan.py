@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import NoneType
 from typing import Any
 
 import torch
@@ -14,10 +13,22 @@ from modelsummary.capture.step_plan import check_loss
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.keywords import choice_of, dtype_named, takes_keywords
-from modelsummary.parallel.plan_arguments import LEVELS, check_checkpoint, check_dispatch, check_sequence, level_of
+from modelsummary.memory.checkpointing import CheckpointPlan
+from modelsummary.parallel.plan_arguments import (
+    LEVELS,
+    check_checkpoint,
+    check_dispatch,
+    check_sequence,
+    checkpoint_by_name,
+    level_of,
+)
 from modelsummary.split.schedule import SCHEDULES
+from modelsummary.units import number_of
 
-__all__ = ["Plan", "Recipe"]
+__all__ = ["Checkpoint", "Plan", "Recipe"]
+
+Checkpoint = CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[Any] | str | int | None
+"""What a plan computes again, as a user writes it."""
 
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
@@ -168,7 +179,10 @@ class Plan:
             well, or ``"parameters"`` as well (1, 2 and 3, as the stages of ZeRO, are accepted). Default: parameters if
             ``shard`` is larger than 1, else nothing.
         checkpoint: what the backward computes again: None; ``"selective"``: attention from scores to context, where it
-            is not one fused kernel; ``"every"``: all repeated blocks; an integer: that many blocks of each stage.
+            is not one fused kernel; ``"every"``: all repeated blocks; an integer: that many blocks of each stage; a
+            memory plan without ``offload``, its ``checkpoint``, or a list of names: these blocks, except the results
+            that they keep; ``"operator"``: what costs each stage least and leaves room for all else on its device,
+            operator by operator. ``simulate`` and ``plan`` return plans with the blocks in place of ``"operator"``.
         micro_batch: samples in a micro-batch.
         virtual_stages: stages per rank of the pipeline.
         schedule: order of forwards and backwards: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"``, ``"zb"`` (ZB-H1),
@@ -197,7 +211,7 @@ class Plan:
     context: int = field(default=1, kw_only=True)
     sequence: bool = field(default=False, kw_only=True)
     sharded: str | int | None = field(default=None, kw_only=True)
-    checkpoint: str | int | None = field(default=None, kw_only=True)
+    checkpoint: Checkpoint = field(default=None, kw_only=True)
     micro_batch: int = field(default=1, kw_only=True)
     virtual_stages: int = field(default=1, kw_only=True)
     schedule: str = field(default="1f1b", kw_only=True)
@@ -212,11 +226,9 @@ class Plan:
         object.__setattr__(self, "sharded", level_of(self.sharded, self.shard))
         object.__setattr__(self, "schedule", choice_of(self.schedule, SCHEDULES, "schedule"))
         check_checkpoint(self.checkpoint)
-        if not isinstance(self.checkpoint, (str, int, NoneType)):
-            raise InputError(
-                f"checkpoint={self.checkpoint!r:.80} names modules, which parallel_plan applies and a Plan does not "
-                "cost; pass 'every', 'selective' or a number of blocks of each stage"
-            )
+        checkpoint = checkpoint_by_name(self.checkpoint, "a Plan")
+        if isinstance(checkpoint, dict):  # plans are keys
+            object.__setattr__(self, "checkpoint", tuple(checkpoint.items()) or None)
         ranks = self.tensor * self.copies
         if ranks % self.dispatch_ranks:
             raise InputError(
@@ -339,6 +351,15 @@ class Plan:
             )
         return count
 
+    @property
+    def checkpoint_in_short(self) -> Any:
+        """The ``checkpoint``; of named blocks, how many there are, and how many results they keep."""
+        if not isinstance(self.checkpoint, tuple):
+            return self.checkpoint
+        n_results = sum(len(names) for _, names in self.checkpoint)
+        keeping = f" keeping {number_of(n_results, 'result')}" if n_results else ""
+        return f"{number_of(len(self.checkpoint), 'block')}{keeping}"
+
     def describe(self) -> str:
         """Return the plan as one line: what is not at its default.
 
@@ -351,7 +372,7 @@ class Plan:
             if value is True:
                 parts.append(name)
             elif value != default:
-                parts.append(f"{name} {value}")
+                parts.append(f"{name} {self.checkpoint_in_short if name == 'checkpoint' else value}")
         return ", ".join(parts) or "one device"
 
 

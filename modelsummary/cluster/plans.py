@@ -150,7 +150,7 @@ _DEFAULT_OF = {argument.name: argument.default for argument in fields(Plan)}
 
 def _cell(plan: Plan, name: str) -> str:
     """Return what a plan has in a column; empty for what is not split, and other defaults."""
-    value = getattr(plan, name)
+    value = plan.checkpoint_in_short if name == "checkpoint" else getattr(plan, name)
     if name == "zero_stage":
         return str(value) if value else ""
     if name == "sequence":

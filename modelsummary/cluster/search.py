@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from itertools import product
 from typing import NamedTuple, TypedDict
 
-from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.plan import Checkpoint, Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.errors import InputError, StepError, check_integers
@@ -44,7 +44,7 @@ class SearchOptions(TypedDict, total=False):
         sharded: what the ranks that share the data shard, as in ``Plan``; None: nothing. Default: all four.
         shard: ranks over which each copy is sharded, as in ``Plan``; the others are copies. None: all. Default: None.
         micro_batch: samples in a micro-batch. Default: 1, 2, 4, 8.
-        checkpoint: what is computed again. Default: nothing, selective and every block.
+        checkpoint: what is computed again, as in ``Plan``. Default: nothing, selective and every block.
         schedules: names of schedules. Default: all but GPipe.
         applicable: only plans that ``StepEstimate.apply`` can train by; then by default one stage per rank, one rank of
             context parallelism, and no selective recomputation. Default: False.
@@ -61,7 +61,7 @@ class SearchOptions(TypedDict, total=False):
     sharded: Sequence[str | int | None]
     shard: Sequence[int | None]
     micro_batch: Sequence[int]
-    checkpoint: Sequence[str | int | None]
+    checkpoint: Sequence[Checkpoint]
     schedules: Sequence[str]
     applicable: bool
     limit: int
@@ -187,11 +187,16 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
     fitting: list[_Candidate] = []
     leanest: tuple[int, Plan] | None = None
     refused: Counter[str] = Counter()
-    for tried, plan in enumerate(candidates(simulator, options), 1):
+    resolved: set[Plan] = set()
+    for tried, candidate in enumerate(candidates(simulator, options), 1):
         try:
-            if simulator.least_state_bytes(plan) > capacity:
+            if simulator.least_state_bytes(candidate) > capacity:
                 refused["memory"] += 1
                 continue
+            plan = simulator.resolved(candidate)
+            if plan in resolved:  # two values of checkpoint= may mean the same
+                continue
+            resolved.add(plan)
             memory = simulator.memory_bytes(plan)
             if memory <= capacity:
                 fitting.append(_Candidate(simulator.least_seconds(plan), memory, plan.devices, tried, plan))

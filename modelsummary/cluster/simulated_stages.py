@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -14,11 +14,13 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds, SecondsByCause
 from modelsummary.cluster.weights import RankWeights, Weights
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
 from modelsummary.split.partition import Chain, partition
 from modelsummary.split.schedule import StageLoad
+from modelsummary.tables import folded_names
 
 __all__ = [
+    "Kept",
     "Moment",
     "RankParts",
     "SimulatedStage",
@@ -29,6 +31,10 @@ __all__ = [
     "stages_of",
     "weights_of",
 ]
+
+
+Kept = tuple[str, ...] | None
+"""Names of the results that the checkpoint around a block keeps; None: it runs without one."""
 
 
 class StageUnit(NamedTuple):
@@ -240,22 +246,38 @@ class RankParts:
 
     Attributes:
         parts: what each does and holds for a micro-batch.
-        seconds: the time that each takes.
+        seconds: function from a part to the time that it takes.
     """
 
     parts: Mapping[str, Part]
-    seconds: Mapping[str, PartSeconds]
+    seconds: Callable[[Part], PartSeconds]
+    _timed: dict[tuple[str, tuple[str, ...]], tuple[Part, PartSeconds]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _units: dict[tuple[object, ...], StageUnit] = field(default_factory=dict, init=False, repr=False)
 
-    def unit(self, name: str, *, is_recomputed: bool, has_core_recomputed: bool, is_in_root: bool) -> StageUnit:
+    def keeping(self, name: str, kept: Kept) -> tuple[Part, PartSeconds]:
+        """Return a part as it is under a checkpoint that keeps some results, and the time that it takes.
+
+        Raises:
+            InputError: it has no result of such a name.
+        """
+        key = name, kept or ()
+        if key not in self._timed:
+            part = self.parts[name].keeping(key[1])
+            self._timed[key] = part, self.seconds(part)
+        return self._timed[key]
+
+    def unit(
+        self, name: str, kept: Kept = None, *, has_core_recomputed: bool = False, is_in_root: bool = False
+    ) -> StageUnit:
         """Return a part as a unit of a stage, the same object for all stages."""
-        key = name, is_recomputed, has_core_recomputed, is_in_root
+        key = name, kept, has_core_recomputed, is_in_root
         if key not in self._units:
             self._units[key] = _unit(
-                self.parts[name],
-                self.seconds[name],
+                *self.keeping(name, kept),
                 name,
-                is_recomputed=is_recomputed,
+                is_recomputed=kept is not None,
                 has_core_recomputed=has_core_recomputed,
                 is_in_root=is_in_root,
             )
@@ -278,22 +300,51 @@ def stages_of(model: StepModel, rank_parts: RankParts, plan: Plan) -> list[Simul
     if not kinds and n_stages > 1:
         raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
     dealt = _dealt(kinds, parts, plan) if kinds else [0]
+    if isinstance(plan.checkpoint, tuple):
+        _check_blocks(dict(plan.checkpoint), model.blocks)
     stages, begin = [], 0
-    stage_of: dict[tuple[tuple[str, ...], bool, bool, int], SimulatedStage] = {}
+    stage_of: dict[tuple[tuple[tuple[str, Kept], ...], bool, bool, int], SimulatedStage] = {}
     for index, count in enumerate(dealt):
-        stage_kinds = tuple(kinds[begin : begin + count])
+        fqns = model.blocks[begin : begin + count]
+        blocks = tuple(zip(kinds[begin : begin + count], _kept(fqns, model.kind_of, parts, plan), strict=True))
         # a stage without blocks takes what the last block returns, which is as large as what it takes
         crossing_bytes = parts[kinds[min(begin, len(kinds) - 1)]].crossing_bytes if index else 0
         begin += count
-        key = stage_kinds, index == 0, index == n_stages - 1, crossing_bytes
+        key = blocks, index == 0, index == n_stages - 1, crossing_bytes
         if key not in stage_of:
-            stage_of[key] = _stage(stage_kinds, rank_parts, plan, crossing_bytes, is_first=key[1], is_last=key[2])
+            stage_of[key] = _stage(blocks, rank_parts, plan, crossing_bytes, is_first=key[1], is_last=key[2])
         stages.append(stage_of[key])
     return stages
 
 
+def _check_blocks(kept: Mapping[str, Sequence[str]], blocks: Sequence[str]) -> None:
+    """Raise ``InputError`` for a checkpoint around a module that is no block."""
+    for fqn in kept:
+        if fqn not in blocks:
+            raise InputError(
+                f"checkpoint names {fqn!r}, but a Plan costs checkpoints around the model's blocks, which are "
+                f"{folded_names(blocks):.80}; pass names of these{close_to(fqn, blocks)}"
+            )
+
+
+def _kept(fqns: Sequence[str], kind_of: Mapping[str, str], parts: Mapping[str, Part], plan: Plan) -> list[Kept]:
+    """Return what the checkpoint around each block of a stage keeps.
+
+    Blocks without a backward are neither kept nor computed again.
+    """
+    by_name = dict(plan.checkpoint) if isinstance(plan.checkpoint, tuple) else {}
+    count = len(fqns) if plan.checkpoint == "every" else plan.checkpoint
+    left = count if isinstance(count, int) else 0
+    kept: list[Kept] = []
+    for fqn in fqns:
+        has_backward = parts[kind_of[fqn]].has_backward
+        kept.append(() if has_backward and left else by_name.get(fqn) if has_backward else None)
+        left -= bool(has_backward and left)
+    return kept
+
+
 def _stage(
-    kinds: Sequence[str],
+    blocks: Sequence[tuple[str, Kept]],
     rank_parts: RankParts,
     plan: Plan,
     crossing_bytes: int,
@@ -301,34 +352,31 @@ def _stage(
     is_first: bool,
     is_last: bool,
 ) -> SimulatedStage:
-    checkpoint = len(kinds) if plan.checkpoint == "every" else plan.checkpoint
-    n_recomputed = checkpoint if isinstance(checkpoint, int) else 0
     selective, parts = plan.checkpoint == "selective", rank_parts.parts
     tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
-    calls: list[tuple[str, bool]] = [(BEFORE, False)] if is_first else []
-    for kind in kinds:  # blocks without a backward are neither kept nor computed again
-        is_recomputed = n_recomputed > 0 and parts[kind].has_backward
-        n_recomputed -= is_recomputed
-        calls.append((kind, is_recomputed))
-    calls += [(AFTER, False)] if is_last else []
-    counts = Counter(calls)
-    ends = [name for name, _ in counts if name in (BEFORE, AFTER)]
+    calls: list[tuple[str, Kept]] = [(BEFORE, None)] if is_first else []
+    calls += [*blocks, *([(AFTER, None)] if is_last else [])]
+    distinct = dict.fromkeys(calls)
+    ends = [name for name, _ in distinct if name in (BEFORE, AFTER)]
     unit_of = {
-        (name, is_recomputed): rank_parts.unit(
+        (name, kept): rank_parts.unit(
             name,
-            is_recomputed=is_recomputed,
+            kept,
             has_core_recomputed=selective and name not in ends and parts[name].has_backward,
             is_in_root=bool(tied) and name in ends,
         )
-        for name, is_recomputed in counts
+        for name, kept in distinct
     }
     units = tuple(unit_of[call] for call in calls)
     root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
     moments = [
-        (_working_bytes(parts[name], name, plan, is_recomputed=flag), parts[name].temporary_bytes)
-        for name, flag in counts
+        (
+            _working_bytes(rank_parts.keeping(name, kept)[0], name, plan, is_recomputed=kept is not None),
+            parts[name].temporary_bytes,
+        )
+        for name, kept in distinct
     ]
     working, temporary = max(moments, key=sum)
     return SimulatedStage(
@@ -344,7 +392,7 @@ def _stage(
 def _working_bytes(part: Part, name: str, plan: Plan, *, is_recomputed: bool) -> int:
     """Return the bytes of activations that exist only while a block is recomputed."""
     if is_recomputed:
-        return part.kept_bytes - part.entered_bytes
+        return part.kept_bytes - part.entered_bytes - part.result_bytes
     is_block = name not in (BEFORE, AFTER)
     return part.core_bytes if plan.checkpoint == "selective" and is_block and part.has_backward else 0
 
@@ -360,7 +408,7 @@ def _unit(
 ) -> StageUnit:
     kept, backward = part.kept_bytes, dict(seconds.backward)
     if is_recomputed:
-        kept = part.entered_bytes
+        kept = part.entered_bytes + part.result_bytes
         for cause, value in seconds.again.items():
             again = cause if cause in ("tensor", "context", "expert") else "recomputation"
             backward[again] = backward.get(again, 0.0) + value

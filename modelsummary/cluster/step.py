@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from operator import mul
 
 from modelsummary.cluster.applying import Applier, MakePlan
 from modelsummary.cluster.estimate import CAUSES, StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
+from modelsummary.cluster.operator_checkpoints import OperatorCheckpoints
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import StepItems, WeightUpdate, by_rank, in_flight
 from modelsummary.cluster.plan import Plan
@@ -63,6 +65,7 @@ class StepSimulator:
         self._bare: dict[tuple[object, ...], int] = {}  # bytes of a rank without its activations
         self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
         self._updates: dict[tuple[object, ...], list[WeightUpdate]] = {}
+        self._operator_checkpoints: dict[tuple[object, ...], OperatorCheckpoints] = {}
         self._least: dict[tuple[object, ...], float] = {}
         self._least_states: dict[tuple[object, ...], float] = {}
 
@@ -72,6 +75,7 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
+        plan = self.resolved(plan)
         items, spec = self.items(plan), self.time_model.device.spec
         return StepEstimate(
             plan=plan,
@@ -148,6 +152,29 @@ class StepSimulator:
         causes = dict.fromkeys(CAUSES, 0.0) | added((of_stage, m) for of_stage in by_rank(spent, plan)[rank])
         return {**causes, **items.causes(rank), "optimizer": items.updates[rank].optimizer}
 
+    def resolved(self, plan: Plan) -> Plan:
+        """Return the plan with the blocks that run again, and what they keep, in place of ``checkpoint="operator"``.
+
+        Raises:
+            InputError: as for ``items``.
+        """
+        if plan.checkpoint != "operator":
+            return plan
+        plain, capacity = replace(plan, checkpoint=None), self.time_model.cluster.memory_bytes
+        if self.memory_bytes(plain) <= capacity:
+            return plain
+        key = plan.rank_key
+        if key not in self._operator_checkpoints:
+            seconds_of = self.time_model.seconds_of_calls(plan, self.model.recipe)
+            results = self.model.results(plan, self.sequence_length, seconds_of)
+            self._operator_checkpoints[key] = OperatorCheckpoints(self._rank_parts[key], results)
+        blocks = [(fqn, self.model.kind_of[fqn]) for fqn in self.model.blocks]
+        microbatches = plan.microbatches(self.global_batch)
+        factor = self.time_model.factors.activations
+        return self._operator_checkpoints[key].choose(
+            plan, self.stages(plain), blocks, microbatches, self.memory, capacity, factor
+        )
+
     # ----------------------------------------------------------------------------------------- stages
 
     def _check(self, plan: Plan) -> None:
@@ -180,8 +207,8 @@ class StepSimulator:
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
                 )
             if plan.rank_key not in self._rank_parts:
-                timed = {name: self.time_model.part(part, plan, self.model.recipe) for name, part in parts.items()}
-                self._rank_parts[plan.rank_key] = RankParts(parts, timed)
+                seconds = partial(self.time_model.part, plan=plan, recipe=self.model.recipe)
+                self._rank_parts[plan.rank_key] = RankParts(parts, seconds)
             self._stages[key] = stages_of(self.model, self._rank_parts[plan.rank_key], plan)
         return self._stages[key]
 
@@ -284,6 +311,12 @@ class StepSimulator:
             repeated += blocks
         elif again and plan.checkpoint == "selective":
             repeated += sum(count * _core_flops(parts[kind]) for kind, count in passed.items())
+        elif again and isinstance(plan.checkpoint, tuple):
+            for fqn, names in plan.checkpoint:
+                kind = model.kind_of[fqn]
+                part = self._rank_parts[plan.rank_key].parts[kind]
+                share = part.keeping(names).repeated_flops / max(part.repeated_flops, 1)
+                repeated += share * parts[kind].repeated_flops * part.has_backward
         elif again and isinstance(plan.checkpoint, int):
             repeated += blocks * min(1.0, plan.checkpoint * plan.stages / max(sum(passed.values()), 1))
         return (everything + repeated) * self.global_batch / plan.micro_batch

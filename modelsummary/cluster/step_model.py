@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from math import gcd, prod
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from modelsummary import _torch
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.observe import check_initialized, observe
@@ -31,7 +32,9 @@ from modelsummary.cluster.weights import Weight, Weights, weight_of
 from modelsummary.errors import DataDependentError, InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
+from modelsummary.memory.planning import Planner
 from modelsummary.operators.kernels import StepOperator
+from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.parallel.applied_rank import rank_of, sharded_copy
 from modelsummary.parallel.context import length_of, with_tokens
 from modelsummary.parallel.equal_blocks import fold, kinds_of_blocks
@@ -224,6 +227,30 @@ class StepModel:
         length = self.recorded_sequence if sequence_length is None else sequence_length
         return self._observed(plan, length)[0].operators
 
+    def results(
+        self, plan: Plan, length: int, seconds_of: Callable[[OperatorCall, Mapping[str, str]], float]
+    ) -> dict[str, list[tuple[str, ...]]]:
+        """Return the sets of results that a checkpoint around each kind of block may keep on a rank.
+
+        Of these sets, none beats another in both the bytes that it keeps and the seconds that it costs.
+
+        Args:
+            plan: how the step is spread over devices.
+            length: tokens in a sample.
+            seconds_of: function from an operator call to its seconds on the rank; it also takes the name of each
+                process group -> what its ranks share out.
+
+        Raises:
+            InputError, StepError: as for ``parts``.
+        """
+        with self._rank(self._plan_of_rank(plan, length)) as (module, groups), self._on_shapes():
+            live = LiveModel(module, self._call_of(plan, length), "shape", self._live.batch_dim)
+
+            def seconds(call: OperatorCall) -> float:
+                return seconds_of(call, groups)
+
+            return Planner(live, self._root, self._step, None, "operator", lambda: None, seconds_of=seconds).results
+
     def _observed(self, plan: Plan, length: int) -> tuple[Observed, nn.Module]:
         """Run a step of one rank; if Megatron's raises, run it with whole logits, which the loss may need."""
         alone = Plan(micro_batch=plan.micro_batch)
@@ -284,6 +311,20 @@ class StepModel:
         sizes = [merged | sequence | batch, *[merged | batch | sequence] * len(value.shape)]
         return [changed.get(size, size) for changed, size in zip(sizes, value.shape, strict=False)]
 
+    @contextmanager
+    def _rank(self, applied: ParallelPlan) -> Iterator[tuple[nn.Module, Mapping[str, str]]]:
+        """Return a context with the model of one rank, and the name of each process group -> what its ranks share out.
+
+        Args:
+            applied: the layers that it runs.
+        """
+        if applied.world_size == 1:
+            yield copied(self._folded, on_meta), {}
+            return
+        in_world = rank_of(applied, 0, applied.world_size, "the step of a rank")
+        with in_world, sharded_copy(applied, self._folded, None) as (module, (groups, _)):
+            yield module, groups
+
     def _run(self, applied: ParallelPlan, plan: Plan, length: int) -> tuple[Observed, nn.Module]:
         """Run a step of one rank on shapes.
 
@@ -291,13 +332,7 @@ class StepModel:
             InputError, StepError: the layers cannot be applied, or the step does not run.
         """
         entered: dict[str, tuple[int, int]] = {}
-        module, groups = self._folded, dict[str, str]()
-        with ExitStack() as stack:
-            if applied.world_size > 1:
-                stack.enter_context(rank_of(applied, 0, applied.world_size, "the step of a rank"))
-                module, (groups, _) = stack.enter_context(sharded_copy(applied, self._folded, None))
-            else:
-                module = copied(self._folded, on_meta)
+        with self._rank(applied) as (module, groups):
             _note_entered(module, self.counts, entered)
             trace = self._step_of(module, entered, plan, length)
         gathering = {layer.fqn for layer in applied.layers if layer.role == "output"}
@@ -306,21 +341,26 @@ class StepModel:
         return Observed.of(trace, groups, frozenset(cut.intersection(self.counts)), choices), module
 
     def _step_of(self, module: nn.Module, entered: Mapping[str, tuple[int, int]], plan: Plan, length: int) -> Trace:
+        call = self._call_of(plan, length)
+        with self._on_shapes():
+            # what entered blocks is forgotten when the run is over
+            evenly, note = plan.dispatch_ranks > 1, lambda: dict(entered)
+            return observe(module, call, self._step, storages=True, note=note, routes_evenly=evenly)
+
+    def _call_of(self, plan: Plan, length: int) -> CallArguments:
+        """Return the arguments of a micro-batch."""
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, plan.micro_batch)
         tokens = length // plan.context
-        if tokens and tokens != self.recorded_sequence:
-            call = with_tokens(call, tokens)
-        step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
+        return with_tokens(call, tokens) if tokens and tokens != self.recorded_sequence else call
+
+    @property
+    def _step(self) -> StepPlan:
+        return StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
+
+    @contextmanager
+    def _on_shapes(self) -> Iterator[None]:
         with cuda_kernels(), _without_values():
-            # what entered blocks is forgotten when the run is over
-            return observe(
-                module,
-                call,
-                step,
-                storages=True,
-                note=lambda: dict(entered),
-                routes_evenly=plan.dispatch_ranks > 1,
-            )
+            yield
 
     def check_length(self, tokens: int) -> None:
         """Raise ``InputError`` for sequences that are longer than a table of positions, which the forward indexes."""

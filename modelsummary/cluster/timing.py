@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -17,7 +17,9 @@ from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.topology import Cluster, calibrated_device
 from modelsummary.cluster.weights import Weights
 from modelsummary.devices.kernel_time import DeviceModel, device_model
-from modelsummary.operators.collective_calls import OPERATIONS
+from modelsummary.devices.target import Target, seconds_of_calls
+from modelsummary.operators.collective_calls import OPERATIONS, collective_of
+from modelsummary.operators.operator_calls import OperatorCall
 from modelsummary.operators.operator_work import Work
 from modelsummary.split.event_engine import ItemGraph, Resource, Speed
 
@@ -214,6 +216,8 @@ class TimeModel:
             steps = [kernels.get(phase, 0.0) - columns - column_weights, *waits.values(), columns, column_weights]
             host = self.device.host if recipe.host_seconds is None else self.factors.host * recipe.host_seconds
             dispatching = host * part.operators.get(phase, 0)
+            if recipe.kernels == "eager":  # a mode in Python sees each operator
+                dispatching += host * self.device.policy_share * part.asked.get(phase, 0)
             seconds = [*steps, gather, reduction, dispatching, 0.0]
             ends = _PHASE.run(seconds, self._speed(groups, products=True))
             idle = {resource.kind: lost for resource, lost in _PHASE.idle(_KERNELS, ends).items()}
@@ -298,6 +302,20 @@ class TimeModel:
         is_sent = collective.group == "expert" and collective.operation == "all_to_all"
         share = min(1.0, copies / collective.copies) if is_sent and copies is not None else 1.0
         return self.network.seconds(collective.operation, share * collective.nbytes, group)
+
+    def seconds_of_calls(self, plan: Plan, recipe: Recipe) -> Callable[[OperatorCall, Mapping[str, str]], float]:
+        """Return a function from an operator call, and the groups that names mean, to the seconds of its forward."""
+        of_kernels = seconds_of_calls(Target(self.device.spec.name, self.device))
+
+        def seconds(call: OperatorCall, groups: Mapping[str, str]) -> float:
+            collective = collective_of(call)
+            if collective is None:
+                return of_kernels(call)
+            group = groups.get(collective.group, collective.group)
+            sent = MicrobatchCollective(collective.operation, "forward", collective.nbytes, group, collective.rows)
+            return self._collective(sent, self.groups(plan)[group], recipe)
+
+        return seconds
 
     def moved(self, name: str, nbytes: float) -> float:
         """Return the seconds of an element-wise kernel that reads and writes ``nbytes``."""

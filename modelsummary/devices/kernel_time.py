@@ -144,6 +144,11 @@ class DeviceModel:
         """
         return self.host_seconds["operator"]
 
+    @property
+    def policy_share(self) -> float:
+        """What the host takes to ask a checkpoint whether it keeps a result, as a multiple of ``host``."""
+        return self.host_seconds["policy"] / self.host_seconds["operator"]
+
     def seconds(self, work: Work) -> float:
         """Return the seconds of a kernel in a stream of others, its launch included, as measured steps correct it."""
         seconds = min(model._launches(work) * self.launch + model.busy(work) for model in self._choices(work))

@@ -15,7 +15,7 @@ from modelsummary.memory.saved import PERSISTENT, Remaking, contents_read, draws
 from modelsummary.memory.timeline import is_held
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun
 
-__all__ = ["DETACH", "KeptGroup", "RecomputedBlock"]
+__all__ = ["DETACH", "KeptGroup", "RecomputedBlock", "result_names"]
 
 DETACH = torch.ops.aten.detach.default  # a checkpoint adds some of its own, and numbers none
 
@@ -112,7 +112,13 @@ class RecomputedBlock:
 
     @classmethod
     def of(
-        cls, trace: Trace, fqn: str, again: Sequence[int], timeline: Sequence[TimelinePoint]
+        cls,
+        trace: Trace,
+        fqn: str,
+        again: Sequence[int],
+        timeline: Sequence[TimelinePoint],
+        *,
+        communicates_again: bool = False,
     ) -> RecomputedBlock | None:
         """Return the region of a block in a step in which a checkpoint runs it again.
 
@@ -124,16 +130,19 @@ class RecomputedBlock:
             fqn: name of the block.
             again: numbers of the operators that run again, without ``DETACH``.
             timeline: the bytes alive while each operator of the step runs.
+            communicates_again: the step is of a rank: collectives may run again. Functions of autograd that contain
+                them run with gradients disabled, so their operators lack among ``again``.
         """
         held = {index: point.total for index, point in enumerate(timeline) if f"{point.fqn}.".startswith(f"{fqn}.")}
         call = trace.first_call(fqn)
         runs = [operator.run for operator in trace.operators]
         inside = [index for index in range(call.begin, call.end) if runs[index].call.func is not DETACH]
         remaking = Remaking(trace)
-        first = _begin_of([runs[index].call for index in again], [runs[index].call for index in inside])
-        if first is None:  # it is called several times, or what runs again depends on what ran before
-            return cls(held, trace.end_of_forward, repeats_effects=any(map(remaking.obstacle, inside)))
-        region = inside[first : first + len(again)]
+        obstacle = remaking.persistent_written if communicates_again else remaking.obstacle
+        recomputed = _recomputed(again, inside, runs, with_gaps=communicates_again)
+        if recomputed is None:  # it is called several times, or what runs again depends on what ran before
+            return cls(held, trace.end_of_forward, repeats_effects=any(map(obstacle, inside)))
+        region, again_of = recomputed
         region_storages = {
             storage
             for index in region
@@ -159,17 +168,16 @@ class RecomputedBlock:
             is_written_later = remaking.written_last.get(storage, -1) > indices[0]
             if storage not in region_storages and storage not in written_by_region and is_written_later:
                 return None
-        names = _names([runs[index].call for index in region])
+        names = result_names([runs[index].call for index in region])
         name_of = dict(zip(region, names, strict=True))
-        again_of = dict(zip(region, again, strict=True))
         storages_by_id = {storage.identity: storage for storage in trace.storages}
         groups = []
         for indices in {id(indices): sorted(indices) for indices in group_of.values()}.values():
             storages = {storage for index in indices for storage in _touched(runs[index])}
             group = KeptGroup([name_of[index] for index in indices], [runs[index].call for index in indices])
             group.last = indices[-1]
-            group.again = [again_of[index] for index in indices]
-            pairs = ((runs[index], runs[again_of[index]]) for index in indices)
+            group.again = [again_of[index] for index in indices if index in again_of]
+            pairs = ((runs[index], runs[again_of[index]]) for index in indices if index in again_of)
             group.changes = _changes(pairs, storages & region_storages, storages_by_id)
             group.nbytes = sum(
                 storages_by_id[storage].nbytes
@@ -179,7 +187,7 @@ class RecomputedBlock:
                 and not is_held(storages_by_id[storage], trace)
             )
             is_from_outside = any(storage not in region_storages and storage in storages_by_id for storage in storages)
-            group.is_forced = is_from_outside or any(map(remaking.obstacle, indices))
+            group.is_forced = is_from_outside or any(map(obstacle, indices))
             group.is_random = any(map(draws_random_numbers, group.calls))
             group.may_be_kept = not any(call.rule.facts.casts for call in group.calls)  # autocast keeps some itself
             for storage in storages:
@@ -221,12 +229,31 @@ def _changes(
     return changes
 
 
-def _begin_of(again: Sequence[OperatorCall], inside: Sequence[OperatorCall]) -> int | None:
-    """Return where in a block the operators begin that run again; hooks of the block may run others before."""
-    for first in range(len(inside) - len(again) + 1):
-        if all(call is other for call, other in zip(again, inside[first:], strict=False)):
-            return first
-    return None
+def _recomputed(
+    again: Sequence[int], inside: Sequence[int], runs: Sequence[OperatorRun], *, with_gaps: bool
+) -> tuple[Sequence[int], dict[int, int]] | None:
+    """Return the operators of a block that run again, and the number of each in the backward; None if some lack.
+
+    Args:
+        again: numbers of the operators that run again in the backward.
+        inside: numbers of the operators of the block in the forward; hooks of the block may run others before.
+        runs: operators of the step.
+        with_gaps: operators that lack among ``again`` may run between them.
+    """
+    calls, others = [runs[index].call for index in again], [runs[index].call for index in inside]
+    for first in range(len(others) - len(calls) + 1):
+        if all(call is other for call, other in zip(calls, others[first:], strict=False)):
+            region = inside[first : first + len(calls)]
+            return region, dict(zip(region, again, strict=True))
+    again_of: dict[int, int] = {}
+    end = 0
+    for call, number in zip(calls, again, strict=True):
+        position = next((index for index in range(end, len(others)) if others[index] is call), None)
+        if position is None or not with_gaps:
+            return None
+        again_of[inside[position]] = number
+        end = position + 1
+    return inside[:end], again_of
 
 
 def _touched(run: OperatorRun) -> set[int]:
@@ -234,8 +261,8 @@ def _touched(run: OperatorRun) -> set[int]:
     return {*set(run.makes).difference(run.reads), *run.writes}
 
 
-def _names(calls: Sequence[OperatorCall]) -> list[str]:
-    """Return the names of the results of a region, from its begin."""
+def result_names(calls: Sequence[OperatorCall]) -> list[str]:
+    """Return the names of the results of a region, from its begin, without ``DETACH``."""
     counts: Counter[object] = Counter()
     names = []
     for call in calls:

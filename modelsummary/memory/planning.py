@@ -259,6 +259,8 @@ class Planner:
         granularity: ``"operator"``: blocks may keep results; ``"block"``: they run again as a whole.
         done: called after each simulated step.
         link: bytes per second of the link to the host, in one direction; None: nothing moves there.
+        seconds_of: function from an operator call to its seconds on a rank of a plan, whose collectives may run again;
+            None: the target decides, and collectives run once.
     """
 
     def __init__(
@@ -270,9 +272,13 @@ class Planner:
         granularity: str,
         done: Callable[[], object],
         link: float | None = None,
+        seconds_of: Callable[[OperatorCall], float] | None = None,
     ) -> None:
         self._live, self._step, self._target, self._done, self._link = live, step, target, done, link
-        self._cost_of = _macs_of if target is None else _nanoseconds_on(target)
+        self._communicates_again = seconds_of is not None
+        if seconds_of is None and target is not None:
+            seconds_of = seconds_of_calls(target)
+        self._cost_of = _macs_of if seconds_of is None else _nanoseconds_of(seconds_of)
         self._host_cost_of, self._policy = host_cost_on(target, _NANOSECONDS)
         self._trace, self._plain = _plain_step(live, root, step, done)
         self._simulated: dict[Hashable, CheckpointPlan] = {((), ()): _plan_without_checkpoints(self._plain, target)}
@@ -295,7 +301,9 @@ class Planner:
         for row, operators, peak, spent, storages in zip(blocks, runs, inside, times, movable, strict=True):
             kind = kinds[id(row)], operators, tuple((storage.number, storage.nbytes) for storage in storages)
             if kind not in distinct:
-                choices = self._choices_of(row.fqn, peak, spent, whole=granularity == "block", moves=can_move)
+                choices = _Choices([_PLAIN], futility="runs no operators")  # as a block that passes on what it takes
+                if operators != ():
+                    choices = self._choices_of(row.fqn, peak, spent, whole=granularity == "block", moves=can_move)
                 moving = self._moving_ways(row.fqn, peak, spent, storages)
                 ways = sorted([*choices.ways, *moving], key=lambda way: way.nbytes)
                 distinct[kind] = replace(choices, ways=ways)
@@ -382,7 +390,7 @@ class Planner:
         except StepError as error:  # such as one whose input is written in place
             return _Choices([_PLAIN], obstacle=f"does not run under a checkpoint: {error}")
         again = [index for index in recomputed_operators(trace) if trace.operators[index].run.call.func is not DETACH]
-        region = RecomputedBlock.of(trace, fqn, again, estimate.timeline)
+        region = RecomputedBlock.of(trace, fqn, again, estimate.timeline, communicates_again=self._communicates_again)
         if region is None:
             return _Choices([_PLAIN], obstacle=_WRITTEN_LATER)
         if not (whole or region.can_keep):
@@ -478,6 +486,14 @@ class Planner:
                 total = Option(cost_kept + option.cost, saving_kept + option.saving)
                 candidates.append((total, [group for group in all_kept if id(group) not in again_too]))
         return candidates
+
+    @property
+    def results(self) -> dict[str, list[tuple[str, ...]]]:
+        """The sets of results that a checkpoint around each block may keep; none of a block that must not run again."""
+        return {
+            fqn: list(dict.fromkeys(way.kept for way in block.ways if way.kept is not None))
+            for fqn, block in self._blocks.items()
+        }
 
     # ----------------------------------------------------------------------------------------------------- plans
 
@@ -645,8 +661,7 @@ def _macs_of(call: OperatorCall) -> int:
     return call.cost.macs
 
 
-def _nanoseconds_on(target: Target) -> Callable[[OperatorCall], int]:
-    seconds_of = seconds_of_calls(target)
+def _nanoseconds_of(seconds_of: Callable[[OperatorCall], float]) -> Callable[[OperatorCall], int]:
     return lambda call: round(_NANOSECONDS * seconds_of(call))
 
 

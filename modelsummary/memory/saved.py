@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -323,8 +323,12 @@ class Remaking:
         run = self.runs[index]
         if run.call.rule.is_collective:
             return f"{run.call.name} communicates"
-        written = PERSISTENT.intersection(self._kinds.get(storage) for storage in run.writes)
+        written = self.persistent_written(index)
         return f"{run.call.name} writes {' and '.join(sorted(written))}" if written else ""
+
+    def persistent_written(self, index: int) -> Collection[str]:
+        """Return the kinds of storages that an operator writes and that outlive the step."""
+        return PERSISTENT.intersection(self._kinds.get(storage) for storage in self.runs[index].writes)
 
 
 def contents_read(run: OperatorRun) -> set[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.capture.checkpoints import check_kept, kept_results
+from modelsummary.capture.checkpoints import check_kept
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
@@ -38,6 +38,7 @@ from modelsummary.parallel.plan_arguments import (
     check_checkpoint,
     check_sending,
     check_sequence,
+    checkpoint_by_name,
     level_of,
 )
 from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
@@ -353,14 +354,8 @@ def _checkpoint(
     Args:
         boundaries: FQNs of the modules with which the second and each later stage begin.
     """
-    if isinstance(checkpoint, CheckpointPlan):
-        if checkpoint.offload:
-            raise InputError(
-                "parallel_plan moves no saved tensors to the host, as the memory plan in checkpoint= does; make that "
-                "plan without offload="
-            )
-        checkpoint = checkpoint.checkpoint
-    kept = kept_results(checkpoint) if isinstance(checkpoint, Mapping) else {}
+    checkpoint = checkpoint_by_name(checkpoint, "parallel_plan")
+    kept = checkpoint if isinstance(checkpoint, dict) else {}
     names = _checkpointed(checkpoint, root, model, boundaries)
     return tuple(names), {fqn: results for fqn, results in kept.items() if results}
 
@@ -388,8 +383,8 @@ def _checkpointed(checkpoint: Any, root: LayerInfo, model: nn.Module, boundaries
         return blocks if checkpoint else ()
     if isinstance(checkpoint, str):
         raise InputError(
-            "parallel_plan does not apply checkpoint='selective'; pass 'every', a number of blocks of each stage, or a "
-            "list of names"
+            f"parallel_plan does not apply checkpoint={checkpoint!r}; pass 'every', a number of blocks of each stage, "
+            "a list of names, or a memory plan"
         )
     if isinstance(checkpoint, int):
         return _first_blocks(checkpoint, root, blocks, boundaries)

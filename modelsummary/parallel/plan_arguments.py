@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modelsummary.capture.checkpoints import kept_results
 from modelsummary.errors import InputError
 from modelsummary.memory.checkpointing import CheckpointPlan
 
-__all__ = ["LEVELS", "check_checkpoint", "check_dispatch", "check_sending", "check_sequence", "level_of"]
+__all__ = [
+    "LEVELS",
+    "check_checkpoint",
+    "check_dispatch",
+    "check_sending",
+    "check_sequence",
+    "checkpoint_by_name",
+    "level_of",
+]
 
 LEVELS = ("optimizer", "gradients", "parameters")
 """What ranks shard, each with those before it: stages 1, 2 and 3 of ZeRO."""
@@ -61,12 +70,39 @@ def check_checkpoint(checkpoint: Any) -> None:
     """Raise ``InputError`` for a value of ``checkpoint`` that neither a plan of a cluster nor one of layers takes."""
     is_count = type(checkpoint) is int and checkpoint >= 0
     names_modules = isinstance(checkpoint, (list, tuple, Mapping, CheckpointPlan))
-    if not (is_count or names_modules or checkpoint in (None, "every", "selective")):
+    if not (is_count or names_modules or checkpoint in (None, "every", "selective", "operator")):
         advice = "; 'every' recomputes all blocks" if checkpoint in ("full", "all", True) else ""
         raise InputError(
-            "checkpoint must be None, 'every', 'selective', a number of blocks of each stage, a list of names, or a "
-            f"memory plan, got {checkpoint!r:.80}{advice}"
+            "checkpoint must be None, 'every', 'selective', 'operator', a number of blocks of each stage, a list of "
+            f"names, or a memory plan, got {checkpoint!r:.80}{advice}"
         )
+
+
+def checkpoint_by_name(checkpoint: Any, caller: str) -> Any:
+    """Return a checkpoint that names modules as a dict: module -> names of the results that it keeps.
+
+    Other values are returned as they are.
+
+    Args:
+        checkpoint: a value that ``check_checkpoint`` accepts.
+        caller: what takes it, for errors.
+
+    Raises:
+        InputError: it is a memory plan that moves tensors to the host, or a name cannot be the one of a result.
+
+    >>> checkpoint_by_name(["layers.0"], "a Plan"), checkpoint_by_name("every", "a Plan")
+    ({'layers.0': ()}, 'every')
+    """
+    if isinstance(checkpoint, CheckpointPlan):
+        if checkpoint.offload:
+            raise InputError(
+                f"{caller} moves no saved tensors to the host, as the memory plan in checkpoint= does; make that plan "
+                "without offload="
+            )
+        return checkpoint.checkpoint
+    if isinstance(checkpoint, (list, tuple)):
+        checkpoint = dict((entry, ()) if isinstance(entry, str) else entry for entry in checkpoint)
+    return kept_results(checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
 
 
 def level_of(sharded: Any, shard: int) -> str | None:
