@@ -52,11 +52,13 @@ class CompiledGraphs:
 
     Attributes:
         ranges: numbers of the first operator of each graph of the forward, and of the first one after it.
+        backward_ranges: the same of their backwards.
         recomputed: numbers of the operators of backward graphs that graphs of the forward have, too.
     """
 
     def __init__(self, position: Callable[[], int]) -> None:
         self.ranges: list[tuple[int, int]] = []
+        self.backward_ranges: list[tuple[int, int]] = []
         self.recomputed: set[int] = set()
         self._position = position
 
@@ -64,6 +66,7 @@ class CompiledGraphs:
         """Return what a ``Trace`` says of graphs; operators count from ``first``."""
         return {
             "graphs": [(begin - first, end - first) for begin, end in self.ranges],
+            "fused": [(begin - first, end - first) for begin, end in (*self.ranges, *self.backward_ranges)],
             "recomputed": frozenset(number - first for number in self.recomputed),
         }
 
@@ -108,10 +111,12 @@ class _Graph:
 
     def run(self, graph: fx.GraphModule, is_backward: bool, args: list[Any]) -> Any:
         """Run a graph; each result lives until its last use."""
-        if is_backward:
-            return _Backward(graph, self._names, self._graphs.recomputed, self._position).boxed_run(args)
-        self._names = frozenset(node.name for node in graph.graph.nodes)
         begin = self._position()
+        if is_backward:
+            result = _Backward(graph, self._names, self._graphs.recomputed, self._position).boxed_run(args)
+            self._graphs.backward_ranges.append((begin, self._position()))
+            return result
+        self._names = frozenset(node.name for node in graph.graph.nodes)
         result = fx.Interpreter(graph).boxed_run(args)
         self._graphs.ranges.append((begin, self._position()))
         return result

@@ -36,7 +36,6 @@ from modelsummary.errors import InputError, StepError
 __all__ = ["CUDA_BLOCK", "check_initialized", "eager_optimizers", "observe", "observed"]
 
 CUDA_BLOCK = 512
-_UNFUSED = "Operators of compiled graphs run one by one: what a fused kernel does not write counts until its last use"
 _CPU = torch.device("cpu")
 
 
@@ -120,8 +119,6 @@ def observe(
             "No CUDA device here: attention, dropout and RMS norms run as on CUDA; for other operators, the kernels of"
             " the CPU are assumed, which keep similar tensors"
         )
-    if plan.compiled:
-        notes.append(_UNFUSED)
     if routes_evenly:
         notes.append(EVEN_ROUTES)
     has_values = not (parts.are_on_meta or any(tensor.is_meta for tensor in call.tensors()))
@@ -180,7 +177,7 @@ def observe(
         with as_step_error(lambda: run.doing, remedies), _operators(run, execution, on_shapes=False):
             apply_checkpoint(model, dict(plan.checkpoint), offload=dict(plan.offload))
             run.step()
-        notes = [f"The step ran for real: {reason}", *([_UNFUSED] if plan.compiled else [])]
+        notes = [f"The step ran for real: {reason}"]
         trace = run.trace(parts.names, device=str(wanted), execution="real", notes=notes, noted=note())
         check_kept(plan.checkpoint, trace)
         return trace

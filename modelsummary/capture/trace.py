@@ -159,6 +159,7 @@ class Trace:
         without_gradient: names of the trained parameters that got no gradient.
         graphs: numbers of the first operator of each compiled graph of the forward, and of the first one after it; None
             if the model is not compiled.
+        fused: the same of the compiled graphs of forward and backward, whose operators the compiler fuses.
         recomputed: numbers of the operators of compiled backwards that their forwards have, too.
         saves: the tensors that autograd saves and that stay on the device, in order.
         offloaded: bytes of saved tensors that were moved to the host.
@@ -184,6 +185,7 @@ class Trace:
     read: frozenset[int] = frozenset()
     without_gradient: Sequence[str] = ()
     graphs: Sequence[tuple[int, int]] | None = None
+    fused: Sequence[tuple[int, int]] = ()
     recomputed: frozenset[int] = frozenset()
     saves: Sequence[TracedSave] = ()
     offloaded: int = 0

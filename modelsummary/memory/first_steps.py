@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from modelsummary.capture.trace import BEFORE_THE_STEP, Storage, Trace
+from modelsummary.memory.fused_storages import storages_in_time
 from modelsummary.memory.replay import MemoryBlock
 from modelsummary.memory.timeline import Workspaces, library_workspaces, workspace_of_each
 
@@ -25,18 +26,22 @@ def first_steps(trace: Trace, workspaces: Workspaces | None) -> Iterator[MemoryB
     for storage in _in_order_of_names(trace, [storage for storage in trace.storages if _is_older(storage)]):
         begin = update if storage.kind == "optimizer_state" else 0
         if storage.died is None or storage.died > 0:
-            yield _block(trace, storage, begin, None if storage.died is None else begins[0] + storage.died)
-    during = sorted((storage for storage in trace.storages if not _is_older(storage)), key=lambda storage: storage.born)
+            yield _block(
+                trace, storage, storage.born, begin, None if storage.died is None else begins[0] + storage.died
+            )
+    written, times = storages_in_time(trace)
+    during = sorted((storage for storage in written if not _is_older(storage)), key=lambda storage: storage.born)
+    makers = {storage.identity: storage.born for storage in trace.storages}
     spaces = workspace_of_each(trace, workspaces)
     for begin in begins:
         end_of_step = begin + n_operators
         for storage in during:
             end = end_of_step if storage.died is None else begin + storage.died
             stays = storage.kind == "grads" and storage.died is None and begin == begins[-1]
-            yield _block(trace, storage, begin + storage.born, None if stays else end)
+            yield _block(trace, storage, makers[storage.identity], begin + storage.born, None if stays else end)
         for index, nbytes in enumerate(spaces):
             name = _name_of(trace, index)
-            yield MemoryBlock(0, "workspace", name, nbytes, begin + index, begin + index + 1)
+            yield MemoryBlock(0, "workspace", name, nbytes, begin + times[index], begin + times[index] + 1)
     for library, nbytes, first in library_workspaces(trace, workspaces):
         yield MemoryBlock(0, "workspace", library, nbytes, begins[0] + first)
 
@@ -68,8 +73,8 @@ def _moved(names: Sequence[str]) -> list[str]:
     return [f"{child}.{name}" for child, inside in by_child.items() for name in _moved(inside)] + last
 
 
-def _block(trace: Trace, storage: Storage, begin: int, end: int | None) -> MemoryBlock:
-    name = _name_of(trace, storage.born) if storage.born >= 0 else storage.kind
+def _block(trace: Trace, storage: Storage, maker: int, begin: int, end: int | None) -> MemoryBlock:
+    name = _name_of(trace, maker) if maker >= 0 else storage.kind
     return MemoryBlock(
         0, storage.kind, storage.kind if storage.kind in BEFORE_THE_STEP else name, storage.nbytes, begin, end
     )

@@ -16,6 +16,7 @@ from modelsummary.capture.trace import BEFORE_THE_STEP, Storage, Trace, bytes_al
 from modelsummary.devices.kernel_table import table_of
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.memory.fused_storages import storages_in_time
 from modelsummary.operators.kernels import one_kernel_of
 from modelsummary.operators.operator_calls import OperatorCall
 
@@ -88,9 +89,13 @@ def timeline_of(trace: Trace, workspaces: Workspaces | None) -> list[TimelinePoi
     """Return the bytes alive while each operator of a trace runs."""
     n_operators = len(trace.operators)
     storages_by_kind: dict[str, list[Storage]] = {kind: [] for kind in CATEGORIES[:-1]}
-    for storage in trace.storages:
+    written, times = storages_in_time(trace)
+    for storage in written:
         storages_by_kind[storage.kind].append(storage)
-    alive = [bytes_alive(storages, n_operators) for storages in storages_by_kind.values()]
+    alive = [
+        [nbytes[time] for time in times]
+        for nbytes in (bytes_alive(storages, n_operators) for storages in storages_by_kind.values())
+    ]
     held = zip(*alive, _all_workspaces(trace, workspaces), strict=True)
     return [
         TimelinePoint(str(run.call.func), None if row is None else row[0], phase, nbytes)

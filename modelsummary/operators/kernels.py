@@ -28,7 +28,19 @@ from modelsummary.operators.inductor import prefers_channels_last
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, specs_in
 from modelsummary.operators.operator_work import POINTWISE, Work, is_innermost, work_of
 
-__all__ = ["MODES", "Kernel", "StepOperator", "Timing", "WorkFormats", "check_mode", "kernels_of", "one_kernel_of"]
+__all__ = [
+    "MODES",
+    "Kernel",
+    "Launches",
+    "StepOperator",
+    "Timing",
+    "WorkFormats",
+    "check_mode",
+    "kernels_of",
+    "launches_of",
+    "one_kernel_of",
+    "readers_of",
+]
 
 MODES = ("eager", "compiled")
 _FUSES = POINTWISE | {"norm", "softmax", "reduction"}
@@ -290,14 +302,22 @@ class _Group:
         self.is_backward |= earlier.is_backward
         self.again += earlier.again
 
-    def kernel(self, readers: Mapping[int, int], timing: Timing) -> Kernel:
-        """Return the kernel; it writes the storages that other kernels read, and results of the step, which none reads.
+    def written(self, readers: Mapping[int, int]) -> list[int]:
+        """Return the storages that it writes: other kernels read them, or none, as results of the step.
 
         Args:
             readers: storage -> operators of the step that read it.
+        """
+        return [key for key in self.makes if readers[key] > self.inner[key] or not readers[key]]
+
+    def kernel(self, readers: Mapping[int, int], timing: Timing) -> Kernel:
+        """Return the kernel.
+
+        Args:
+            readers: as for ``written``.
             timing: as for ``kernels_of``.
         """
-        needed = [key for key in self.makes if readers[key] > self.inner[key] or not readers[key]]
+        needed = self.written(readers)
         moved = sum(self.reads.values()) + sum(self.makes[key] for key in needed)
         moved = min(moved, self.alone) if len(self.names) == 1 else moved + self.again  # one may read only a part
         precedence = ("norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy")
@@ -336,14 +356,15 @@ class _Launches:
         self._absorbed: dict[int, int] = {}
         self._writers: dict[int, int] = {}  # storage -> the kernel that wrote it last
 
-    def _index(self, index: int) -> int:
+    def index(self, index: int) -> int:
+        """Return the index of the kernel that a kernel was merged into, or its own."""
         while index in self._absorbed:
             index = self._absorbed[index]
         return index
 
     def writers(self, storages: Iterable[int]) -> set[int]:
         """Return the indices of the kernels that wrote some storages last."""
-        return {self._index(self._writers[key]) for key in storages if key in self._writers}
+        return {self.index(self._writers[key]) for key in storages if key in self._writers}
 
     def add(self, item: _Group | Kernel, number: int) -> int:
         """Add a kernel that begins with the operator of some number, and return its index."""
@@ -382,7 +403,7 @@ class _Launches:
         """Return True if a kernel needs, directly or not, what another one makes."""
         stack, seen = [index], {index}
         while stack:
-            for other in map(self._index, self._producers[stack.pop()]):
+            for other in map(self.index, self._producers[stack.pop()]):
                 if other == producer:
                     return True
                 if other not in seen and self._last[other] > self._first[producer]:
@@ -399,36 +420,82 @@ class _Launches:
         self._producers[target] = (self._producers[target] | self._producers[index]) - {index, target}
         self._first[target] = min(self._first[target], self._first[index])
 
-    def in_order(self) -> Iterator[_Group | Kernel]:
-        """Return the kernels in an order in which each has what it reads, as near to the operators' as possible."""
+    def in_order(self) -> Iterator[int]:
+        """Return the indices of the kernels in an order in which each has what it reads, near to the operators'."""
         waiting = {}
         readers: dict[int, set[int]] = {}
         for index, item in enumerate(self.items):
             if item is not None:
-                producers = {self._index(other) for other in self._producers[index]} - {index}
+                producers = {self.index(other) for other in self._producers[index]} - {index}
                 waiting[index] = len(producers)
                 for other in producers:
                     readers.setdefault(other, set()).add(index)
         ready = [index for index, count in waiting.items() if not count]
         while ready:
             index = heappop(ready)
-            item = self.items[index]
-            assert item is not None
-            yield item
+            yield index
             for reader in readers.get(index, ()):
                 waiting[reader] -= 1
                 if not waiting[reader]:
                     heappush(ready, reader)
 
 
-def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
+class Launches(NamedTuple):
+    """The kernels of a compiled graph in the order in which they run.
+
+    Attributes:
+        positions: position of the kernel of each operator; of several, of the last one; None if it runs none.
+        fused: positions of the kernels that Inductor makes.
+        unwritten: storages that are made and read inside of one kernel alone.
+    """
+
+    positions: list[int | None]
+    fused: frozenset[int]
+    unwritten: frozenset[int]
+
+
+def launches_of(operators: Sequence[StepOperator], readers: Mapping[int, int]) -> Launches:
+    """Return the kernels of a compiled graph.
+
+    Args:
+        operators: operators of the graph.
+        readers: storage -> operators of the step that read it.
+    """
+    works = {id(operator.run.call): work_of(operator.run.call) for operator in operators}
+    launches, indices = _launched(operators, works, lambda *_: (None, ""))
+    position_of = {index: position for position, index in enumerate(launches.in_order())}
+    groups = {index: item for index, item in enumerate(launches.items) if isinstance(item, _Group)}
+    written = {key for group in groups.values() for key in group.written(readers)}
+    return Launches(
+        [None if index is None else position_of[launches.index(index)] for index in indices],
+        frozenset(position_of[index] for index in groups),
+        frozenset(key for group in groups.values() for key in group.makes if key not in written),
+    )
+
+
+def readers_of(operators: Iterable[StepOperator]) -> Counter[int]:
+    """Return storage -> operators that read it in a kernel."""
     readers: Counter[int] = Counter()
     for operator in operators:
         if operator.run.call.rule.launches_kernel:
             readers.update(set(operator.run.reads))
+    return readers
+
+
+def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
+    readers, (launches, _) = readers_of(operators), _launched(operators, works, timing)
+    items = (launches.items[index] for index in launches.in_order())
+    return [item.kernel(readers, timing) if isinstance(item, _Group) else item for item in items if item is not None]
+
+
+def _launched(
+    operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing
+) -> tuple[_Launches, list[int | None]]:
+    """Return the kernels of a compiled step, and the index of the last one of each operator."""
     if prefers_channels_last([operator.run.call for operator in operators]):
         works = {key: tuple(map(_in_channels_last, parts)) for key, parts in works.items()}
     launches = _Launches()
+    indices: list[int | None] = [None] * len(operators)
     for number, operator in enumerate(operators):
         run = operator.run
         is_single = len(works[id(run.call)]) == 1
@@ -446,5 +513,5 @@ def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]
                 kernel = _kernel(work, operator, timing, int(not index), None if index else run.call)
                 launch = launches.add(kernel, number)
             launches.note(launch, run, producers, number)
-    items = launches.in_order()
-    return [item if isinstance(item, Kernel) else item.kernel(readers, timing) for item in items]
+            indices[number] = launch
+    return launches, indices

@@ -322,3 +322,18 @@ def test_transformers(model, config):
 def test_timm(name, options):
     timm = pytest.importorskip("timm")
     check_against_real(timm.create_model(name, **options), (torch.randn(2, 3, 224, 224),))
+
+
+def test_results_inside_of_a_kernel_take_no_memory():
+    """Each layer is a product and a kernel, whose two intermediate results do not exist.
+
+    When the first kernel of the backward runs, there are the input, the weight, the product (kept), the result, its
+    gradient, which is copied as the loss broadcasts one element, and what the kernel writes; then the product may go.
+    Scalars are the loss, and its gradient.
+    """
+    rows, width = 1024, 64
+    model = nn.Sequential(nn.Linear(width, width, bias=False), nn.GELU(), nn.Tanh(), nn.SiLU())
+    memory = Statistics(model, (rows, width)).memory("compiled")
+    tensor, weight = 4 * rows * width, 4 * width * width
+    assert memory.peak - (5 * tensor + weight) == 8
+    assert memory.activations == tensor
