@@ -18,7 +18,7 @@ from modelsummary.capture.devices import device_of, with_index
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.execution.real import RealExecution
-from modelsummary.capture.execution.recurrent import fused_lstm
+from modelsummary.capture.execution.recurrent import fused_recurrent
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
@@ -116,8 +116,8 @@ def observe(
     device = _CPU if is_absent else with_index(wanted)
     if is_absent:
         notes.append(
-            "No CUDA device here: attention, dropout and RMS norms run as on CUDA; for other operators, the kernels of"
-            " the CPU are assumed, which keep similar tensors"
+            "No CUDA device here: attention, dropout, RMS norms and recurrent layers run as on CUDA; for other operators,"
+            " the kernels of the CPU are assumed, which keep similar tensors"
         )
     if routes_evenly:
         notes.append(EVEN_ROUTES)
@@ -145,7 +145,7 @@ def observe(
             device=device,
             dtype=plan.dtype,
         ) as begun,
-        fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
+        fused_recurrent(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
         cuda_kernels() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):

@@ -15,7 +15,7 @@ from modelsummary._torch import tensor_metadata, tree_map
 from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.execution.recurrent import fused_lstm
+from modelsummary.capture.execution.recurrent import fused_recurrent
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Counting, Operators
@@ -210,7 +210,7 @@ def without_data(
     with (
         torch.inference_mode(False),
         running(modules, call, on_shapes=not really, grad=grad, device=target) as (execution, args, kwargs),
-        nullcontext() if really else fused_lstm(),
+        nullcontext() if really else fused_recurrent(),
         Operators(execution, counting),
     ):
         yield args, kwargs

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.containers import tensors_of
-from modelsummary.capture.execution.recurrent import fused_lstm
+from modelsummary.capture.execution.recurrent import fused_recurrent
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
@@ -113,7 +113,7 @@ def run_request(
     with (
         no_collection(),
         running(modules, call, on_shapes=True, grad=False, device=device or _CPU, dtype=dtype) as (shapes, _, kwargs),
-        fused_lstm(),
+        fused_recurrent(),
     ):
         assert isinstance(shapes, ShapeOnly)
         if routes_evenly:

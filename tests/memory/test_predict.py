@@ -384,6 +384,35 @@ def test_lstm(settings):
     assert inference.predicted.held_after_forward == inference.held_after_forward
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA's own operators run")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recurrent_layers_of_an_absent_device(dtype):
+    """cuDNN keeps the four gates and the cell of each step of each layer, and what the first layer passes on.
+
+    The backward also reads the result and the two first states, of zeros. An LSTM of 2 layers, 64 steps of 32 sequences,
+    1024 wide, keeps 92,274,944 bytes on an H100 (``tests/operators/test_recurrent_layers.py``), 256 more than this.
+    """
+    batch, steps, width, layers = 8, 100, 128, 2
+    result, states = batch * steps * width, layers * batch * width
+    kept = result * (layers * 5 + layers - 1)
+    model = nn.LSTM(64, width, layers, batch_first=True)
+    memory = Statistics(model, (batch, steps, 64)).memory(device="cuda", dtype=dtype, block_bytes=1)
+    assert memory.activations == dtype.itemsize * (kept + result + 2 * states)
+    autocast = Statistics(model, (batch, steps, 64)).memory(device="cuda", autocast=torch.bfloat16, block_bytes=1)
+    assert autocast.activations >= 2 * (kept + result)
+    assert "aten._cudnn_rnn.default" in [point.operator for point in memory.timeline]
+
+
+def test_memory_plans_of_recurrent_blocks_count_their_kernels():
+    blocks = (Call(lambda self, x: self.lstm(x)[0], lstm=nn.LSTM(128, 128, batch_first=True)) for _ in range(4))
+    stats = Statistics(nn.Sequential(*blocks), (8, 100, 128))
+    peak = stats.memory(device="cuda").peak
+    plan = stats.memory_plan(int(0.8 * peak), device="A100")
+    assert plan.peak == stats.memory(device="cuda", checkpoint=plan.checkpoint, offload=plan.offload).peak < 0.8 * peak
+    one = 100 * 8 * 4 * 128 * (128 + 128)  # multiply-adds of a layer
+    assert plan.recomputed_macs == len(plan.fqns) * one
+
+
 def test_long_lstm(monkeypatch):
     """The kernel is asked about shorter sequences, and the rest continued."""
     stats = Statistics(nn.LSTM(32, 48), torch.randn(500, 4, 32))

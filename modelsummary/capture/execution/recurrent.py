@@ -1,14 +1,16 @@
-"""``nn.LSTM`` on shapes as the CPU runs it: one fused oneDNN kernel per layer and direction.
+"""Recurrent layers on shapes: ``nn.LSTM`` as the CPU runs it, one fused oneDNN kernel per layer and direction; all of
+them as an absent CUDA device runs them, one operator of cuDNN for all layers.
 
-Torch does not choose that kernel for tensors with a Python dispatch. It would run the steps of the sequence one by one
-and keep other tensors for the backward. See ``RNN.cpp`` and ``mkldnn/RNN.cpp`` in ``aten/src/ATen/native``.
+Torch does not choose these kernels for tensors with a Python dispatch. It would run the steps of the sequence one by
+one and keep other tensors for the backward. See ``RNN.cpp``, ``mkldnn/RNN.cpp`` and ``cudnn/RNN.cpp`` in
+``aten/src/ATen/native``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from modelsummary import _torch
 from modelsummary._torch import TorchDispatchMode, disable_current_modes
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 
-__all__ = ["fused_lstm"]
+__all__ = ["fused_recurrent"]
 
 _KERNEL = torch.ops.aten.mkldnn_rnn_layer.default
 _LSTM = 2  # ideep::rnn_kind::LSTM
@@ -26,21 +28,50 @@ _PAGE = 4096  # sections of a workspace are rounded up to a multiple of it
 _MOST_ELEMENTS = 2**22  # limit for asking the kernel, which has to run, about the workspace of a sequence
 
 
+_CUDNN = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 4), "gru": (3, 3)}  # cuDNN's mode, and gates
+
+
 @contextmanager
-def fused_lstm(*, is_absent: bool = False) -> Iterator[None]:
-    """Return a context for a shape-only run in which an LSTM on the CPU keeps the tensors that its kernel keeps.
+def fused_recurrent(*, is_absent: bool = False) -> Iterator[None]:
+    """Return a context for a shape-only run in which recurrent layers keep the tensors that their kernels keep.
 
     Args:
-        is_absent: the CPU stands for an absent device, which may compute in dtypes that the CPU's kernel lacks.
+        is_absent: the CPU stands for an absent CUDA device.
     """
-    original = _torch.VF.lstm
+    functions = {name: getattr(_torch.VF, name) for name in _CUDNN}
 
     def lstm(*args: Any) -> Any:
         fused = len(args) == 9 and type(args[0]) is ShapeTensor and _is_fused(*args[:3])
-        return _layers(*args) if fused else original(*args)
+        return _layers(*args) if fused else functions["lstm"](*args)
 
-    with _Workspaces(is_absent), _torch.swapped(_torch.VF, "lstm", lstm):
+    with ExitStack() as stack:
+        if not is_absent:
+            stack.enter_context(_Workspaces())
+            stack.enter_context(_torch.swapped(_torch.VF, "lstm", lstm))
+        for name in _CUDNN if is_absent else ():
+            stack.enter_context(_torch.swapped(_torch.VF, name, partial(_in_cudnn, name, functions[name])))
         yield
+
+
+def _in_cudnn(name: str, original: Callable[..., Any], *args: Any) -> Any:
+    """Return what a recurrent function returns on CUDA; packed sequences, whose steps are values, run step by step."""
+    if type(args[0]) is not ShapeTensor or not isinstance(args[3], bool):
+        return original(*args)
+    x, states, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
+    hx, cx = states if name == "lstm" else (states, None)
+    if torch.is_autocast_enabled("cpu"):  # cuDNN's operator runs in the dtype of autocast
+        dtype = torch.get_autocast_dtype("cpu")
+        x, hx, *weights = (tensor.to(dtype) for tensor in (x, hx, *weights))
+        cx = None if cx is None else cx.to(dtype)
+    mode, gates = _CUDNN[name]
+    hidden = weights[0].shape[0] // gates
+    projected = hx.shape[2] if hx.shape[2] != hidden else 0
+    n_weights = (4 if has_biases else 2) + bool(projected)
+    output, hy, cy, *_ = torch._cudnn_rnn(
+        x, list(weights), n_weights, None, hx, cx, mode, hidden, projected, num_layers, batch_first, dropout, train,
+        bidirectional, [], None,
+    )  # fmt: skip
+    return (output, hy) if cx is None else (output, hy, cy)
 
 
 def _is_fused(x: Tensor, states: Sequence[Tensor], weights: Any) -> bool:
@@ -95,10 +126,6 @@ class _Workspaces(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, is_absent: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._is_absent = is_absent
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -106,10 +133,7 @@ class _Workspaces(TorchDispatchMode):
         if func is not _KERNEL or not torch.is_grad_enabled():
             return out
         length, batch, features = args[0].shape
-        dtype = args[0].dtype
-        if self._is_absent and dtype is torch.float16:
-            dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
-        nbytes = _workspace_bytes(length, batch, features, args[10], dtype)
+        nbytes = _workspace_bytes(length, batch, features, args[10], args[0].dtype)
         return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device=args[0].device))
 
 

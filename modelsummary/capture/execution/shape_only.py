@@ -338,7 +338,7 @@ class ShapeOnly:
     ) -> tuple[Any, OpCost]:
         device = self._place(kwargs, tensors) if kwargs or self._several_devices else self.device
         identity = (device, torch.get_default_dtype(), self._settings, *key)
-        is_alone = not _torch.number_of_dispatch_modes()  # another mode, as of ``fused_lstm``, may change results
+        is_alone = not _torch.number_of_dispatch_modes()  # another mode, as of ``fused_recurrent``, may change results
         results = self._of_all_runs if rule.is_builtin and is_alone else self._of_this_run
         try:
             remembered = results.get(identity)

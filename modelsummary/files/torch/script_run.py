@@ -19,7 +19,7 @@ from torch import Tensor
 from modelsummary import _torch
 from modelsummary._torch import disable_current_modes
 from modelsummary.capture.execution.known_values import MOST_ELEMENTS, MOST_ELEMENTS_OF_PARAMETER
-from modelsummary.capture.execution.recurrent import fused_lstm
+from modelsummary.capture.execution.recurrent import fused_recurrent
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
 from modelsummary.capture.operator_mode import Operators
@@ -114,7 +114,7 @@ class _Run:
 
     def program(self, inputs: Mapping[str | int, Any]) -> Program:
         """Return the operators of the program on zeros of these sizes."""
-        with torch.no_grad(), nothing_hidden(), fused_lstm(), self.shapes.answering():
+        with torch.no_grad(), nothing_hidden(), fused_recurrent(), self.shapes.answering():
             with Operators(self._record), self._record.unrecorded():
                 constants: list[Any] = []
                 self._interpreter = Interpreter(self._file.code, constants, self, self._budget)
