@@ -116,8 +116,8 @@ def observe(
     device = _CPU if is_absent else with_index(wanted)
     if is_absent:
         notes.append(
-            "No CUDA device here: attention, dropout, RMS norms and recurrent layers run as on CUDA; for other operators,"
-            " the kernels of the CPU are assumed, which keep similar tensors"
+            "No CUDA device here: attention, dropout, RMS norms and recurrent layers run as on CUDA; for other"
+            " operators, the kernels of the CPU are assumed, which keep similar tensors"
         )
     if routes_evenly:
         notes.append(EVEN_ROUTES)

@@ -389,8 +389,9 @@ def test_lstm(settings):
 def test_recurrent_layers_of_an_absent_device(dtype):
     """cuDNN keeps the four gates and the cell of each step of each layer, and what the first layer passes on.
 
-    The backward also reads the result and the two first states, of zeros. An LSTM of 2 layers, 64 steps of 32 sequences,
-    1024 wide, keeps 92,274,944 bytes on an H100 (``tests/operators/test_recurrent_layers.py``), 256 more than this.
+    The backward also reads the result and the two first states, of zeros. An LSTM of 2 layers, 64 steps of 32
+    sequences, 1024 wide, keeps 92,274,944 bytes on an H100 (``tests/operators/test_recurrent_layers.py``), 256 more
+    than this.
     """
     batch, steps, width, layers = 8, 100, 128, 2
     result, states = batch * steps * width, layers * batch * width
