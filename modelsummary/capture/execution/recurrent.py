@@ -1,9 +1,9 @@
 """Recurrent layers on shapes as their device runs them.
 
 The CPU runs ``nn.LSTM`` as one fused oneDNN kernel per layer and direction, CUDA all of them as one operator of cuDNN
-for all layers. Torch does not choose these kernels for tensors with a Python dispatch. It would run the steps of the sequence one by
-one and keep other tensors for the backward. See ``RNN.cpp``, ``mkldnn/RNN.cpp`` and ``cudnn/RNN.cpp`` in
-``aten/src/ATen/native``.
+for all layers. Torch does not choose these kernels for tensors with a Python dispatch. It would run the steps of the
+sequence one by one and keep other tensors for the backward. See ``RNN.cpp``, ``mkldnn/RNN.cpp`` and ``cudnn/RNN.cpp``
+in ``aten/src/ATen/native``.
 """
 
 from __future__ import annotations
