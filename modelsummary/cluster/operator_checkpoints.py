@@ -24,8 +24,8 @@ BlockCopies = tuple[str, int]
 class OperatorCheckpoints:
     """Chooses what the blocks of each rank keep, for plans whose ranks run the same parts.
 
-    The sets of results among which it chooses are those of a memory plan. What each set costs and saves is what the
-    simulation of a step takes for it.
+    The sets of results among which it chooses are the ones that a memory plan considers. What each set costs and saves
+    is what the simulation of a step takes for it.
 
     Args:
         rank_parts: the parts of the model on a rank.

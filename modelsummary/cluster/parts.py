@@ -70,7 +70,7 @@ class Result(NamedTuple):
     Attributes:
         nbytes: bytes of the storages that it makes; 0 of a view.
         operator: the operator, if recomputation repeats it; else None.
-        collective: position of the collective that it is, in ``Part.collectives``; None if it is none.
+        collective: position of the collective that it is, in ``Part.collectives``; None for another operator.
     """
 
     nbytes: int

@@ -318,7 +318,7 @@ def stages_of(model: StepModel, rank_parts: RankParts, plan: Plan) -> list[Simul
 
 
 def _check_blocks(kept: Mapping[str, Sequence[str]], blocks: Sequence[str]) -> None:
-    """Raise ``InputError`` for a checkpoint around a module that is no block."""
+    """Raise ``InputError`` for a checkpoint around a module that is not a block."""
     for fqn in kept:
         if fqn not in blocks:
             raise InputError(

@@ -46,7 +46,7 @@ def fused_recurrent(*, is_absent: bool = False) -> Iterator[None]:
 
     with ExitStack() as stack:
         if not is_absent:
-            stack.enter_context(_Workspaces())
+            stack.enter_context(_Workspaces())  # type: ignore[no-untyped-call]
             stack.enter_context(_torch.swapped(_torch.VF, "lstm", lstm))
         for name in _CUDNN if is_absent else ():
             stack.enter_context(_torch.swapped(_torch.VF, name, partial(_in_cudnn, name, functions[name])))
@@ -67,7 +67,7 @@ def _in_cudnn(name: str, original: Callable[..., Any], *args: Any) -> Any:
     hidden = weights[0].shape[0] // gates
     projected = hx.shape[2] if hx.shape[2] != hidden else 0
     n_weights = (4 if has_biases else 2) + bool(projected)
-    output, hy, cy, *_ = torch._cudnn_rnn(
+    output, hy, cy, *_ = torch.ops.aten._cudnn_rnn.default(
         x, list(weights), n_weights, None, hx, cx, mode, hidden, projected, num_layers, batch_first, dropout, train,
         bidirectional, [], None,
     )  # fmt: skip
