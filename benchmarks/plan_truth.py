@@ -178,8 +178,7 @@ def main() -> None:
             model.load_state_dict(start)
             model.zero_grad(set_to_none=True)
             applied = plan.apply(model)
-            actual = step(model, inputs)
-            is_equal = all(torch.equal(one, other) for one, other in zip(expected, actual, strict=True))
+            is_equal = all(map(torch.equal, expected, step(model, inputs)))
             measured = real_peak(model, inputs) + before
             applied.undo()
             errors.append(measured / plan.peak - 1)
@@ -189,8 +188,7 @@ def main() -> None:
                 unequal.append(f"{name} at {share}")
             line.append(f"{errors[-1]:+.2%}{'' if is_equal else ' DIFFERS'}")
         model.load_state_dict(start)
-        saved = 1 - least / plain.peak
-        print(f"{name}: {', '.join(line)} (plans can save {saved:.0%})", flush=True)
+        print(f"{name}: {', '.join(line)} (plans can save {1 - least / plain.peak:.0%})", flush=True)
     mean = statistics.mean(map(abs, errors))
     print(f"{n_models} models, {len(errors)} plans: mean error {mean:.2%}, worst {max(errors, key=abs):+.2%}")
     print(f"above the budget: {len(above)}: {'; '.join(above)}")

@@ -312,7 +312,7 @@ class TimeModel:
             if collective is None:
                 return of_kernels(call)
             group = groups.get(collective.group, collective.group)
-            sent = MicrobatchCollective(collective.operation, "forward", collective.nbytes, group, collective.rows)
+            sent = MicrobatchCollective(collective.operation, "forward", collective.nbytes, group)
             return self._collective(sent, self.groups(plan)[group], recipe)
 
         return seconds
