@@ -226,6 +226,7 @@ def parts_of(
     context: int = 1,
     sends_round: bool = True,
     eight_bits: torch.dtype | None = None,
+    copies_rows: bool = True,
     sum_dtype: torch.dtype | None = None,
     stops_early: bool = True,
 ) -> dict[str, Part]:
@@ -242,6 +243,8 @@ def parts_of(
         sends_round: gradients of keys and values go round the ranks of ``context``, as in torch's ring; otherwise they
             are summed by one reduce-scatter.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
+        copies_rows: a rank copies the rows that it sends to experts, and adds up the ones that come back, by kernels of
+            their own; False: what sends them reads and writes tokens.
         sum_dtype: dtype of the sums that products add gradients of weights to; None: a kernel of its own adds them.
         stops_early: recomputation of a part stops when it has what the backward reads.
     """
@@ -253,6 +256,8 @@ def parts_of(
         for index in _after_the_last_kept(observed, part_names):
             marks[index] += _LAST
     copies, gathered = tokens_first(observed.operators) if token_shares > 1 else (frozenset(), frozenset())
+    if not copies_rows:
+        copies |= _copies_of_rows(observed)
     cuts = _cuts(observed)
     labelled = {
         index: operator._replace(
@@ -450,6 +455,22 @@ def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
             end = ends.get(row[0]) if row is not None else None
             part_names[index] = end or (AFTER if index < first or not blocks else BEFORE)
     return [part_name or AFTER for part_name in part_names]
+
+
+def _copies_of_rows(observed: Observed) -> frozenset[int]:
+    """Return the operators that copy rows of tokens to send them to experts, or add up the ones that come back.
+
+    They are the first and the last of their kind in a forward or a backward: those of the experts come in between.
+    """
+    ends: dict[tuple[CallKey | None, str, str], int] = {}
+    for index, operator in enumerate(observed.operators):
+        call, row = operator.run.call, operator.row
+        is_row = row is not None and row[0] in observed.choices and call.outputs[0].dtype.is_floating_point
+        if is_row and call.name == "aten.index" and len(call.outputs[0].shape) > 1:
+            ends.setdefault((row, operator.phase, call.name), index)
+        elif is_row and call.name == "aten.index_put" and len(call.outputs[0].shape) > 1:
+            ends[row, operator.phase, call.name] = index
+    return frozenset(ends.values())
 
 
 def _cuts(observed: Observed) -> frozenset[int]:

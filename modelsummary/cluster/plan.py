@@ -66,7 +66,7 @@ class Recipe:
             stage, where the shares are gathered, as in Megatron. Otherwise each sends it whole, as torch's stages do.
         copies_per_token: copies of a token that leave its rank for experts, on average; None: one for each of its
             experts, as NCCL's all-to-all sends them. DeepEP sends one to each node, and none for a node that has no
-            expert of the token.
+            expert of the token; its kernels read and write tokens, so that no others copy rows for it.
         overlap_experts: tokens travel to experts and back while the layers of another micro-batch compute, whose
             backward runs beside this one's forward, as in DualPipe and with Megatron's
             ``--overlap-moe-expert-parallel-comm``.

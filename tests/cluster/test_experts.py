@@ -166,6 +166,20 @@ def test_rows_are_taken_and_added_up_on_both_sides(model):
         assert {work.name: work.sizes for work, _ in works if work.name in names} == added
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_dispatcher_that_reads_tokens_needs_no_copies_of_rows(stats, phase):
+    """The gather before rows are sent, the sum behind the results, and what their gradients take fall away."""
+    counts = []
+    for copies in (None, 1):
+        works = part(StepModel(stats.live, stats.root, Recipe(copies_per_token=copies)), 4).works[phase]
+        names = Counter({"aten.index": 0, "aten.index_put": 0})
+        for work, count in works:
+            if work.name in names and work.sizes[0] >= TOKENS * WIDTH:
+                names[work.name] += count
+        counts.append(names)
+    assert counts[0] - counts[1] == Counter({"aten.index": 1, "aten.index_put": 1})
+
+
 def test_seconds_of_an_exchange():
     """A rank keeps its own share of the rows; the rest leaves by the links of its node, or by the network."""
     cluster = Cluster("A100", nodes=2, devices_per_node=4, link_efficiency=1.0, network_efficiency=1.0)
