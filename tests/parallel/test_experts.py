@@ -394,7 +394,7 @@ def test_embeddings_of_positions_are_not_experts():
         def forward(self, ids):
             return self.embed(ids) + self.positions[:, : ids.shape[1]]
 
-    with pytest.raises(InputError, match=r"Positions has no experts that can be divided$"):
+    with pytest.raises(InputError, match=r"Positions has no experts that can be divided; leave expert out$"):
         Statistics(Positions(), (2, 3), dtypes=torch.long).parallel_plan(expert=2, dispatch="all_reduce")
 
 
