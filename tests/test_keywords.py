@@ -84,14 +84,14 @@ def test_a_number_of_blocks_is_checkpointed_in_each_stage():
     for value in ("full", -1, 2.0, True):
         said = []
         for call in (Plan, stats.parallel_plan):
-            with pytest.raises(InputError, match="checkpoint must be None, 'every', 'selective', a number") as caught:
+            with pytest.raises(InputError, match="must be None, 'every', 'selective', 'operator', a number") as caught:
                 call(checkpoint=value)
             said.append(str(caught.value))
         assert said[0] == said[1]
     with pytest.raises(InputError, match="parallel_plan does not apply checkpoint='selective'; pass 'every'"):
         stats.parallel_plan(checkpoint="selective")
-    with pytest.raises(InputError, match=r"checkpoint=\['0'\] names modules, which parallel_plan applies"):
-        Plan(checkpoint=["0"])
+    named = stats.simulate(Plan(checkpoint=["0"], micro_batch=2), Cluster("A100"), 8)
+    assert named.parallel_plan().checkpoint == stats.parallel_plan(checkpoint=["0"]).checkpoint == ("0",)
 
 
 @pytest.mark.parametrize(

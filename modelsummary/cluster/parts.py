@@ -460,7 +460,7 @@ def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
 def _copies_of_rows(observed: Observed) -> frozenset[int]:
     """Return the operators that copy rows of tokens to send them to experts, or add up the ones that come back.
 
-    They are the first and the last of their kind in a forward or a backward: those of the experts come in between.
+    They are the first and the last of their kind in a forward or a backward: the experts have their own in between.
     """
     ends: dict[tuple[CallKey | None, str, str], int] = {}
     for index, operator in enumerate(observed.operators):

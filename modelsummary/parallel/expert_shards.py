@@ -854,7 +854,7 @@ class ExpertShards(TorchFunctionMode):
             )
         local = weight.shape[0]
         begin = self.rank * local
-        if self.alone:  # no rows precede those of its experts
+        if self.alone:  # the first rows are for its experts
             return self._marked(func(x, weight, offs=ends[begin : begin + local]), "rows")
         key = (id(ends), ends._version)
         if key not in self.masks:

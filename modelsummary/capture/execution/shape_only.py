@@ -258,8 +258,8 @@ class ShapeOnly:
     def _assume_alike(self, rule: OpRule, args: tuple[Any, ...], out: Any) -> None:
         """Let other ranks send the numbers that this one does: an all-to-all returns its own part once per rank.
 
-        Numbers for several ranks are rows for their experts. Other ranks choose other experts, so that of all rows a
-        rank gets as many as it sends, from all ranks, and evenly for its experts.
+        Numbers for several ranks are rows for their experts. Other ranks choose other experts, so a rank gets as many
+        rows as it sends, from all ranks, and evenly for its experts.
         """
         sent = args[0]
         is_number = isinstance(sent, Tensor) and not sent.dtype.is_floating_point and isinstance(out, Tensor)
@@ -497,7 +497,7 @@ def _spread(n_rows: int, n_ranks: int, n_experts: int) -> Tensor:
     """
     ends = torch.arange(n_ranks + 1, device="cpu")[:, None] * n_rows // n_ranks
     experts = torch.arange(n_experts, device="cpu")
-    before = (ends - experts + n_experts - 1) // n_experts  # rows of an expert before those of a rank
+    before = (ends - experts + n_experts - 1) // n_experts  # rows of an expert that come from ranks before
     return before.diff(dim=0).flatten()
 
 
