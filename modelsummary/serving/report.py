@@ -354,7 +354,7 @@ class ServingEstimate(Printed, Records):
         layers = ", ".join(f"{count} x {name}" for name, count in self.cache_layers.items())
         error = f"typical error {100 * self.typical_error:.0f} %"
         longest = f"{grouped(self.max_context)} tokens"
-        are_several, own = self.tensor * self.expert > 1, " of each device" if self.expert > 1 else ""
+        are_several, of_each = self.tensor * self.expert > 1, " of each device" if self.expert > 1 else ""
         kept = "" if self.weights is None else f", {WEIGHTS[self.weights].label}"
         rows = [
             ["Device memory", f"{scaled(self.memory_bytes, 'B')}{' each' if are_several else ''}"],
@@ -367,7 +367,7 @@ class ServingEstimate(Printed, Records):
             ["Largest batch", f"{grouped(self.max_batch)} for {grouped(self.context)} tokens"],
             ["Prefill of one request", f"{duration(self.prefill_ms)}, limited by {self.prefill_limited_by}"],
             ["Decode of one token", f"{duration(self.decode_ms)}, limited by {self.decode_limited_by}"],
-            ["Tokens per second", f"{decimals(self.tokens_per_second, 1)}{own}"],
+            ["Tokens per second", f"{decimals(self.tokens_per_second, 1)}{of_each}"],
             ["Time from", f"{self.source}, {error}"],
         ]
         if are_several:
@@ -385,7 +385,7 @@ class ServingEstimate(Printed, Records):
         ]
         case = (
             f"Serving {self.model}, {self.dtype}, {self.mode} on {self._devices}: {grouped(self.context)} tokens of "
-            f"context, batch {grouped(self.batch)}{own}"
+            f"context, batch {grouped(self.batch)}{of_each}"
         )
         facts = table(rows, [], "ll", "plain").split("\n")
         return Report(batches, headers, "rrrrl", above=[case, *facts, ""], below=self.notes)
