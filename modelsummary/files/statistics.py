@@ -226,6 +226,8 @@ class _Formulas:
             raise LayerNotFoundError(f"no layer named {layer!r}{close_to(layer, self._rows)}")
         if figure in CONSTANT:
             return sympy.Integer(getattr(row, CONSTANT[figure]))
+        if not self._program.has_forward:
+            raise FormulaError(f"no formula of {figure}: the file has no forward; load a model, or ask for 'params'")
         if figure in ("macs", "flops"):
             parts = (
                 operation.macs if operation.macs_expr is None else operation.macs_expr

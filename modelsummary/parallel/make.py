@@ -167,6 +167,11 @@ def make_plan(
         _split=cut,
         _blocks=_kinds(live, root, calls),
     )
+    if offload and "shard" not in plan.mesh_shape:
+        raise InputError(
+            f"offload=True moves what FSDP shards to the CPU, and tensor={tensor}, expert={expert}, pipeline={pipeline}"
+            " have no FSDP; pass shard=, data= or precision=, too"
+        )
     if context > 1:
         _check_rings(plan, attentions)
     return _running(plan)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.fuzz_files import mutated_archive, outcome
-from modelsummary import InputError, ModelFileError, load
+from modelsummary import FormulaError, InputError, ModelFileError, load
 
 
 def tied_net():
@@ -106,3 +106,17 @@ def test_mutants_end_with_a_result_or_a_refusal(tmp_path):
         path.write_bytes(mutated_archive(data, random.Random(number)))
         outcomes.add(outcome(path, None))
     assert outcomes == {"read", "ModelFileError"}
+
+
+@pytest.mark.parametrize("contents", [{}, {"epoch": 3}])
+def test_a_checkpoint_without_tensors_is_refused(tmp_path, contents):
+    with pytest.raises(ModelFileError, match=r"empty.pth holds no tensor; pass a file of a state_dict"):
+        load(saved(contents, tmp_path / "empty.pth"))
+
+
+def test_weights_have_no_formula_of_a_forward(tmp_path):
+    stats = load(saved({"weight": torch.rand(3, 4)}, tmp_path / "net.pth"))
+    assert stats.formula("params") == 12
+    for figure in ("macs", "flops", "output_bytes"):
+        with pytest.raises(FormulaError, match=f"no formula of {figure}: the file has no forward"):
+            stats.formula(figure)

@@ -1132,3 +1132,10 @@ def test_pieces_that_are_unbound_from_heads_in_the_last_dimension():
 
     plan = Statistics(Unbound(), torch.randn(2, 8, 16)).parallel_plan(tensor=2)
     assert [(layer.fqn, layer.role) for layer in plan.layers] == [("qkv", "column"), ("out", "row")]
+
+
+def test_offload_without_fsdp_is_refused():
+    stats = Statistics(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), (2, 8))
+    with pytest.raises(InputError, match="offload=True moves what FSDP shards to the CPU, and tensor=2"):
+        stats.parallel_plan(tensor=2, offload=True)
+    assert "CPUOffloadPolicy" in stats.parallel_plan(tensor=2, shard=2, offload=True).to_code()

@@ -75,6 +75,8 @@ def _checkpoint(archive: Archive, path: Path, budget: Budget) -> WeightStatistic
         dtype, begin = str(tensor.dtype).removeprefix("torch."), tensor.offset * itemsize
         identity = tensor.storage, tensor.stride
         stored[name] = StoredTensor(name, tensor.size, dtype, begin, prod(tensor.size) * itemsize, identity)
+    if not stored:
+        raise ModelFileError(f"{path.name} holds no tensor; pass a file of a state_dict, such as torch.save writes")
     return weight_statistics(list(stored.values()), "Module", path, budget, held=archive.stored(itemsizes))
 
 
