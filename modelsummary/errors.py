@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 import traceback
@@ -131,7 +132,7 @@ class ModelSummaryError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows: frames outside of this package, torch and IPython; the cause first."""
         files = [sys.modules[name].__file__ for name in _HIDDEN if name in sys.modules]
-        folders = tuple(str(Path(file).parent) for file in files if file)
+        folders = ("<string>", *(f"{Path(file).parent}{os.sep}" for file in files if file))
         lines = []
         for error in filter(None, (self.__cause__, self)):
             frames = traceback.extract_tb(error.__traceback__)

@@ -181,7 +181,8 @@ def serve_plan(options: argparse.Namespace) -> int:
         try:
             estimate.plot().figure.savefig(options.plot)  # type: ignore[union-attr]
         except (OSError, ValueError) as error:
-            raise InputError(f"--plot {options.plot!r} cannot be written: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"--plot {str(options.plot)!r} cannot be written: {reason}; pass another path") from None
     return 0
 
 

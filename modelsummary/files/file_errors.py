@@ -14,7 +14,7 @@ _PAGE = "it is a page of the web; download the file itself"
 _STARTS = {  # first bytes of a file -> what it is and what to do
     b"": "it is empty; download or save it again",
     b"version https://git-lfs": "it is a pointer of Git LFS; fetch its content with git lfs pull",
-    b"<!DOCTYPE": _PAGE,
+    b"<!doctype": _PAGE,
     b"<html": _PAGE,
     b"PK": "it begins like an archive of torch; rename it to .pt, or .pt2 if torch.export wrote it",
     b"GGUF": "it begins like a GGUF file; rename it to .gguf",
@@ -51,9 +51,11 @@ def _hint(path: Path, reason: str) -> str:
     """Return what to do with a file that is empty, cut short, or begins like one with another ending."""
     try:
         with path.open("rb") as file:
-            start = file.read(32)
+            start = file.read(64)
     except OSError:
         return ""
+    text = start.lstrip().lower()
+    start = text if text.startswith(b"<") else start
     for first, hint in _STARTS.items():
         if (start.startswith(first) if first else not start) and path.suffix.lower() not in _ENDINGS.get(first, ()):
             return f"; {hint}"

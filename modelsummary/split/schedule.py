@@ -174,7 +174,10 @@ def simulate(
     (33.0, 0.273)
     """
     if bandwidth is not None and not (is_number(bandwidth) and bandwidth > 0):
-        raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
+        raise InputError(
+            f"bandwidth must be a finite number > 0 in bytes per unit of time, got {bandwidth!r}; leave it out for "
+            "links that take no time"
+        )
     schedule = choice_of(schedule, ORDERS, "schedule")
     per_device = checked_per_device(len(loads), n_microbatches, schedule, stages_per_device)
     n_devices = len(loads) // per_device

@@ -18,6 +18,7 @@ _PRODUCTS = {  # kind of an operator with multiply-adds -> a pattern of names
     "attention": re.compile("attention|attn"),
     "recurrent": re.compile("lstm|gru|rnn"),
 }
+_MULTIPLIES = re.compile("linear|conv|attention|attn|lstm|gru|rnn")
 _KINDS = {  # class of operator -> kind
     "norm": "normalization",
     "batch_norm": "normalization",
@@ -41,7 +42,9 @@ def kind_of(node: ExplorerNode) -> str:
     >>> [kind_of(node) for node in nodes_of(stats.root, stats._dataflow().steps)][1:-1]
     ['', 'convolution', 'normalization', 'element-wise']
     """
-    if node.children or node.kind not in ("module", "function"):
+    multiplies = node.row is not None and node.row.self_macs > 0  # itself, as attention does beside its layers
+    is_leaf = not node.children or (multiplies and all(child.kind == "module" for child in node.children))
+    if not is_leaf or node.kind not in ("module", "function"):
         return ""
     if node.row is None:
         macs = 0 if node.step is None else node.step.macs
@@ -53,6 +56,8 @@ def kind_of(node: ExplorerNode) -> str:
     if macs:
         kinds = (kind for kind, pattern in _PRODUCTS.items() if any(map(pattern.search, names)))
         return next(kinds, "matrix product")
+    if node.row is not None and any(map(_MULTIPLIES.search, names)):  # another layer takes its weights, or none does
+        return ""
     return next(filter(None, map(_kind_by_name, names)), "")
 
 

@@ -283,6 +283,26 @@ def test_search_takes_regular_expressions_and_folds_equal_results(page, path):
     assert [row[:12] for row in rows.all_text_contents()] == [f"blocks.{number}.act" for number in range(6)]
 
 
+def test_measured_times_of_equal_blocks_are_added(page, tmp_path):
+    """Equal blocks take times of their own, so a row of them is their sum, and no part takes more than the whole."""
+    stats = Statistics(Net(), (3, 4))
+    stats.measure_latency(warmup=0, runs=1)
+    stats.explore(tmp_path / "times.html")
+    opened(page, tmp_path / "times.html", "#view=table&colour=latency")
+    row = page.locator(".changes tr", has_text="blocks.0.up × 6").locator("td").all_text_contents()
+    amount, unit = next(cell for cell in row if cell.endswith(("ms", "us", "µs"))).split()
+    added = sum(stats[f"blocks.{number}.up"].latency_ms for number in range(6))
+    assert float(amount) * (1 if unit == "ms" else 1e-3) == pytest.approx(added, rel=0.01)
+    opened(page, tmp_path / "times.html", "#at=blocks&colour=latency")
+    shares = page.locator("#facts .bars .value").all_text_contents()
+    assert 0 < sum(float(text.split("· ")[1].removesuffix("%").strip()) for text in shares) <= 101
+
+
+def test_changes_stand_in_the_order_of_the_model(page, path):
+    opened(page, path, "#view=changes")
+    assert page.locator(".changes th[aria-sort]").count() == 0
+
+
 def test_the_table_of_all_nodes_sorts_and_follows_the_search(page, path):
     """Multiply-adds of three inputs: 3 * 384 = 1,152 in a layer of six blocks, 3 * 8 * 2 = 48 in the head."""
     opened(page, path.with_name("one.html"), "#view=table")

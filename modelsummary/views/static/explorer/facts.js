@@ -2,7 +2,7 @@
 
 import { byId, full, make, percent, scaled, signed } from "./format.js";
 import { figureOf } from "./colours.js";
-import { state } from "./state.js";
+import { state, sumOf } from "./state.js";
 import { NAMES, UNITS } from "./table.js";
 
 const MOST_LINKS = 10, MOST_EXPENSIVE = 8, MOST_TYPES = 12, MOST_TEXT = 160;
@@ -103,7 +103,7 @@ const expensive = (side, node, act) => {
   const figure = figureOf(model);
   if (!figure?.adds || !figure.total[node] || !model.isOpenable(node)) return "";
   const inside = [...figure.own.keys()].filter((each) => model.contains(node, each) && figure.own[each]);
-  const rows = side.rows(inside).map((row) => ({ ...row, value: figure.own[row.node] * row.times }));
+  const rows = side.rows(inside).map((row) => ({ ...row, value: sumOf(row.nodes, figure.own) }));
   const found = rows.sort((a, b) => b.value - a.value).slice(0, MOST_EXPENSIVE);
   const most = found[0]?.value;
   return section(`Most ${figure.title.toLowerCase()}`, make("ul", { class: "bars" }, ...found.map(({ node, times, value }) =>

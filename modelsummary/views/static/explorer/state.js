@@ -50,7 +50,7 @@ export class Side {
   openAll(node) {
     for (let inside = node; inside < this.model.end[node]; inside++) {
       this.setOpen(this.shown(inside), true);
-      this.listed.add(inside);
+      this.list(inside);
     }
   }
 
@@ -65,15 +65,15 @@ export class Side {
     return this.folding.head.get(around.findLast((each) => this.folding.times.has(each)));
   }
 
-  // Rows for nodes, equal ones as one: [{node, times}].
+  // Rows for nodes, equal ones as one: [{node, times, nodes}].
   rows(nodes) {
     const rows = new Map();
     for (const node of nodes) {
       const row = rows.get(this.shown(node));
-      if (row) row.times += 1;
-      else rows.set(this.shown(node), { node, times: 1 });
+      if (row) row.nodes.push(node);
+      else rows.set(this.shown(node), { node, nodes: [node] });
     }
-    return [...rows.values()];
+    return [...rows.values()].map((row) => ({ ...row, times: row.nodes.length }));
   }
 
   setOpen(node, isOpen) {
@@ -94,6 +94,9 @@ const DEFAULTS = { view: "graph", colour: "", size: "", device: "", direction: "
 const FIELDS = Object.keys(DEFAULTS);
 
 export const state = { ...DEFAULTS, side: 0, sides: [], diff: null };
+
+// The sum of a figure over nodes.
+export const sumOf = (nodes, values) => nodes.reduce((total, node) => total + values[node], 0);
 
 export const active = () => state.sides[state.side];
 

@@ -1,7 +1,7 @@
 // A table whose columns sort: of all nodes of a model, or of the differences between two.
 
 import { cut, make, scaled, signed } from "./format.js";
-import { active, state } from "./state.js";
+import { active, state, sumOf } from "./state.js";
 
 export const UNITS = { params: "count", macs: "count", params_bytes: "bytes", latency_ms: "ms" };
 export const NAMES = { params: "Parameters", macs: "Multiply-adds", params_bytes: "Size of parameters", latency_ms: "Latency" };
@@ -11,7 +11,7 @@ const SHOWN = ["macs", "params", "latency", "estimated_latency"]; // figures, wi
 
 // Columns are {title, of(row), text(value)}; without a text, the value is one. Numbers sort from the largest on.
 const table = (columns, rows, act, redraw) => {
-  const at = columns.findIndex(({ title }) => title === state.sort.replace(/^-/, ""));
+  const at = !state.sort ? -1 : columns.findIndex(({ title }) => title === state.sort.replace(/^-/, ""));
   const sorted = [...rows];
   if (at >= 0) {
     const { of, text } = columns[at];
@@ -42,7 +42,7 @@ export const drawTable = (into, act, redraw) => {
     { title: "Name", kind: "name", of: ({ node, times }) => `${cut(model.label(node), 60)}${times > 1 ? ` × ${times}` : ""}` },
     { title: "Type", kind: "type", of: ({ node }) => model.type(node) || model.kind(node) },
     ...figures.map((figure) => ({
-      title: figure.title, of: ({ node, times }) => figure.total[node] * (figure.adds ? times : 1), text: (value) => scaled(value, figure.unit),
+      title: figure.title, of: ({ node, nodes }) => (figure.adds ? sumOf(nodes, figure.total) : figure.total[node]), text: (value) => scaled(value, figure.unit),
     })),
     { title: "Output", of: ({ node }) => cut(model.fact("Output", node), 40) },
     { title: "Weights", of: ({ node }) => cut(model.fact("Parameters", node), 60) },
