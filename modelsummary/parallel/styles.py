@@ -380,7 +380,10 @@ class ExpertParallel(LocalParallel):
             with mode:
                 result = forward(*args, **kwargs)
             if self.alone:
-                return mode.sum_of(result)
+                result = mode.sum_of(result)
+                # Tokens of a rank need not reach what experts share: an empty sum makes a gradient of zeros.
+                empty = [tensor.flatten()[:0].sum() for tensor in shared if tensor.requires_grad]
+                return result + sum(empty).to(result.dtype) if empty else result
             return mode.whole(result, device_mesh, [*shards, *shared, *tensors])
         finally:
             mode.unmark(shards)  # without gradients, these are the tensors in the parameters
