@@ -119,8 +119,9 @@ class DeviceSpec:
             raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
         self._check_units(max(peaks))
         if self.memory_bytes is not None:
-            is_whole = isinstance(self.memory_bytes, float) and self.memory_bytes.is_integer()  # such as 80e9
-            memory_bytes = int(self.memory_bytes) if is_whole else self.memory_bytes
+            memory_bytes: Any = self.memory_bytes
+            if isinstance(memory_bytes, float) and memory_bytes.is_integer():  # such as 80e9
+                memory_bytes = int(memory_bytes)
             object.__setattr__(self, "memory_bytes", parse_bytes(memory_bytes, "memory_bytes"))
         speeds = self.sustained_flops
         if not isinstance(speeds, Mapping) or not all(
