@@ -462,14 +462,16 @@ def _copies_of_rows(observed: Observed) -> frozenset[int]:
 
     They are the first and the last of their kind in a forward or a backward: the experts have their own in between.
     """
-    ends: dict[tuple[CallKey | None, str, str], int] = {}
+    ends: dict[tuple[CallKey | None, str, bool], int] = {}
     for index, operator in enumerate(observed.operators):
-        call, row = operator.run.call, operator.row
-        is_row = row is not None and row[0] in observed.choices and call.outputs[0].dtype.is_floating_point
-        if is_row and call.name == "aten.index" and len(call.outputs[0].shape) > 1:
-            ends.setdefault((row, operator.phase, call.name), index)
-        elif is_row and call.name == "aten.index_put" and len(call.outputs[0].shape) > 1:
-            ends[row, operator.phase, call.name] = index
+        row, call = operator.row, operator.run.call
+        result = call.outputs[0] if call.outputs else None
+        if row is None or row[0] not in observed.choices or result is None or len(result.shape) < 2:
+            continue
+        if call.rule.gathers and result.dtype.is_floating_point:
+            ends.setdefault((row, operator.phase, True), index)
+        elif call.rule.facts.writes_rows and result.dtype.is_floating_point:
+            ends[row, operator.phase, False] = index
     return frozenset(ends.values())
 
 
