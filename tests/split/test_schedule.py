@@ -148,5 +148,5 @@ def test_all_names_run(schedule):
 
 @pytest.mark.parametrize("bandwidth", ["100GB/s", float("nan"), True, [1e9]])
 def test_bandwidth_that_is_no_number(bandwidth):
-    with pytest.raises(InputError, match="bandwidth must be a number > 0 in bytes per unit of time, got "):
+    with pytest.raises(InputError, match="bandwidth must be a finite number > 0 in bytes per unit of time, got "):
         simulate([StageLoad(1.0, 1.0, 1.0)] * 2, n_microbatches=2, bandwidth=bandwidth)
