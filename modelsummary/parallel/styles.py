@@ -442,8 +442,8 @@ class ExpertDispatch(ExpertParallel):
         row_weights = all_to_all_single_autograd(weights.flatten()[order], arrives, leaves, group)
         experts = torch.arange(rank * n_local, (rank + 1) * n_local, device=counts.device)
         experts = experts.repeat(n_ranks).repeat_interleave(arriving.flatten(), output_size=sum(arrives))
-        if not len(rows):  # an empty row runs, so that all ranks send gradients back
-            rows, row_weights = F.pad(rows, (0, 0, 0, 1)), F.pad(row_weights, (0, 1))
+        if not len(rows):  # a row of ones runs, so that all ranks send gradients back; a norm of zeros would be NaN
+            rows, row_weights = F.pad(rows, (0, 0, 0, 1), value=1.0), F.pad(row_weights, (0, 1))
             experts = torch.full_like(row_weights, rank * n_local, dtype=experts.dtype)
         choices = [1] * (numbers.dim() >= tokens.dim() or n_choices > 1)
         shape = [*[1] * (numbers.dim() - 1 - len(choices)), len(experts), *choices]

@@ -268,7 +268,7 @@ class ShapeOnly:
             return
         if rule.name == "_c10d_functional.all_to_all_single":
             rank, n_ranks = _torch.place_in_group(args[-1])
-            if int(values.count_nonzero()) > 1:
+            if len(values) > n_ranks or int(values.count_nonzero()) > 1:
                 values = _spread(int(values.sum()), n_ranks, len(values) // n_ranks)
             else:
                 values = values.chunk(n_ranks)[rank].repeat(n_ranks)
