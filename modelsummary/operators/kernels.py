@@ -466,9 +466,13 @@ def launches_of(operators: Sequence[StepOperator], readers: Mapping[int, int]) -
     position_of = {index: position for position, index in enumerate(launches.in_order())}
     groups = {index: item for index, item in enumerate(launches.items) if isinstance(item, _Group)}
     written = {key for group in groups.values() for key in group.written(readers)}
+    positions = [None if index is None else position_of[launches.index(index)] for index in indices]
+    # An operator of several kernels counts once, so that there are no more positions than operators.
+    launched = sorted({position for position in positions if position is not None})
+    number_of = {position: number for number, position in enumerate(launched)}
     return Launches(
-        [None if index is None else position_of[launches.index(index)] for index in indices],
-        frozenset(position_of[index] for index in groups),
+        [None if position is None else number_of[position] for position in positions],
+        frozenset(number_of[position_of[index]] for index in groups if position_of[index] in number_of),
         frozenset(key for group in groups.values() for key in group.makes if key not in written),
     )
 
