@@ -178,7 +178,7 @@ def test_names_imported_when_they_are_used():
     assert all(map(callable, _torch.backward_halves()))
     assert _torch.same_for_all() is not None
     assert _torch.fake_store() is not None
-    assert _torch.functional_collectives().all_reduce is not None
+    assert torch.ops._c10d_functional.all_reduce is not None
     assert _torch.tensor_metadata(torch.ones(2)).shape == (2,)
     assert any(hasattr(torch.utils.checkpoint, name) for name in _torch.CHECKPOINT_GENERATORS)
     assert TORCH >= (2, 13) or hasattr(torch.utils.checkpoint, _torch.CHECKPOINT_INPUTS)
@@ -335,7 +335,7 @@ def test_process_groups_come_back(tmp_path):
         assert [group.group_name for group in groups] == names
         for group in groups:
             dist.all_reduce(torch.ones(2), group=group)
-            collectives = _torch.functional_collectives()
+            collectives = torch.ops._c10d_functional
             reduced = collectives.wait_tensor(collectives.all_reduce(torch.ones(2), "sum", group.group_name))
             assert reduced.tolist() == [1.0, 1.0]  # found by its name
         assert dist.new_group([0]).group_name not in names
@@ -360,10 +360,10 @@ def test_a_group_that_an_operator_takes_has_its_name(tmp_path):
         group = dist.new_group([0, 1])
         with Log():
             dist.all_reduce(torch.ones(3), group=group)
-            gathered = _torch.functional_collectives().all_gather_into_tensor(
+            gathered = torch.ops._c10d_functional.all_gather_into_tensor(
                 torch.ones(3, dtype=torch.int64), 2, dist.group.WORLD.group_name
             )
-            _torch.functional_collectives().wait_tensor(gathered)
+            torch.ops._c10d_functional.wait_tensor(gathered)
         names = group.group_name, dist.group.WORLD.group_name
     found = [call for run in log.runs if (call := collective_of(run.call)) is not None]
     assert found == [("all_reduce", names[0], torch.float32, 12), ("all_gather", names[1], torch.int64, 48)]

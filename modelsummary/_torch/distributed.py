@@ -18,7 +18,6 @@ __all__ = [
     "all_to_all_single_autograd",
     "clear_sharding_caches",
     "fake_store",
-    "functional_collectives",
     "group_name",
     "groups_set_aside",
     "local_part",
@@ -113,13 +112,6 @@ def clear_sharding_caches() -> None:
             propagator: Any = DTensor._op_dispatcher.sharding_propagator
             propagator.propagate_op_sharding.cache.cache_clear()
             _redistribute._gen_transform_infos.cache_clear()
-
-
-def functional_collectives() -> Any:
-    """Return the namespace of collectives that return their results; importing them gives them shapes in torch 2.6."""
-    import torch.distributed._functional_collectives
-
-    return torch.ops._c10d_functional
 
 
 def all_to_all_single_autograd(sent: Any, arrives: list[int], leaves: list[int], group: Any) -> Any:

@@ -232,7 +232,8 @@ class Server:
                 return self.options.formats.bytes_of(self._runs[key])
 
             def run_of(model: nn.Module, batch: int, context: int) -> RequestRun:
-                dtype, make_cache, routes_evenly = self.options.dtype, self._make_cache, self.options.expert > 1
+                routes_evenly = self.options.expert > 1 and model is not self.live.model
+                dtype, make_cache = self.options.dtype, self._make_cache
                 asked: dict[str, Any] = {"dtype": dtype, "make_cache": make_cache, "routes_evenly": routes_evenly}
                 return run_request(model, self.request, batch, context, **asked)
 
