@@ -1,6 +1,6 @@
 """Predict published tables of serving engines, and print how far off the predictions are.
 
-    python benchmarks/serving_truth.py [--only TEXT] [--rows] [--all] [--docs] [--write]
+    python benchmarks/serving_truth.py [--only TEXT] [--rows] [--all] [--docs | --write]
 
 ``serving_truth.json`` has the tables: facts with their sources. No coefficient is fitted to them. A row is a load:
 requests that come at once, tokens of their prompts and outputs; then what was measured. All are predicted by the
@@ -10,7 +10,7 @@ requests: of several, sources begin with one alone, or give the median over step
 as long as float16.
 
 A ratio is predicted / measured time; of throughput, measured / predicted tokens per second. ``--write`` stores the
-ratios in the package.
+ratios in the package and writes their table in ``docs/serving.md``; ``--docs`` writes it from the stored ratios.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
+from latency_page import markdown_table, replaced
 from tabulate import tabulate
 from torch import nn
 
@@ -37,6 +38,8 @@ from modelsummary.serving.server import Server, ServingOptions
 
 TABLES = Path(__file__).with_name("serving_truth.json")
 STORED = Path(modelsummary.__file__).parent / "serving" / "published_errors.json"
+PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
+FIGURES = {"output_tokens_per_second": "throughput", "first_token_ms": "first token", "token_ms": "time per token"}
 # width, width of the MLP, layers, heads, heads of keys, words
 SIZES = {
     "llama-7b": (4096, 11008, 32, 32, 32, 32000),
@@ -155,17 +158,36 @@ def write(found: list[Result]) -> None:
     STORED.write_text(f'{{"tables": [\n  {lines}\n]}}\n', encoding="utf-8")
 
 
+def write_page() -> None:
+    """Write the table of the stored ratios into the page."""
+    sources = {table["name"]: table for table in json.loads(TABLES.read_text(encoding="utf-8"))["tables"]}
+    rows = []
+    for table in json.loads(STORED.read_text(encoding="utf-8"))["tables"]:
+        source, ratios = sources[table["name"]], table["ratios"]
+        devices = f"{source['tensor']} x {source['device']}" if source["tensor"] > 1 else source["device"]
+        error, bias = 100 * mean(abs(ratio - 1) for ratio in ratios), 100 * (mean(ratios) - 1)
+        figure = FIGURES[table["case"]["figure"]]
+        rows.append([table["name"], devices, figure, str(len(ratios)), f"{error:.1f} %", f"{bias:+.1f} %"])
+    headers = ["table", "device", "figure", "rows", "error", "bias"]
+    PAGE.write_text(
+        replaced(PAGE.read_text(encoding="utf-8"), headers[0], markdown_table(headers, rows)), encoding="utf-8"
+    )
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="tables whose name contains this")
     parser.add_argument("--rows", action="store_true", help="print each row")
     parser.add_argument("--all", action="store_true", help="rows with long outputs, too")
-    parser.add_argument("--docs", action="store_true", help="print the table of the docs")
-    parser.add_argument("--write", action="store_true", help="store the ratios in the package")
+    parser.add_argument("--docs", action="store_true", help="write the table of the docs, and predict nothing")
+    parser.add_argument("--write", action="store_true", help="store the ratios, and write the table of the docs")
     options = parser.parse_args()
     if options.write and options.only:
         parser.error("--write stores all tables; leave out --only")
+    if options.docs and not options.write:
+        write_page()
+        return
     warnings.simplefilter("ignore")
     found: list[Result] = []
     tables = [
@@ -189,9 +211,10 @@ def main() -> None:
     names = [table["name"] for table in tables]
     found.sort(key=lambda result: names.index(result.table["name"]))
     headers = ["table", "figure", "rows", "error", "bias"]
-    print(tabulate(summary(found), headers, tablefmt="github" if options.docs else "simple"))
+    print(tabulate(summary(found), headers))
     if options.write:
         write(found)
+        write_page()
 
 
 if __name__ == "__main__":

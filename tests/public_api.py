@@ -17,14 +17,15 @@ from typing import Any
 import modelsummary
 
 FILE = Path(__file__).with_suffix(".txt")
-PAGE = Path(__file__).parents[1] / "docs/api.md"
+PAGES = sorted((Path(__file__).parents[1] / "docs/api").glob("*.md"))
 
 
 def text() -> str:
-    """Return the API: every name that the package exports or the page of the API lists, in the order of the names."""
+    """Return the API: every name that the package exports or the pages of the API list, in the order of the names."""
     known = {f"modelsummary.{name}": getattr(modelsummary, name) for name in modelsummary.__all__}
     module = "modelsummary"
-    for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+    listed = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)", listed, re.MULTILINE):
         if kind == "currentmodule":
             module = name
         elif kind.startswith("auto") and kind != "automodule":

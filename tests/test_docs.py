@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -154,19 +155,29 @@ def test_every_column_is_listed_and_every_number_defined():
 
 
 def test_every_page_is_in_llms_txt_under_its_title():
-    linked = re.findall(r"^- \[(.+)\]\(_sources/(\w+)\.md\.txt\): .", (ROOT / "docs/llms.txt").read_text(), re.M)
+    text = (ROOT / "docs/llms.txt").read_text()
+    tutorials = {path.name for path in (ROOT / "docs/tutorials").glob("*.ipynb")}
+    assert set(re.findall(r"\(_sources/tutorials/(\w+\.ipynb)\.txt\): .", text)) == tutorials
+    linked = re.findall(r"^- \[(.+)\]\(_sources/(\w+)\.md\.txt\): .", text, re.M)
     pages = {path.stem: path.read_text().partition("\n")[0] for path in (ROOT / "docs").glob("*.md")}
     assert {name: f"# {title}" for title, name in linked} | {"index": pages["index"]} == pages
 
 
-def test_the_api_page_has_every_public_name():
-    text = (ROOT / "docs/api.md").read_text()
+def test_the_api_pages_have_every_public_name():
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs/api").glob("*.md")}
+    text = "\n".join(pages.values())
     listed = {name.removeprefix("modelsummary.") for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.M)}
     assert set(modelsummary.__all__) - {"fx"} | set(modelsummary.fx.__all__) <= listed
     assert not [name for name in listed if re.search(r"\b_", name)]
     arguments = re.search(r":: Statistics\((.*)\)", text).group(1)  # __new__ hides those of __init__
     names = [each.partition("=")[0].lstrip("*") for each in arguments.split(", ")]
     assert names == list(inspect.signature(Statistics.__init__).parameters)[1:]
+    rows = re.findall(r"^\| \[.*\]\(api/(\w+)\.md\) \| (.*) \|$", (ROOT / "docs/api.md").read_text(), re.M)
+    assert {stem: re.findall(r"`(\w+)`", row) for stem, row in rows} == {
+        stem: re.findall(r"^\.\. auto(?:class|function|exception):: (?:\w+\.)*(\w+)", page, re.M)
+        + [name for module in re.findall(r"automodule:: (\S+)", page) for name in import_module(module).__all__]
+        for stem, page in pages.items()
+    }
 
 
 def test_the_table_of_other_tools():

@@ -1,4 +1,4 @@
-"""The published giants of the examples: parameters counted by hand."""
+"""The published giants of the tutorials: parameters counted by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from modelsummary import Statistics
 
-PATH = Path(__file__).parents[2] / "examples" / "giants.py"
+PATH = Path(__file__).parents[2] / "docs" / "tutorials" / "giants.py"
 
 
 @pytest.fixture(scope="module")

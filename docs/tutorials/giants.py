@@ -1,6 +1,6 @@
 """Count models of 405 billion to a trillion parameters on the meta device, and cut them into 16 stages.
 
-    python examples/giants.py
+    python docs/tutorials/giants.py
 
 The sizes are published for Llama 3.1 405B (arXiv:2407.21783), DeepSeek-V3 671B (arXiv:2412.19437) and Kimi K2 1T
 (arXiv:2507.20534). The experts of a layer are stacked into one parameter per projection. Each expert gets an equal
