@@ -37,7 +37,7 @@ _RUNS = [  # arguments, and the parts of the document that have keys of their ow
     ("plan hf:config.json --input input_ids=1,16:long --device A100 --nodes 1 --batch 8 --limit 3", ("[]",)),
     (_SERVE, ("", "throughput[]")),
     (f"{_SERVE} --prompt 32 --new-tokens 16 --rate 1 --requests 10", ("load[]",)),
-    (f"{_SERVE} --prompt 32 --new-tokens 16 --requests 10 --ttft 500 --devices 2", ("load[]",)),
+    (f"{_SERVE} --prompt 32 --new-tokens 16 --requests 10 --ttft 500 --devices 1", ("load[]",)),
     ("net.py:Missing --input 8,16", ()),
 ]
 

@@ -80,9 +80,5 @@ def test_the_trace_has_the_same_bytes(tmp_path):
         assert max(sum(event["args"].values()) for event in counters) == memory.total
         assert {"parameters", "activations"} <= set(counters[-1]["args"])
         assert counters[-1]["args"]["gradients"] == 0  # the step has ended
-
-
-def test_a_file_that_cannot_be_written(tmp_path):
-    step = statistics().simulate(Plan(), Cluster("A100"), 8)
     with pytest.raises(InputError, match="cannot be written"):
         step.write_memory_snapshot(tmp_path / "missing" / "step.pickle")

@@ -781,8 +781,6 @@ def test_memory_of_a_rank():
     estimate = plan.memory(0, optimizer="adamw")
     assert estimate.params == 8 * plan.params_per_rank
     assert estimate.execution == "shape"
-    with pytest.raises(InputError, match=r"rank=2; expected an integer from 0 to 1"):
-        plan.memory(2)
     estimate = sharded.memory(0, optimizer="sgd-momentum")
     assert estimate.params == estimate.grads == estimate.optimizer_state == 8 * sharded.params_per_rank
     assert estimate.peak > estimate.held_after_forward > estimate.params

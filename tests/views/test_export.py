@@ -87,8 +87,6 @@ def test_json_round_trip(stats, tmp_path):
         assert again.to_dict() == stats.to_dict()
         assert [row.input_size for row in again] == [row.input_size for row in stats]
         assert again.root.children[0].parent_info is again.root
-    with pytest.raises(InputError, match="needs the live model"):
-        again.measure_latency()
     assert json.loads(text)["version"] == 1
 
 
