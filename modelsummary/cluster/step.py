@@ -52,9 +52,9 @@ class StepSimulator:
         make_plan: MakePlan | None = None,
     ) -> None:
         check_integers(global_batch=global_batch)
-        self.model, self.time_model = model, TimeModel(cluster, model.recipe.attention)
+        self.model, self.time_model = model, TimeModel(cluster, model.recipe)
         cluster.device.peak(model.compute_dtype, "a Recipe with precision")  # raises if it is not known
-        self._timer = StageTimer(model, self.time_model)
+        self._timer = StageTimer(self.time_model)
         self.global_batch, self.sequence_length = global_batch, sequence_length
         self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
         self._rank_parts: dict[tuple[object, ...], RankParts] = {}
@@ -165,7 +165,7 @@ class StepSimulator:
             return plain
         key = plan.rank_key
         if key not in self._operator_checkpoints:
-            seconds_of = self.time_model.seconds_of_calls(plan, self.model.recipe)
+            seconds_of = self.time_model.seconds_of_calls(plan)
             results = self.model.results(plan, self.sequence_length, seconds_of)
             self._operator_checkpoints[key] = OperatorCheckpoints(self._rank_parts[key], results)
         blocks = [(fqn, self.model.kind_of[fqn]) for fqn in self.model.blocks]
@@ -207,7 +207,7 @@ class StepSimulator:
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
                 )
             if plan.rank_key not in self._rank_parts:
-                seconds = partial(self.time_model.part, plan=plan, recipe=self.model.recipe)
+                seconds = partial(self.time_model.part, plan=plan)
                 self._rank_parts[plan.rank_key] = RankParts(parts, seconds)
             self._stages[key] = stages_of(self.model, self._rank_parts[plan.rank_key], plan)
         return self._stages[key]

@@ -368,7 +368,7 @@ class StepModel:
         on_shapes = running(modules_of(self._folded), call, on_shapes=True, grad=False)
         try:
             with on_shapes as (execution, args, kwargs):
-                execution.checks_indices = True  # type: ignore[union-attr]
+                execution.checks_indices_of = self._folded  # type: ignore[union-attr]
                 with Operators(execution):
                     self._folded(*args, **kwargs)
         except IndexError as error:

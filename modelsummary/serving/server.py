@@ -15,6 +15,7 @@ from torch import nn
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.collectives import Network
 from modelsummary.cluster.topology import Cluster, calibrated_device
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
@@ -32,7 +33,6 @@ from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_of
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.depth import Folds, folds_of
-from modelsummary.serving.links import PER_NODE, communication
 from modelsummary.serving.number_formats import WEIGHTS, NumberFormats, check_device, named_formats
 from modelsummary.serving.points import Points
 from modelsummary.serving.prices import StepPrices
@@ -40,12 +40,13 @@ from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import Request, request_of
 from modelsummary.serving.run import RequestRun, run_request
 from modelsummary.serving.scheduler import Engine
-from modelsummary.serving.times import PhaseTime, phase_time
+from modelsummary.serving.times import Communicate, PhaseTime, phase_time
 from modelsummary.units import parse_bytes
 
 __all__ = ["MOST_REQUESTS", "Server", "ServingOptions", "calibrate"]
 
 MOST_REQUESTS = 2**16
+_PER_NODE = 8  # devices of a node with the links of a named device
 _CHECKED = 64  # tokens of a request that compares few blocks with all; the longest context is another
 
 
@@ -110,11 +111,6 @@ class ServingOptions:
         return self.tensor * self.expert
 
     @property
-    def shared_by(self) -> str:
-        """The argument that shares the model out over devices, as it is passed."""
-        return f"tensor={self.tensor}" if self.expert == 1 else f"expert={self.expert}"
-
-    @property
     def formats(self) -> NumberFormats:
         """How weights and caches are kept."""
         return NumberFormats(None if self.weights is None else WEIGHTS[self.weights], self.cache_dtype)
@@ -159,7 +155,7 @@ class Server:
         self.request, self._make_cache = request_of(live), cache_maker(options.cache)
         check_device(options.formats, options.weights, target)
         self.memory = _memory_of(target, options)
-        self._communicate = communication(target, options.ranks, options.shared_by, options.cluster)
+        self._communicate = communication(target, options)
         self._all_runs = {} if runs is None else runs
         # version of the model, batch and context -> run
         self._runs, self._whole_runs = (
@@ -180,7 +176,7 @@ class Server:
         if self.options.cluster is not None:
             return self.options.cluster.devices
         if self.target.model is not None:
-            return PER_NODE
+            return _PER_NODE
         return 1 if self.target.is_cpu else torch.cuda.device_count()
 
     @property
@@ -369,6 +365,34 @@ def calibrate(
 def _measure(runs: Sequence[RequestRun], device: torch.device) -> None:
     phases = [phase for run in runs for phase in (run.prefill, run.decode)]
     calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), device)
+
+
+def communication(target: Target, options: ServingOptions) -> Communicate | None:
+    """Return the function from a collective and its bytes to seconds; None for a single device.
+
+    Args:
+        target: the device. Without a cluster there are nodes of eight with its links.
+        options: the options.
+
+    Raises:
+        InputError: the links between devices are not known, or the cluster has fewer devices.
+    """
+    cluster, ranks = options.cluster, options.ranks
+    if ranks == 1:
+        return None
+    argument = f"tensor={options.tensor}" if options.expert == 1 else f"expert={options.expert}"
+    if cluster is None:
+        spec = None if target.model is None else target.model.spec
+        if spec is None or spec.interconnect is None:
+            raise InputError(
+                f"{argument}: the links between devices are not known for {target.name}; pass cluster=Cluster(...)"
+            )
+        cluster = Cluster(spec, nodes=-(-ranks // _PER_NODE), memory_bytes=spec.memory_bytes or 1)
+    if ranks > cluster.devices:
+        raise InputError(f"{argument} needs as many devices, the cluster has {cluster.devices}")
+    network = Network(cluster)
+    group = network.group(ranks)
+    return lambda name, nbytes: network.seconds(name, nbytes, group)
 
 
 def _memory_of(target: Target, options: ServingOptions) -> int:

@@ -225,11 +225,12 @@ def test_waiting_for_experts_is_a_cause_and_recomputation_repeats_it(stats):
 @pytest.mark.parametrize("bandwidth", [1e6, 300e9])
 def test_exchanges_overlap_with_the_pass_of_another_micro_batch(model, bandwidth):
     """The rank waits for what takes longer than both passes compute, and NCCL takes a share of their speed."""
-    times = TimeModel(Cluster("A100", devices_per_node=4, link_bandwidth=bandwidth))
-    plan = Plan(data=4, expert=4, micro_batch=BATCH)
-    plain, beside = (
-        times.part(part(model, 4), plan, Recipe(host_seconds=0.0, overlap_experts=each)) for each in (False, True)
+    cluster = Cluster("A100", devices_per_node=4, link_bandwidth=bandwidth)
+    times, other_times = (
+        TimeModel(cluster, Recipe(host_seconds=0.0, overlap_experts=overlaps)) for overlaps in (False, True)
     )
+    plan = Plan(data=4, expert=4, micro_batch=BATCH)
+    plain, beside = times.part(part(model, 4), plan), other_times.part(part(model, 4), plan)
     exchanging, computing = (plain.forward[name] + plain.backward[name] for name in ("expert", "compute"))
     network, group = times.network, times.groups(plan)["expert"]
     taken = network.units_taken(group) + network.bandwidth_taken(group)
