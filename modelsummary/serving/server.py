@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ __all__ = ["MOST_REQUESTS", "Server", "ServingOptions", "calibrate"]
 MOST_REQUESTS = 2**16
 _PER_NODE = 8  # devices of a node with the links of a named device
 _CHECKED = 64  # tokens of a request that compares few blocks with all; the longest context is another
+_MOST_DIFFERENCE = 0.01  # of their times; otherwise all blocks run
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class Server:
         root: its row.
         device: the device; None: the one of the cluster, or this machine.
         options: the options.
-        runs: runs of other servers of the same model, by what they depend on; further ones are added.
+        runs: runs of other servers of the same model, and how far few blocks are from all, by what they depend on;
+            further ones are added.
 
     Attributes:
         request: how the model is called.
@@ -143,7 +146,7 @@ class Server:
         root: LayerInfo,
         device: DeviceSpec | torch.device | str | None,
         options: ServingOptions,
-        runs: dict[Any, dict[tuple[int, int, int], RequestRun]] | None = None,
+        runs: dict[Any, dict[Any, Any]] | None = None,
     ) -> None:
         if options.cluster is not None:
             if device is not None:
@@ -157,7 +160,9 @@ class Server:
         self.memory = _memory_of(target, options)
         self._communicate = communication(target, options)
         self._all_runs = {} if runs is None else runs
+        self._differences: dict[int, float] = self._all_runs.setdefault((options.dtype, options.cache), {})
         # version of the model, batch and context -> run
+        self._runs: dict[tuple[int, int, int], RequestRun]
         self._runs, self._whole_runs = (
             self._all_runs.setdefault((ranks, options.dtype, options.cache), {})
             for ranks in ((options.tensor, options.expert), (1, 1))
@@ -237,8 +242,28 @@ class Server:
             folded = [
                 (Points(partial(run, index), self._times), factor) for index, factor in enumerate(factors, start=1)
             ]
-            context = self.options.context
-            yield Points(partial(run, 0), self._times, folded, sorted({min(context, _CHECKED), context}))
+            whole = partial(run, 0)
+            error = self._fold_error(Points(whole, self._times, folded), folds) if folded else inf
+            few = (folded, error) if error <= _MOST_DIFFERENCE else ()
+            yield Points(whole, self._times, *few)
+
+    def _fold_error(self, points: Points, folds: Folds | None) -> float:
+        """Return the largest difference of few equal blocks from all in the times of a request, as a fraction.
+
+        Equal blocks are split alike over any number of devices, so the model on one device tells it, once.
+
+        Args:
+            points: of this server, with its folds.
+            folds: as for ``points``.
+        """
+        contexts = sorted({min(self.options.context, _CHECKED), self.options.context})
+        missing = [context for context in contexts if context not in self._differences]
+        if missing and self.options.ranks > 1:
+            with self.changed(tensor=1, expert=1).points(folds):  # notes them
+                pass
+        elif missing:
+            self._differences.update((context, points.difference(context)) for context in missing)
+        return max(self._differences[context] for context in contexts)
 
     def _times(self, request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
         prefill, decode = (
@@ -274,6 +299,7 @@ class Server:
             if self.options.calibrate:
                 self._new_prices(new)
                 _measure(list(self._runs.values()), device_here(self._device))  # type: ignore[arg-type]
+                self._differences.clear()  # which were not of measured times
                 self.target = target_of(self._device)
             self._prices.update(self._new_prices(new))
         return [self._prices[engine] for engine in plain]
