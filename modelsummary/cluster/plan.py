@@ -25,7 +25,7 @@ from modelsummary.parallel.plan_arguments import (
 from modelsummary.split.schedule import SCHEDULES
 from modelsummary.units import number_of
 
-__all__ = ["Checkpoint", "Plan", "Recipe"]
+__all__ = ["Checkpoint", "Plan", "Recipe", "check_plan"]
 
 Checkpoint = CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[Any] | str | int | None
 """What a plan computes again, as a user writes it."""
@@ -374,6 +374,12 @@ class Plan:
             elif value != default:
                 parts.append(f"{name} {self.checkpoint_in_short if name == 'checkpoint' else value}")
         return ", ".join(parts) or "one device"
+
+
+def check_plan(plan: object) -> None:
+    """Raise ``InputError`` for anything but a ``Plan``."""
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan must be a Plan, such as Plan(tensor=8, shard=2), got {plan!r:.80}")
 
 
 _DEFAULTS = {argument.name: argument.default for argument in fields(Plan)}
