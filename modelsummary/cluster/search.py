@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 from itertools import product
 from typing import Any, NamedTuple, TypedDict, cast
 
+from modelsummary.capture.run import no_collection
 from modelsummary.cluster.plan import Checkpoint, Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
@@ -174,6 +175,7 @@ def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> 
             yield schedule, 1
 
 
+@no_collection()
 def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
     """Return the fastest plans that fit, and the Pareto set of time, memory and devices.
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, check_integers, close_to, is_number
 from modelsummary.extras import Records
 from modelsummary.keywords import takes_keywords
@@ -313,6 +314,7 @@ class _Way(NamedTuple):
     server: Server
 
 
+@no_collection()
 def search(
     server_of: Callable[..., Server],
     simulate: Callable[[Load, Engine, StepPrices, Server, Limits], ServingSimulation],

@@ -16,6 +16,7 @@ from torch import nn
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.run import no_collection
 from modelsummary.cluster.collectives import Network
 from modelsummary.cluster.topology import Cluster, calibrated_device
 from modelsummary.devices.device_spec import DeviceSpec
@@ -273,6 +274,7 @@ class Server:
         return prefill, decode
 
     @exclusive
+    @no_collection()
     def prices(self, *engines: Engine) -> list[StepPrices | InputError]:
         """Return the prices of the steps of engines, which run the model on shapes the first time.
 
