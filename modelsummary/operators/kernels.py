@@ -341,6 +341,14 @@ def _in_channels_last(work: Work) -> Work:
     return work._replace(channels_last=True, is_product=False, alignment=16) if is_convolution else work
 
 
+def _without_passes(parts: tuple[Work, ...]) -> tuple[Work, ...]:
+    """Return the kernels of an operator; of several that Inductor can fuse, the last, which reads what the first does.
+
+    So the backward of a softmax does not write the product whose sums it subtracts.
+    """
+    return parts[-1:] if all(part.op_class in _FUSES for part in parts) else parts
+
+
 class _Launches:
     """The kernels of a compiled step, and which of them wait for which.
 
@@ -498,6 +506,7 @@ def _launched(
     """Return the kernels of a compiled step, and the index of the last one of each operator."""
     if prefers_channels_last([operator.run.call for operator in operators]):
         works = {key: tuple(map(_in_channels_last, parts)) for key, parts in works.items()}
+    works = {key: _without_passes(parts) for key, parts in works.items()}
     launches = _Launches()
     indices: list[int | None] = [None] * len(operators)
     for number, operator in enumerate(operators):
