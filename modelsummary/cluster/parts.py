@@ -28,7 +28,7 @@ from modelsummary.operators.attention import scores_again
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
-from modelsummary.operators.operator_work import POINTWISE, Work, work_of
+from modelsummary.operators.operator_work import Work
 from modelsummary.operators.table import NO_FACTS, TABLE
 from modelsummary.operators.weight_gradients import of_weights_alone
 
@@ -260,10 +260,7 @@ def parts_of(
         copies |= _copies_of_rows(observed)
     cuts = _cuts(observed)
     labelled = {
-        index: operator._replace(
-            row=(BEFORE if index in cuts else part_name, mark),
-            phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase,
-        )
+        index: operator._replace(row=(BEFORE if index in cuts else part_name, mark))
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
         if index not in copies
     }
@@ -339,15 +336,12 @@ def _kernels_by_part(
     """
     works: defaultdict[tuple[str, str], Counter[Work]] = defaultdict(Counter)
     counts: Counter[tuple[str, str]] = Counter()
-    for kernel in kernels_of(operators, "eager" if mode == "eager" else "compiled"):
+    for kernel in kernels_of(operators, mode):
         assert kernel.row is not None
         part_name, mark = kernel.row
-        phase = kernel.phase.partition(" ")[0]
-        phases = _phases_of(phase, is_repeated=not mark & _LAST)
+        phases = _phases_of(kernel.phase, is_repeated=not mark & _LAST)
         work = _with_context(kernel.work, context)
-        if mode == "fused" and work.part == "triton" and work.op_class not in POINTWISE:  # a kernel of a library
-            work = work._replace(part="")
-        is_of_weights = bool(mark & _WEIGHTS) or (phase == "backward" and work.part in ("weight", "bias"))
+        is_of_weights = bool(mark & _WEIGHTS) or (kernel.phase == "backward" and work.part in ("weight", "bias"))
         if sum_dtype is not None and is_of_weights and work.op_class == "gemm":
             work = _added(work, sum_dtype)
         casts = _casts(work) if eight_bits is not None and _may_have_eight_bits(work) else []
@@ -356,7 +350,7 @@ def _kernels_by_part(
         for name in phases:
             works[part_name, name].update([*casts, work])
             counts[part_name, name] += len(casts) + (kernel.n_operators if mode == "eager" else 1)
-        if mark & _CORE and phase == "forward":
+        if mark & _CORE and kernel.phase == "forward":
             works[part_name, "core"][work] += 1
         if is_of_weights:
             works[part_name, "weights"][work] += 1
@@ -415,15 +409,6 @@ def _results(
 def _phases_of(phase: str, *, is_repeated: bool) -> tuple[str, ...]:
     """Return the phases in which a kernel or a collective runs: recomputation repeats what runs in the forward."""
     return (phase, "again") if phase == "forward" and is_repeated else (phase,)
-
-
-def _fusing_phase(operator: StepOperator, index: int) -> str:
-    """Return a phase of its own for an operator that does not fuse with its neighbours: kernels fuse within a phase.
-
-    Norms, softmax and reductions stay kernels of their own where only chains of element-wise operators are fused.
-    """
-    works = work_of(operator.run.call)
-    return operator.phase if all(work.op_class in POINTWISE for work in works) else f"{operator.phase} {index}"
 
 
 def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
