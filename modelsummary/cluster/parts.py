@@ -226,7 +226,7 @@ def parts_of(
     context: int = 1,
     sends_round: bool = True,
     eight_bits: torch.dtype | None = None,
-    copies_rows: bool = True,
+    dispatcher: str = "nccl",
     sum_dtype: torch.dtype | None = None,
     stops_early: bool = True,
 ) -> dict[str, Part]:
@@ -243,8 +243,7 @@ def parts_of(
         sends_round: gradients of keys and values go round the ranks of ``context``, as in torch's ring; otherwise they
             are summed by one reduce-scatter.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
-        copies_rows: a rank copies the rows that it sends to experts, and adds up the ones that come back, by kernels of
-            their own; False: what sends them reads and writes tokens.
+        dispatcher: as in ``Recipe``.
         sum_dtype: dtype of the sums that products add gradients of weights to; None: a kernel of its own adds them.
         stops_early: recomputation of a part stops when it has what the backward reads.
     """
@@ -256,8 +255,8 @@ def parts_of(
         for index in _after_the_last_kept(observed, part_names):
             marks[index] += _LAST
     copies, gathered = tokens_first(observed.operators) if token_shares > 1 else (frozenset(), frozenset())
-    if not copies_rows:
-        copies |= _copies_of_rows(observed)
+    if dispatcher != "nccl":
+        copies |= _copies_of_rows(observed, sorts=dispatcher == "hybridep")
     cuts = _cuts(observed)
     labelled = {
         index: operator._replace(row=(BEFORE if index in cuts else part_name, mark))
@@ -442,22 +441,30 @@ def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
     return [part_name or AFTER for part_name in part_names]
 
 
-def _copies_of_rows(observed: Observed) -> frozenset[int]:
-    """Return the operators that copy rows of tokens to send them to experts, or add up the ones that come back.
+def _copies_of_rows(observed: Observed, *, sorts: bool) -> frozenset[int]:
+    """Return the operators that copy rows of tokens for a dispatcher that reads and writes tokens itself.
 
-    They are the first and the last of their kind in a forward or a backward: the experts have their own in between.
+    They gather rows to send, or add up the ones that come back: the first and the last of their kind in a forward or a
+    backward, as the experts have their own in between, unless what arrives is sorted by expert (``sorts``).
     """
-    ends: dict[tuple[CallKey | None, str, bool], int] = {}
+    gathers: dict[tuple[CallKey | None, str], list[int]] = {}
+    sums: dict[tuple[CallKey | None, str], list[int]] = {}
+    makers: dict[int, int] = {}
     for index, operator in enumerate(observed.operators):
-        row, call = operator.row, operator.run.call
+        row, run = operator.row, operator.run
+        call, rule = run.call, run.call.rule
         result = call.outputs[0] if call.outputs else None
         if row is None or row[0] not in observed.choices or result is None or len(result.shape) < 2:
             continue
-        if call.rule.gathers and result.dtype.is_floating_point:
-            ends.setdefault((row, operator.phase, True), index)
-        elif call.rule.facts.writes_rows and result.dtype.is_floating_point:
-            ends[row, operator.phase, False] = index
-    return frozenset(ends.values())
+        if not call.cost.bytes_read:
+            makers.update(dict.fromkeys(run.makes, index))
+        is_into = rule.op_class == "index" and not rule.facts.chooses and call.tensors[0].shape == result.shape
+        if result.dtype.is_floating_point and (rule.gathers or is_into):
+            (gathers if rule.gathers else sums).setdefault((row, operator.phase), []).append(index)
+    taken = [index for indices in gathers.values() for index in (indices if sorts else indices[:1])]
+    added = [index for indices in sums.values() for index in (indices if sorts else indices[-1:])]
+    zeros = [makers.get(key) for index in added for key in observed.operators[index].run.reads[:1]]
+    return frozenset([*taken, *added, *(index for index in zeros if index is not None)])
 
 
 def _cuts(observed: Observed) -> frozenset[int]:
