@@ -395,7 +395,7 @@ class StepModel:
             context=plan.context,
             sends_round=self.recipe.kernels != "fused" and self.recipe.sequence == "torch",
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
-            copies_rows=self.recipe.copies_per_token is None,
+            dispatcher=self.recipe.dispatcher,
             sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
             stops_early=self.recipe.stops_early,
         )

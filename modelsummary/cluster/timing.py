@@ -268,12 +268,12 @@ class TimeModel:
         return self._work_seconds[work]
 
     def _collective(self, collective: MicrobatchCollective, group: RankGroup) -> float:
-        """Return the seconds of a collective; of tokens, the recipe may say that fewer copies leave a rank."""
+        """Return the seconds of a collective; of tokens, the dispatcher of the recipe may send fewer copies."""
         if (collective.group, collective.operation) == ("context", "all_to_all"):  # to the next rank of the ring
             return self.network.send(collective.nbytes, is_inside=group.nodes == 1)
-        copies = self.recipe.copies_per_token
         is_sent = collective.group == "expert" and collective.operation == "all_to_all"
-        share = min(1.0, copies / collective.copies) if is_sent and copies is not None else 1.0
+        copies = self.recipe.copies_of(collective.copies, group.nodes if group.nodes > 1 else group.size)
+        share = min(1.0, copies / collective.copies) if is_sent else 1.0
         return self.network.seconds(collective.operation, share * collective.nbytes, group)
 
     def seconds_of_calls(self, plan: Plan) -> Callable[[OperatorCall, Mapping[str, str]], float]:
