@@ -7,7 +7,7 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -28,7 +28,7 @@ from modelsummary.operators.attention import scores_again
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
-from modelsummary.operators.operator_work import Work
+from modelsummary.operators.operator_work import Work, work_of
 from modelsummary.operators.table import NO_FACTS, TABLE
 from modelsummary.operators.weight_gradients import of_weights_alone
 
@@ -343,18 +343,23 @@ def _kernels_by_part(
         is_of_weights = bool(mark & _WEIGHTS) or (kernel.phase == "backward" and work.part in ("weight", "bias"))
         if sum_dtype is not None and is_of_weights and work.op_class == "gemm":
             work = _added(work, sum_dtype)
-        casts = _casts(work) if eight_bits is not None and _may_have_eight_bits(work) else []
-        if eight_bits is not None and casts:
+        if eight_bits is not None and _may_have_eight_bits(work):
             work = _in_eight_bits(work, eight_bits)
         for name in phases:
-            works[part_name, name].update([*casts, work])
-            counts[part_name, name] += len(casts) + (kernel.n_operators if mode == "eager" else 1)
+            works[part_name, name][work] += 1
+            counts[part_name, name] += kernel.n_operators if mode == "eager" else 1
         if mark & _CORE and kernel.phase == "forward":
             works[part_name, "core"][work] += 1
         if is_of_weights:
             works[part_name, "weights"][work] += 1
         if mark & _COLUMN and kernel.flops:
             works[part_name, "column weights" if is_of_weights else "columns"][work] += 1
+    for operator, spec in _cast_operands(operators, mode) if eight_bits is not None else ():
+        assert operator.row is not None
+        part_name, mark = operator.row
+        for name in _phases_of(operator.phase, is_repeated=not mark & _LAST):
+            works[part_name, name].update(_cast(spec))
+            counts[part_name, name] += len(_cast(spec))
     return works, counts
 
 
@@ -535,21 +540,33 @@ def _in_eight_bits(work: Work, dtype: torch.dtype) -> Work:
     return work._replace(dtype=dtype, nbytes=m * k + k * n + work.dtype.itemsize * m * n)
 
 
-def _casts(work: Work) -> list[Work]:
-    """Return the kernels that cast the operands of a product, as ``convert_to_float8_training`` does.
+def _cast_operands(operators: Sequence[StepOperator], mode: str) -> Iterator[tuple[StepOperator, TensorSpec]]:
+    """Yield the operands that are cast to 8 bits, with the products that take them.
 
-    For each operand one reads it for the largest absolute value, which its scale follows from; another reads it again,
-    and writes a byte for each element.
+    In eager mode each product casts both, as torchao's do; a compiled pass casts a tensor once. Transformer Engine
+    keeps what the forward cast for the backward, and casts weights once per step, which is left out.
     """
-    _, m, n, k = work.sizes
-    element_bytes = work.dtype.itemsize
+    cast: set[tuple[int, str]] = set()
+    for operator in operators:
+        call, reads = operator.run.call, operator.run.reads
+        if not any(map(_may_have_eight_bits, work_of(call))):
+            continue
+        for storage, spec in list(zip(reads, call.tensors, strict=True))[-2:]:  # a bias comes before the operands
+            key = storage, operator.phase if mode == "compiled" else ""
+            if mode == "eager" or not (key in cast or (mode == "fused" and spec.is_param)):
+                cast.add(key)
+                yield operator, spec
+
+
+def _cast(spec: TensorSpec) -> list[Work]:
+    """Return the kernels that cast an operand of a product to 8 bits.
+
+    One reads it for the largest absolute value, which its scale follows from; another reads it again, and writes a byte
+    for each element.
+    """
     return [
-        kernel
-        for size in (m * k, k * n)
-        for kernel in (
-            Work("amax", "reduction", work.dtype, (1, size), 0, element_bytes * size),
-            Work("cast", "elementwise", work.dtype, (size,), 0, (element_bytes + 1) * size),
-        )
+        Work("amax", "reduction", spec.dtype, (1, spec.numel), 0, spec.nbytes),
+        Work("cast", "elementwise", spec.dtype, (spec.numel,), 0, spec.nbytes + spec.numel),
     ]
 
 

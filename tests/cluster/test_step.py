@@ -515,6 +515,13 @@ def test_eight_bits_are_of_products_alone():
         ("gemm", 4 * n, 1),  # two operands of a byte, and a result of two
         ("reduction", 2 * n, 2),  # the largest absolute value of both operands
     ]
+    # (cast in the forward, in the backward): gradients are an operand of two products; a compiled pass casts them once;
+    # Transformer Engine keeps the cast input for the backward, and casts weights once per step
+    for kernels, casts in {"eager": (2, 4), "compiled": (2, 3), "fused": (1, 1)}.items():
+        model = StepModel(stats.live, stats.root, Recipe(precision=torch.float8_e4m3fn, kernels=kernels))
+        works = model.parts(Plan(micro_batch=4096))["2"].works
+        counted = [sum(times for work, times in works[name] if work.name == "cast") for name in ("forward", "backward")]
+        assert tuple(counted) == casts
     with pytest.raises(
         InputError, match=r"does not apply Recipe\(precision=torch\.float8_e4m3fn\): convert the layers with t"
     ):
