@@ -11,6 +11,8 @@ They were predicted once before anything was changed; ``CLUSTER.md`` says what w
 - llm-foundry on H100: ``scripts/train/benchmarking/README.md`` of mosaicml/llm-foundry, version 061f2c7: MPT models on
   nodes as a DGX H100, which the source does not say. Its rows of October 2023 are older than support of flash-attn 2.
   Four runs on A100 that were here are rows of ``cluster_data.py``.
+- Megatron-Bridge in 8 bits: Llama 3 with FP8 and current scaling (FP8-CS) in ``docs/performance-summary-archive.md`` of
+  NVIDIA-NeMo/Megatron-Bridge, containers 25.11 and 26.02.
 
 Where the source does not speak of torch.compile, eager mode is assumed.
 """
@@ -21,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import sqrt
 
+import torch
 from cluster_data import FOUNDRY
 from cluster_models import llama, mpt, token_loss
 from cluster_runs import Run
@@ -36,7 +39,16 @@ LLAMA = {  # layers, width, heads, groups, inner width, vocabulary
     "Llama 2 70B": (80, 8192, 64, 8, 28672, 32000),
     "Llama 3 8B": (32, 4096, 32, 8, 14336, 128256),
     "Llama 3 70B": (80, 8192, 64, 8, 28672, 128256),
+    "Llama 3 405B": (126, 16384, 128, 8, 53248, 128256),
 }
+EIGHT_BITS = Recipe(
+    precision=torch.float8_e4m3fn,
+    gradient_dtype=None,  # its recipes set ``grad_reduce_in_fp32 = False``
+    loss=token_loss,
+    sequence="megatron",
+    kernels="fused",
+    overlap_tensor=True,
+)
 MPT = {"7B": (32, 4096, 32), "13B": (40, 5120, 40), "30B": (48, 7168, 56), "70B": (80, 8192, 64)}
 
 
@@ -96,3 +108,45 @@ def foundry() -> Iterator[Run]:
         cluster = Cluster.preset("DGX H100", nodes=devices // 8)
         label = f"MPT {name}, {devices} H100{', full' if checkpoint == 'every' else ''}, eager"
         yield Run("llm-foundry", label, mpt(*MPT[name]), plan, cluster, batch, length, FOUNDRY, batch * length / rate)
+
+
+def bridge() -> Iterator[Run]:
+    """Llama 3 in 8 bits."""
+    h100, b200 = Cluster.preset("DGX H100"), Cluster("B200", network_bandwidth=50e9)
+    gb200 = Cluster.preset("GB200 NVL72")
+    gb300 = replace(gb200, device="GB300", memory_bytes=0, network_bandwidth=100e9)
+    # model, cluster, devices, FSDP, tensor, pipeline, context, virtual stages, batch, micro-batch, tokens/s of a device
+    rows = [
+        ("Llama 3 8B", gb300, 8, False, 1, 1, 1, 1, 128, 2, 37556),
+        ("Llama 3 8B", gb200, 8, False, 1, 1, 1, 1, 128, 2, 31508),
+        ("Llama 3 8B", b200, 8, False, 1, 1, 1, 1, 128, 2, 30624),
+        ("Llama 3 8B", h100, 8, True, 1, 1, 1, 1, 128, 1, 14451),
+        ("Llama 3 70B", gb300, 64, True, 1, 1, 1, 1, 256, 2, 5003),
+        ("Llama 3 70B", gb200, 64, True, 1, 1, 1, 1, 256, 2, 4040),
+        ("Llama 3 70B", h100, 64, False, 4, 8, 1, 5, 256, 1, 1621),
+        ("Llama 3 70B", h100, 64, False, 4, 8, 1, 5, 128, 1, 1602),
+        ("Llama 3 405B", gb300, 256, False, 4, 8, 1, 4, 1536, 1, 988),
+        ("Llama 3 405B", gb300, 256, False, 2, 8, 2, 4, 1536, 1, 999),
+        ("Llama 3 405B", gb200, 256, False, 4, 16, 1, 4, 1536, 1, 793),
+        ("Llama 3 405B", b200, 128, False, 4, 8, 2, 8, 64, 1, 661),
+        ("Llama 3 405B", h100, 1024, False, 8, 8, 2, 8, 1536, 1, 311),
+        ("Llama 3 405B", h100, 1024, False, 8, 8, 2, 8, 512, 1, 292),
+    ]
+    for name, cluster, devices, fsdp, tensor, pipeline, context, virtual, batch, micro, rate in rows:
+        plan = Plan(
+            tensor=tensor,
+            sequence=tensor > 1,
+            pipeline=pipeline,
+            virtual_stages=virtual,
+            context=context,
+            shard=devices // (tensor * pipeline * context),
+            sharded="parameters" if fsdp else "optimizer",
+            micro_batch=micro,
+            schedule="interleaved1f1b" if virtual > 1 else "1f1b",
+        )
+        *sizes, vocabulary = LLAMA[name]
+        used = cluster.with_nodes(-(-devices // cluster.devices_per_node))
+        seconds = batch * 8192 / (rate * devices)
+        label = f"{name}, {devices} {cluster.device.name}, {batch} x {micro}, tensor {tensor}"
+        model = llama(*sizes, vocabulary=vocabulary)
+        yield Run("Megatron-Bridge, 8 bits", label, model, plan, used, batch, 8192, EIGHT_BITS, seconds)

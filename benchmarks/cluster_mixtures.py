@@ -30,8 +30,14 @@ from modelsummary.cluster import Cluster, Plan, Recipe
 EAGER = Recipe(loss=token_loss, sequence="megatron", kernels="eager")
 MEGATRON = replace(EAGER, kernels="fused")
 BRIDGE = replace(MEGATRON, gradient_dtype=None)  # its recipes set ``grad_reduce_in_fp32 = False``
+HYBRID_EP = replace(BRIDGE, dispatcher="hybridep")
 DEEP_EP = replace(  # torch.optim.Adam has its states in the dtype of the parameters
-    EAGER, copies_per_token=1, gradient_dtype=None, state_dtype=torch.bfloat16, master_weights=False
+    EAGER,
+    dispatcher="deepep",
+    copies_per_token=1,
+    gradient_dtype=None,
+    state_dtype=torch.bfloat16,
+    master_weights=False,
 )
 MODELS = {
     "Mixtral 8x7B": Sizes(32, 4096, 32, 8, 128, 8, 2, 14336, 32000),
@@ -129,4 +135,5 @@ def bridge() -> Iterator[Run]:
         release = ", 26.02" if (name, batch, length) == ("GPT-OSS 120B", 1280, 4096) else ""
         label = f"{name}, {gpus} {cluster.device.name}{release}"
         used = cluster.with_nodes(-(-gpus // cluster.devices_per_node))
-        yield Run("Megatron-Bridge", label, mixture(MODELS[name]), plan, used, batch, length, BRIDGE, seconds)
+        recipe = BRIDGE if "GPT-OSS" in name else HYBRID_EP
+        yield Run("Megatron-Bridge", label, mixture(MODELS[name]), plan, used, batch, length, recipe, seconds)

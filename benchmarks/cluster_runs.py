@@ -311,7 +311,7 @@ def tables(data: Path | None) -> Iterator[Run]:
     import cluster_mixtures
 
     yield from (*megatron(), *korthikanti(), *llama_405b())
-    yield from (*cluster_blind.torchtitan(), *cluster_blind.foundry())
+    yield from (*cluster_blind.torchtitan(), *cluster_blind.foundry(), *cluster_blind.bridge())
     yield from (*cluster_mixtures.megatron_core(), *cluster_mixtures.automodel(), *cluster_mixtures.bridge())
     if data is not None:
         import cluster_data

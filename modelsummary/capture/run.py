@@ -257,7 +257,7 @@ def _run_once(
         if isinstance(execution, RealExecution) and ran is not None:
             execution.ran = ran
         if isinstance(execution, ShapeOnly):
-            execution.checks_indices = True
+            execution.checks_indices_of = parts.model
         if isinstance(execution, ShapeOnly) and routes_evenly:
             execution.assume_values((args, kwargs))
         # The trace of the table is not kept, as ``LiveModel`` keeps others: to note arguments, and what tells later

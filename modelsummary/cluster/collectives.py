@@ -232,24 +232,26 @@ class Network:
 
     @property
     def _link(self) -> float:
-        efficiency = self.cluster.link_efficiency
-        return self.cluster.link_bandwidth * (
-            float(collective_fits()["link"]["efficiency"]) if efficiency is None else efficiency
-        )
+        """Bytes per second inside a node."""
+        return self.cluster.link_bandwidth * _fitted("link", "efficiency", self.cluster.link_efficiency)
 
     @property
     def _link_step(self) -> float:
-        latency = self.cluster.link_latency
-        return float(collective_fits()["link"]["step_us"]) * 1e-6 if latency is None else latency
+        return _fitted("link", "step_us", self.cluster.link_latency)
 
     @property
     def _network(self) -> float:
         """Bytes per second between nodes for one device."""
-        override, cluster = self.cluster.network_efficiency, self.cluster
-        efficiency = float(collective_fits()["network"]["efficiency"]) if override is None else override
+        cluster, efficiency = self.cluster, _fitted("network", "efficiency", self.cluster.network_efficiency)
         return cluster.network_bandwidth * efficiency * min(1.0, cluster.interfaces_per_node / cluster.devices_per_node)
 
     @property
     def _network_step(self) -> float:
-        latency = self.cluster.network_latency
-        return float(collective_fits()["network"]["step_us"]) * 1e-6 if latency is None else latency
+        return _fitted("network", "step_us", self.cluster.network_latency)
+
+
+def _fitted(kind: str, name: str, override: float | None) -> float:
+    """Return a figure of links, in seconds if it is a time: the cluster's own, or as fitted."""
+    if override is not None:
+        return override
+    return float(collective_fits()[kind][name]) * (1e-6 if name.endswith("_us") else 1.0)

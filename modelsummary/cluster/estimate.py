@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch.distributed.device_mesh import DeviceMesh
 
+    from modelsummary.cluster.step import StepSimulator
     from modelsummary.parallel import ParallelPlan
 
 __all__ = ["CAUSES", "StepEstimate"]
@@ -75,7 +76,7 @@ class StepEstimate(Printed):
         uncounted_ops: operators whose work is not known -> their calls in one micro-batch. They take the time of their
             bytes, and the FLOPs, with them MFU, lack them.
         case: what decides which published runs it is compared with.
-        simulate_on: simulates it on another cluster; None: it was loaded without its model.
+        simulator: simulates it on other clusters and applies its plan; None: it was loaded without its model.
         subject: the model, its dtype, and what it is trained with.
     """
 
@@ -90,10 +91,9 @@ class StepEstimate(Printed):
     hardware_flops: float
     peak_flops: float
     items: StepItems = field(repr=False, compare=False)
-    applier: Applier | None = field(default=None, repr=False, compare=False)
     uncounted_ops: Mapping[str, int] = field(default_factory=dict)
     case: Case = field(default_factory=Case)
-    simulate_on: Callable[[Cluster], StepEstimate] | None = field(default=None, repr=False, compare=False)
+    simulator: StepSimulator | None = field(default=None, repr=False, compare=False)
     subject: str = field(default="a model", compare=False)
 
     @cached_property
@@ -102,7 +102,7 @@ class StepEstimate(Printed):
         return self.items.simulation
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "applier": None, "simulate_on": None}  # they hold the model
+        return {**self.__dict__, "simulator": None}  # it holds the model
 
     @property
     def step_seconds(self) -> float:
@@ -155,10 +155,10 @@ class StepEstimate(Printed):
         Raises:
             InputError: the plan does not fit the cluster, or the estimate was loaded without its model.
         """
-        if self.simulate_on is None:
+        if self.simulator is None:
             raise InputError(_LOADED)
         check_cluster(cluster)
-        return self.simulate_on(cluster)
+        return self.simulator.on(cluster).simulate(self.plan)
 
     def device_hours(self, tokens: float) -> float:
         """Return the hours that all devices together need for a number of tokens (samples without sequences).
@@ -169,6 +169,11 @@ class StepEstimate(Printed):
         if not is_number(tokens) or tokens < 0:
             raise InputError(f"tokens must be a number >= 0, got {tokens!r:.80}")
         return tokens / self.tokens_per_second * self.plan.devices / 3600
+
+    @property
+    def applier(self) -> Applier | None:
+        """Makes parallel plans of the model; None if the estimate was loaded without it."""
+        return None if self.simulator is None else self.simulator.applier
 
     @property
     def obstacle(self) -> str:

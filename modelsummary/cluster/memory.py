@@ -63,9 +63,9 @@ class RankLoad:
     """
 
     weights: RankWeights
-    units: tuple[tuple[RankWeights, tuple[Moment, ...]], ...]
-    recomputed: int
-    temporary: int
+    units: tuple[tuple[RankWeights, tuple[Moment, ...]], ...] = ()
+    recomputed: int = 0
+    temporary: int = 0
     _gathered: dict[tuple[int, bool, bool, Recipe], int] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod

@@ -7,7 +7,7 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -28,7 +28,7 @@ from modelsummary.operators.attention import scores_again
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator, kernels_of
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
-from modelsummary.operators.operator_work import POINTWISE, Work, work_of
+from modelsummary.operators.operator_work import Work, work_of
 from modelsummary.operators.table import NO_FACTS, TABLE
 from modelsummary.operators.weight_gradients import of_weights_alone
 
@@ -226,7 +226,7 @@ def parts_of(
     context: int = 1,
     sends_round: bool = True,
     eight_bits: torch.dtype | None = None,
-    copies_rows: bool = True,
+    dispatcher: str = "nccl",
     sum_dtype: torch.dtype | None = None,
     stops_early: bool = True,
 ) -> dict[str, Part]:
@@ -243,8 +243,7 @@ def parts_of(
         sends_round: gradients of keys and values go round the ranks of ``context``, as in torch's ring; otherwise they
             are summed by one reduce-scatter.
         eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
-        copies_rows: a rank copies the rows that it sends to experts, and adds up the ones that come back, by kernels of
-            their own; False: what sends them reads and writes tokens.
+        dispatcher: as in ``Recipe``.
         sum_dtype: dtype of the sums that products add gradients of weights to; None: a kernel of its own adds them.
         stops_early: recomputation of a part stops when it has what the backward reads.
     """
@@ -256,14 +255,11 @@ def parts_of(
         for index in _after_the_last_kept(observed, part_names):
             marks[index] += _LAST
     copies, gathered = tokens_first(observed.operators) if token_shares > 1 else (frozenset(), frozenset())
-    if not copies_rows:
-        copies |= _copies_of_rows(observed)
+    if dispatcher != "nccl":
+        copies |= _copies_of_rows(observed, sorts=dispatcher == "hybridep")
     cuts = _cuts(observed)
     labelled = {
-        index: operator._replace(
-            row=(BEFORE if index in cuts else part_name, mark),
-            phase=_fusing_phase(operator, index) if mode == "fused" else operator.phase,
-        )
+        index: operator._replace(row=(BEFORE if index in cuts else part_name, mark))
         for index, (operator, part_name, mark) in enumerate(zip(observed.operators, part_names, marks, strict=True))
         if index not in copies
     }
@@ -339,29 +335,31 @@ def _kernels_by_part(
     """
     works: defaultdict[tuple[str, str], Counter[Work]] = defaultdict(Counter)
     counts: Counter[tuple[str, str]] = Counter()
-    for kernel in kernels_of(operators, "eager" if mode == "eager" else "compiled"):
+    for kernel in kernels_of(operators, mode):
         assert kernel.row is not None
         part_name, mark = kernel.row
-        phase = kernel.phase.partition(" ")[0]
-        phases = _phases_of(phase, is_repeated=not mark & _LAST)
+        phases = _phases_of(kernel.phase, is_repeated=not mark & _LAST)
         work = _with_context(kernel.work, context)
-        if mode == "fused" and work.part == "triton" and work.op_class not in POINTWISE:  # a kernel of a library
-            work = work._replace(part="")
-        is_of_weights = bool(mark & _WEIGHTS) or (phase == "backward" and work.part in ("weight", "bias"))
+        is_of_weights = bool(mark & _WEIGHTS) or (kernel.phase == "backward" and work.part in ("weight", "bias"))
         if sum_dtype is not None and is_of_weights and work.op_class == "gemm":
             work = _added(work, sum_dtype)
-        casts = _casts(work) if eight_bits is not None and _may_have_eight_bits(work) else []
-        if eight_bits is not None and casts:
+        if eight_bits is not None and _may_have_eight_bits(work):
             work = _in_eight_bits(work, eight_bits)
         for name in phases:
-            works[part_name, name].update([*casts, work])
-            counts[part_name, name] += len(casts) + (kernel.n_operators if mode == "eager" else 1)
-        if mark & _CORE and phase == "forward":
+            works[part_name, name][work] += 1
+            counts[part_name, name] += kernel.n_operators if mode == "eager" else 1
+        if mark & _CORE and kernel.phase == "forward":
             works[part_name, "core"][work] += 1
         if is_of_weights:
             works[part_name, "weights"][work] += 1
         if mark & _COLUMN and kernel.flops:
             works[part_name, "column weights" if is_of_weights else "columns"][work] += 1
+    for operator, spec in _cast_operands(operators, mode) if eight_bits is not None else ():
+        assert operator.row is not None
+        part_name, mark = operator.row
+        for name in _phases_of(operator.phase, is_repeated=not mark & _LAST):
+            works[part_name, name].update(_cast(spec))
+            counts[part_name, name] += len(_cast(spec))
     return works, counts
 
 
@@ -417,15 +415,6 @@ def _phases_of(phase: str, *, is_repeated: bool) -> tuple[str, ...]:
     return (phase, "again") if phase == "forward" and is_repeated else (phase,)
 
 
-def _fusing_phase(operator: StepOperator, index: int) -> str:
-    """Return a phase of its own for an operator that does not fuse with its neighbours: kernels fuse within a phase.
-
-    Norms, softmax and reductions stay kernels of their own where only chains of element-wise operators are fused.
-    """
-    works = work_of(operator.run.call)
-    return operator.phase if all(work.op_class in POINTWISE for work in works) else f"{operator.phase} {index}"
-
-
 def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
     """Return the part that each operator belongs to: to a block, if the block runs while it runs."""
     operators, names = observed.operators, frozenset(blocks)
@@ -457,22 +446,30 @@ def _part_names(observed: Observed, blocks: Sequence[str]) -> list[str]:
     return [part_name or AFTER for part_name in part_names]
 
 
-def _copies_of_rows(observed: Observed) -> frozenset[int]:
-    """Return the operators that copy rows of tokens to send them to experts, or add up the ones that come back.
+def _copies_of_rows(observed: Observed, *, sorts: bool) -> frozenset[int]:
+    """Return the operators that copy rows of tokens for a dispatcher that reads and writes tokens itself.
 
-    They are the first and the last of their kind in a forward or a backward: the experts have their own in between.
+    They gather rows to send, or add up the ones that come back: the first and the last of their kind in a forward or a
+    backward, as the experts have their own in between, unless what arrives is sorted by expert (``sorts``).
     """
-    ends: dict[tuple[CallKey | None, str, bool], int] = {}
+    gathers: dict[tuple[CallKey | None, str], list[int]] = {}
+    sums: dict[tuple[CallKey | None, str], list[int]] = {}
+    makers: dict[int, int] = {}
     for index, operator in enumerate(observed.operators):
-        row, call = operator.row, operator.run.call
+        row, run = operator.row, operator.run
+        call, rule = run.call, run.call.rule
         result = call.outputs[0] if call.outputs else None
         if row is None or row[0] not in observed.choices or result is None or len(result.shape) < 2:
             continue
-        if call.rule.gathers and result.dtype.is_floating_point:
-            ends.setdefault((row, operator.phase, True), index)
-        elif call.rule.facts.writes_rows and result.dtype.is_floating_point:
-            ends[row, operator.phase, False] = index
-    return frozenset(ends.values())
+        if not call.cost.bytes_read:
+            makers.update(dict.fromkeys(run.makes, index))
+        is_into = rule.op_class == "index" and not rule.facts.chooses and call.tensors[0].shape == result.shape
+        if result.dtype.is_floating_point and (rule.gathers or is_into):
+            (gathers if rule.gathers else sums).setdefault((row, operator.phase), []).append(index)
+    taken = [index for indices in gathers.values() for index in (indices if sorts else indices[:1])]
+    added = [index for indices in sums.values() for index in (indices if sorts else indices[-1:])]
+    zeros = [makers.get(key) for index in added for key in observed.operators[index].run.reads[:1]]
+    return frozenset([*taken, *added, *(index for index in zeros if index is not None)])
 
 
 def _cuts(observed: Observed) -> frozenset[int]:
@@ -543,21 +540,33 @@ def _in_eight_bits(work: Work, dtype: torch.dtype) -> Work:
     return work._replace(dtype=dtype, nbytes=m * k + k * n + work.dtype.itemsize * m * n)
 
 
-def _casts(work: Work) -> list[Work]:
-    """Return the kernels that cast the operands of a product, as ``convert_to_float8_training`` does.
+def _cast_operands(operators: Sequence[StepOperator], mode: str) -> Iterator[tuple[StepOperator, TensorSpec]]:
+    """Yield the operands that are cast to 8 bits, with the products that take them.
 
-    For each operand one reads it for the largest absolute value, which its scale follows from; another reads it again,
-    and writes a byte for each element.
+    In eager mode each product casts both, as torchao's do; a compiled pass casts a tensor once. Transformer Engine
+    keeps what the forward cast for the backward, and casts weights once per step, which is left out.
     """
-    _, m, n, k = work.sizes
-    element_bytes = work.dtype.itemsize
+    cast: set[tuple[int, str]] = set()
+    for operator in operators:
+        call, reads = operator.run.call, operator.run.reads
+        if not any(map(_may_have_eight_bits, work_of(call))):
+            continue
+        for storage, spec in list(zip(reads, call.tensors, strict=True))[-2:]:  # a bias comes before the operands
+            key = storage, operator.phase if mode == "compiled" else ""
+            if mode == "eager" or not (key in cast or (mode == "fused" and spec.is_param)):
+                cast.add(key)
+                yield operator, spec
+
+
+def _cast(spec: TensorSpec) -> list[Work]:
+    """Return the kernels that cast an operand of a product to 8 bits.
+
+    One reads it for the largest absolute value, which its scale follows from; another reads it again, and writes a byte
+    for each element.
+    """
     return [
-        kernel
-        for size in (m * k, k * n)
-        for kernel in (
-            Work("amax", "reduction", work.dtype, (1, size), 0, element_bytes * size),
-            Work("cast", "elementwise", work.dtype, (size,), 0, (element_bytes + 1) * size),
-        )
+        Work("amax", "reduction", spec.dtype, (1, spec.numel), 0, spec.nbytes),
+        Work("cast", "elementwise", spec.dtype, (spec.numel,), 0, spec.nbytes + spec.numel),
     ]
 
 

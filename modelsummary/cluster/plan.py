@@ -25,12 +25,13 @@ from modelsummary.parallel.plan_arguments import (
 from modelsummary.split.schedule import SCHEDULES
 from modelsummary.units import number_of
 
-__all__ = ["Checkpoint", "Plan", "Recipe"]
+__all__ = ["Checkpoint", "Plan", "Recipe", "check_plan"]
 
 Checkpoint = CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[Any] | str | int | None
 """What a plan computes again, as a user writes it."""
 
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
+DISPATCHERS = ("nccl", "deepep", "hybridep")
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
 _LEVELS = (None, *LEVELS)  # by the stage of ZeRO
 
@@ -64,9 +65,12 @@ class Recipe:
         overlap_gradients: gradients are reduced, and parameters of FSDP are gathered, while layers compute.
         share_messages: of a tensor that all ranks of tensor parallelism hold, each sends only its share to the next
             stage, where the shares are gathered, as in Megatron. Otherwise each sends it whole, as torch's stages do.
-        copies_per_token: copies of a token that leave its rank for experts, on average; None: one for each of its
-            experts, as NCCL's all-to-all sends them. DeepEP sends one to each node, and none for a node that has no
-            expert of the token; its kernels read and write tokens, so that no others copy rows for it.
+        dispatcher: what sends tokens to experts: ``"nccl"``, by its all-to-all, between kernels that copy rows;
+            ``"deepep"``, whose kernels read and write tokens, so that only the ranks of the experts copy rows, which
+            sorts them by expert; ``"hybridep"``, which sorts them, too.
+        copies_per_token: copies of a token that are sent to experts, on average; None: one for each of its experts with
+            NCCL. The others send one to each rank in a node, or to each node of several, that has one of them, which is
+            the number expected if all experts are chosen alike.
         overlap_experts: tokens travel to experts and back while the layers of another micro-batch compute, whose
             backward runs beside this one's forward, as in DualPipe and with Megatron's
             ``--overlap-moe-expert-parallel-comm``.
@@ -98,6 +102,7 @@ class Recipe:
     loss: Callable[[Any], Tensor] | None = None
     host_seconds: float | None = None
     overlap_gradients: bool = True
+    dispatcher: str = "nccl"
     copies_per_token: float | None = None
     overlap_experts: bool = False
     overlap_tensor: bool = False
@@ -111,7 +116,8 @@ class Recipe:
             if value is not None or not may_be_none:
                 dtype = dtype_named(value, name, end=" or None" if may_be_none else "")
                 object.__setattr__(self, name, dtype)
-        for name, choices in (("optimizer", _STATES), ("kernels", ("eager", "fused", "compiled"))):
+        named = {"optimizer": _STATES, "kernels": ("eager", "fused", "compiled"), "dispatcher": DISPATCHERS}
+        for name, choices in named.items():
             object.__setattr__(self, name, choice_of(getattr(self, name), choices, name))
         if self.sequence not in ("torch", "megatron"):
             raise InputError(f"sequence of a Recipe must be 'torch' or 'megatron', got {self.sequence!r:.80}")
@@ -135,6 +141,16 @@ class Recipe:
         """The dtype of weights and activations in memory: ``precision``, or bfloat16 if products compute in 8 bits."""
         has_eight_bits = self.precision is not None and self.precision.itemsize == 1
         return torch.bfloat16 if has_eight_bits else self.precision
+
+    def copies_of(self, n_experts: int, destinations: int) -> float:
+        """Return how many copies of a token are sent to so many of its experts on ranks or nodes.
+
+        >>> Recipe().copies_of(8, 4), round(Recipe(dispatcher="deepep").copies_of(8, 4), 2)
+        (8, 3.6)
+        """
+        if self.copies_per_token is not None:
+            return self.copies_per_token
+        return n_experts if self.dispatcher == "nccl" else destinations * (1 - (1 - 1 / destinations) ** n_experts)
 
     @property
     def stops_early(self) -> bool:
@@ -374,6 +390,12 @@ class Plan:
             elif value != default:
                 parts.append(f"{name} {self.checkpoint_in_short if name == 'checkpoint' else value}")
         return ", ".join(parts) or "one device"
+
+
+def check_plan(plan: object) -> None:
+    """Raise ``InputError`` for anything but a ``Plan``."""
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan must be a Plan, such as Plan(tensor=8, shard=2), got {plan!r:.80}")
 
 
 _DEFAULTS = {argument.name: argument.default for argument in fields(Plan)}

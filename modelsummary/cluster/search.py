@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from itertools import product
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
+from modelsummary.capture.run import no_collection
 from modelsummary.cluster.plan import Checkpoint, Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.errors import InputError, StepError, check_integers
+from modelsummary.keywords import check_names
 from modelsummary.parallel.plan_arguments import LEVELS, level_of
 from modelsummary.split.schedule import SCHEDULES
 
-__all__ = ["SearchOptions", "candidates", "find_plans"]
+__all__ = ["SearchOptions", "candidates", "checked_options", "find_plans"]
 
 _SCHEDULES = ("1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -173,13 +175,17 @@ def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> 
             yield schedule, 1
 
 
+@no_collection()
 def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
     """Return the fastest plans that fit, and the Pareto set of time, memory and devices.
 
+    Args:
+        simulator: simulates the plans.
+        options: as ``checked_options`` returns them.
+
     Raises:
-        InputError: an option is unusable, or no plan fits.
+        InputError: no plan fits.
     """
-    _check(options)
     if options.get("applicable", False):
         options = {**_APPLICABLE, **options}
     tried = 0
@@ -285,7 +291,9 @@ def _nothing_fits(capacity: int, tried: int, leanest: tuple[int, Plan] | None, r
     return f"none of {tried:,} plans is possible{reason}; widen the options of the search"
 
 
-def _check(options: SearchOptions) -> None:
+def checked_options(options: Mapping[str, Any]) -> SearchOptions:
+    """Return the options of a search. Raise ``InputError`` for an unknown one, or an unusable value."""
+    check_names("plan", options, SearchOptions.__annotations__)
     for name, value in options.items():
         if name == "applicable":
             if not isinstance(value, bool):
@@ -305,3 +313,4 @@ def _check(options: SearchOptions) -> None:
             raise InputError(f"shard must be a list of integers >= 1 or None, got {value!r}")
         elif name in _NUMBERS and not all(type(entry) is int and entry >= 1 for entry in value):
             raise InputError(f"{name} must be a list of integers >= 1, got {value!r}")
+    return cast("SearchOptions", options)

@@ -5,32 +5,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 from modelsummary.cluster.pipeline import WeightUpdate, by_rank, rank_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, StageUnit, added, weights_of
-from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import SecondsByCause, TimeModel, UnitSeconds
+from modelsummary.cluster.weights import Weights
 from modelsummary.split.schedule import StageLoad
 
 __all__ = ["StageTimer"]
 
 _OF_KERNELS = frozenset({"compute", "recomputation"})
 _BUCKET_BYTES = 25 * 2**20  # of gradients that DistributedDataParallel reduces at once, by default
+_CLIPPING = 3  # times that gradients are read or written for their norm, and to scale them
+_BUFFER_PASSES, _AVERAGING = 2, 2  # the same of buffers of gradients once per step, and to divide them by a number
+
+
+class _Passes(NamedTuple):
+    """How often the foreach kernels of an optimizer of torch read or write each tensor (torch/optim/adamw.py).
+
+    Attributes:
+        parameters, gradients: times.
+        states: times, on average over the states.
+        temporaries: times of a tensor like the parameter.
+    """
+
+    parameters: int
+    gradients: int
+    states: float = 0.0
+    temporaries: int = 0
+
+
+_PASSES = {
+    "sgd": _Passes(2, 1),  # p += -lr * g
+    "sgd-momentum": _Passes(2, 1, 5),  # m *= mu; m += g; p += -lr * m
+    "adam": _Passes(2, 2, 4, 6),  # m.lerp_(g); v *= b; v += g * g; t = sqrt(v); t /= c; t += eps; p += m / t
+    "adamw": _Passes(4, 2, 4, 6),  # p *= 1 - lr * decay, before
+}
 
 
 class StageTimer:
     """Times what stages compute, communicate and wait for.
 
     Args:
-        model: the model.
         time_model: the time models of devices and network.
     """
 
-    def __init__(self, model: StepModel, time_model: TimeModel) -> None:
-        self._model, self._time_model = model, time_model
-        self._is_inside: dict[tuple[int, int, int], bool] = {}  # by stride and the two ranks of the pipeline
-        self._sent: dict[tuple[int, bool, int], float] = {}
+    def __init__(self, time_model: TimeModel) -> None:
+        self._time_model, self._recipe = time_model, time_model.recipe
+        self._sent: dict[tuple[int, ...], float] = {}
 
     def stage_loads(
         self, stages: Sequence[SimulatedStage], plan: Plan, microbatches: int
@@ -64,18 +88,18 @@ class StageTimer:
             units: seconds of units, which stages of a plan share; what is not there yet is added.
             accumulates: there are several micro-batches.
         """
-        time_model, recipe, slowest = self._time_model, self._model.recipe, self._time_model.slowest(plan.devices)
+        time_model, recipe, slowest = self._time_model, self._recipe, self._time_model.slowest(plan.devices)
         held = stage.weights.sharded(plan) if plan.is_fsdp else stage.weights.total
+        read = held.trained + 2 * held.gradient_bytes(recipe)  # a gradient is read, and its sum updated
         adds = accumulates and not recipe.adds_in_products
-        adding = slowest * time_model.accumulation(held, recipe) if adds else 0.0
+        adding = slowest * time_model.moved("accumulation", read) if adds else 0.0
         forward, backward = (_on_slowest(spent, slowest) for spent in (stage.forward, stage.backward))
         weight_seconds, waits = slowest * stage.of_weights, [0.0, 0.0]
         if plan.is_fsdp:
             passes = [self._fsdp_units(stage, plan, units, is_forward=is_forward) for is_forward in (True, False)]
             computing = sum(forward.values()), sum(backward.values())
             waits = [
-                time_model.over_units(passed, plan, overlaps=recipe.overlap_gradients) - seconds
-                for passed, seconds in zip(passes, computing, strict=True)
+                time_model.over_units(passed, plan) - seconds for passed, seconds in zip(passes, computing, strict=True)
             ]
         spent = added([(forward, 1), (backward, 1), ({"accumulation": adding, "fsdp": sum(waits)}, 1)])
         load = replace(
@@ -107,7 +131,7 @@ class StageTimer:
         return [root, *called] if is_forward else [*reversed(called), root]
 
     def _fsdp_unit(self, unit: StageUnit, plan: Plan, *, is_forward: bool) -> UnitSeconds:
-        time_model, recipe = self._time_model, self._model.recipe
+        time_model, recipe = self._time_model, self._recipe
         shared, experts = unit.weights.shared, unit.weights.experts
         slowest = time_model.slowest(plan.devices)
         moved = unit.weights.of_several(plan.shards > 1, plan.expert_copies > 1)
@@ -134,24 +158,18 @@ class StageTimer:
         sender, receiver = rank_of(index, plan), rank_of(index + 1, plan)
         if sender == receiver:
             return 0.0
-        stride = plan.split_ranks * plan.copies
-        ranks = (stride, sender, receiver)
-        if ranks not in self._is_inside:
-            network = self._time_model.network
-            self._is_inside[ranks] = network.in_one_node(stride * sender, stride * receiver, stride)
-        shares = self._model.recipe.share_messages and not plan.sequence and plan.tensor > 1
-        key = (stages[index + 1].crossing_bytes, self._is_inside[ranks], plan.tensor if shares else 1)
+        nbytes, stride, network = (
+            stages[index + 1].crossing_bytes,
+            plan.split_ranks * plan.copies,
+            self._time_model.network,
+        )
+        shares = plan.tensor if self._recipe.share_messages and not plan.sequence else 1
+        key = nbytes, stride, sender, receiver, shares
         if key not in self._sent:
-            self._sent[key] = self._send(*key, plan)
+            is_inside = network.in_one_node(stride * sender, stride * receiver, stride)
+            gather = network.seconds("all_gather", nbytes, network.group(shares))
+            self._sent[key] = network.send(nbytes / shares, is_inside=is_inside) + gather
         return self._sent[key]
-
-    def _send(self, nbytes: int, is_inside: bool, shares: int, plan: Plan) -> float:
-        """Return the seconds of a message, of which each rank of tensor parallelism may send a share."""
-        network = self._time_model.network
-        if shares == 1:
-            return network.send(nbytes, is_inside=is_inside)
-        gather = network.seconds("all_gather", nbytes, self._time_model.groups(plan)["tensor"])
-        return network.send(nbytes / shares, is_inside=is_inside) + gather
 
     def updates(self, stages: Sequence[SimulatedStage], loads: Sequence[StageLoad], plan: Plan) -> list[WeightUpdate]:
         """Return what each rank does after its last backward."""
@@ -168,7 +186,7 @@ class StageTimer:
         during the next forward. Without overlap, all of them are reduced at once. The first and the last stage add the
         gradients of weights that they share.
         """
-        time_model, recipe = self._time_model, self._model.recipe
+        time_model, recipe = self._time_model, self._recipe
         weights = weights_of(stages)
         shared, experts = weights.shared, weights.experts
         gradients = shared.gradient_bytes(recipe), experts.gradient_bytes(recipe)
@@ -191,15 +209,40 @@ class StageTimer:
             (UnitSeconds(gather, forward / pieces), forward),
         ):
             if unit.gather or unit.reduce:
-                over = time_model.over_units([unit] * pieces, plan, overlaps=recipe.overlap_gradients)
-                waited += over - computing
+                waited += time_model.over_units([unit] * pieces, plan) - computing
         tied = [stage.tied.gradient_bytes(recipe) for stage in stages if stage.tied.elements]
         if len(tied) == 1:  # another rank has the other end
             distance = plan.split_ranks * plan.copies * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
             waited += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
         held = weights.sharded(plan) if plan.sharded else weights.total
-        buffers = time_model.buffers(held if plan.is_fsdp else weights.total, recipe, averages=plan.copies > 1)
-        return WeightUpdate(waited, time_model.optimizer(held, recipe) + buffers)
+        buffers = self.buffers(held if plan.is_fsdp else weights.total, averages=plan.copies > 1)
+        return WeightUpdate(waited, self.optimizer(held) + buffers)
+
+    def optimizer(self, weights: Weights) -> float:
+        """Return the seconds of an optimizer step behind the norm of the gradients.
+
+        Megatron's optimizer is one kernel, which reads gradients, once more than their norm does, states and float32
+        weights, and writes all but gradients. torch's optimizers run a kernel for each operation on all tensors
+        (``foreach``, the default on accelerators), after the gradients are scaled.
+        """
+        recipe, moved = self._recipe, self._time_model.moved
+        states, stored = weights.state_bytes(recipe), 4 * weights.masters + weights.trained - weights.narrow
+        gradients = weights.gradient_bytes(recipe)
+        if recipe.kernels == "fused":
+            return moved("optimizer", 2 * (gradients + states + stored) + weights.narrow)
+        passes = _PASSES[recipe.optimizer]
+        nbytes = (passes.parameters + passes.temporaries) * stored + (_CLIPPING + passes.gradients) * gradients
+        return moved("optimizer", nbytes + passes.states * states)
+
+    def buffers(self, weights: Weights, *, averages: bool) -> float:
+        """Return the seconds of what Megatron does once per step with the buffers that hold whole gradients; else 0.
+
+        They are set to zero, read for values that are not finite, and before their reduction divided by the number of
+        copies, if there are some (megatron/core/distributed/param_and_grad_buffer.py).
+        """
+        passes = _BUFFER_PASSES + (_AVERAGING if averages else 0)
+        nbytes = passes * weights.gradient_bytes(self._recipe)
+        return self._time_model.moved("buffers", nbytes) if self._recipe.kernels == "fused" else 0.0
 
 
 def _on_slowest(spent: SecondsByCause, slowest: float) -> SecondsByCause:

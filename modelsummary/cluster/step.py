@@ -7,24 +7,26 @@ from dataclasses import replace
 from functools import partial
 from operator import mul
 
+from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.applying import Applier, MakePlan
 from modelsummary.cluster.estimate import CAUSES, StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.operator_checkpoints import OperatorCheckpoints
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import StepItems, WeightUpdate, by_rank, in_flight
-from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.published_errors import case_of
 from modelsummary.cluster.simulated_stages import RankParts, SimulatedStage, added, stages_of
 from modelsummary.cluster.stage_times import StageTimer
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import SecondsByCause, TimeModel
-from modelsummary.cluster.topology import Cluster
-from modelsummary.cluster.weights import Weights
+from modelsummary.cluster.topology import Cluster, check_cluster
+from modelsummary.cluster.weights import RankWeights
 from modelsummary.errors import InputError, check_integers
+from modelsummary.layer_info import LayerInfo
 from modelsummary.split.schedule import IN_V, StageLoad
 
-__all__ = ["StepSimulator"]
+__all__ = ["StepSimulator", "simulator_of"]
 
 _ROUNDED_DOWN = 1 - 1e-12  # sums of the same seconds in another order differ in their last digits
 
@@ -52,9 +54,9 @@ class StepSimulator:
         make_plan: MakePlan | None = None,
     ) -> None:
         check_integers(global_batch=global_batch)
-        self.model, self.time_model = model, TimeModel(cluster, model.recipe.attention)
+        self.model, self.time_model = model, TimeModel(cluster, model.recipe)
         cluster.device.peak(model.compute_dtype, "a Recipe with precision")  # raises if it is not known
-        self._timer = StageTimer(model, self.time_model)
+        self._timer = StageTimer(self.time_model)
         self.global_batch, self.sequence_length = global_batch, sequence_length
         self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
         self._rank_parts: dict[tuple[object, ...], RankParts] = {}
@@ -89,17 +91,17 @@ class StepSimulator:
             hardware_flops=self._flops(plan, again=True),
             peak_flops=spec.peak(self.model.compute_dtype),
             items=items,
-            applier=self.applier,
             uncounted_ops=self._uncounted(plan),
             case=case_of(plan, self.time_model.cluster, self.model.recipe, self.model.compute_dtype),
-            simulate_on=partial(self._simulate_on, plan=plan),
+            simulator=self,
             subject=self.model.subject,
         )
 
-    def _simulate_on(self, cluster: Cluster, plan: Plan) -> StepEstimate:
+    def on(self, cluster: Cluster) -> StepSimulator:
+        """Return a simulator of the same steps on another cluster."""
         other = StepSimulator(self.model, cluster, self.global_batch, self.sequence_length)
         other.applier = self.applier
-        return other.simulate(plan)
+        return other
 
     def items(self, plan: Plan) -> StepItems:
         """Return the items of a step with their seconds.
@@ -165,7 +167,7 @@ class StepSimulator:
             return plain
         key = plan.rank_key
         if key not in self._operator_checkpoints:
-            seconds_of = self.time_model.seconds_of_calls(plan, self.model.recipe)
+            seconds_of = self.time_model.seconds_of_calls(plan)
             results = self.model.results(plan, self.sequence_length, seconds_of)
             self._operator_checkpoints[key] = OperatorCheckpoints(self._rank_parts[key], results)
         blocks = [(fqn, self.model.kind_of[fqn]) for fqn in self.model.blocks]
@@ -207,7 +209,7 @@ class StepSimulator:
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
                 )
             if plan.rank_key not in self._rank_parts:
-                seconds = partial(self.time_model.part, plan=plan, recipe=self.model.recipe)
+                seconds = partial(self.time_model.part, plan=plan)
                 self._rank_parts[plan.rank_key] = RankParts(parts, seconds)
             self._stages[key] = stages_of(self.model, self._rank_parts[plan.rank_key], plan)
         return self._stages[key]
@@ -265,27 +267,17 @@ class StepSimulator:
         """
         key = plan.split_ranks, plan.dispatch_ranks, plan.pipeline, plan.shards_key
         if key not in self._least_states:
-            self._least_states[key] = self._least_state_bytes(plan)
+            weights, factors = self.model.weights, self.time_model.factors
+            divided = weights if plan.dispatch_ranks > 1 else RankWeights(weights.total)
+            shares = (
+                (RankWeights(divided.shared), plan.split_ranks),
+                (RankWeights(experts=divided.experts), plan.dispatch_ranks),
+            )
+            self._least_states[key] = sum(
+                memory_of(RankLoad(share), 0, plan, self.model.recipe, factors).total / (ranks * plan.pipeline)
+                for share, ranks in shares
+            )
         return self._least_states[key]
-
-    def _least_state_bytes(self, plan: Plan) -> float:
-        model, recipe = self.model, self.model.recipe
-        experts = model.expert_weights if plan.dispatch_ranks > 1 else Weights()
-        least = 0.0
-        for weights, less, ranks, copies in (
-            (model.weights, experts, plan.split_ranks, plan.shards),
-            (experts, Weights(), plan.dispatch_ranks, plan.expert_copies),
-        ):
-            masters = 4 * (weights.masters - less.masters)
-            sizes = (
-                weights.state_bytes(recipe) - less.state_bytes(recipe) + masters,
-                weights.gradient_bytes(recipe) - less.gradient_bytes(recipe),
-                weights.nbytes - less.nbytes - (weights.narrow - less.narrow if plan.is_fsdp else 0),
-            )
-            least += (
-                sum(size / (copies if plan.zero_stage >= level else 1) for level, size in enumerate(sizes, 1)) / ranks
-            )
-        return least / plan.pipeline
 
     def _uncounted(self, plan: Plan) -> dict[str, int]:
         """Return the operators of a micro-batch whose work is not known, with the number of their calls."""
@@ -324,3 +316,33 @@ class StepSimulator:
 
 def _core_flops(part: Part) -> int:
     return sum(times * work.flops for work, times in part.works["core"])
+
+
+def simulator_of(
+    live: LiveModel,
+    root: LayerInfo,
+    cluster: Cluster,
+    global_batch: int,
+    sequence_length: int | None,
+    recipe: Recipe | None,
+    make_plan: MakePlan,
+) -> StepSimulator:
+    """Return the simulator of the steps of a model, with the defaults of ``Statistics.simulate``.
+
+    Raises:
+        InputError: a value is unusable.
+    """
+    check_cluster(cluster)
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise InputError(f"recipe must be a Recipe or None, got {recipe!r:.80}")
+    model = StepModel(live, root, recipe or Recipe())
+    if sequence_length is not None:
+        check_integers(sequence_length=sequence_length)
+        if not model.recorded_sequence:
+            raise InputError(
+                f"sequence_length={sequence_length} needs a first input of tokens (batch x length [x features]); pass "
+                "None"
+            )
+        if sequence_length > model.recorded_sequence:
+            model.check_length(sequence_length)
+    return StepSimulator(model, cluster, global_batch, sequence_length or model.recorded_sequence, make_plan)

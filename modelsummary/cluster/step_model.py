@@ -28,7 +28,7 @@ from modelsummary.capture.trace import Trace
 from modelsummary.cluster.megatron import with_local_layers, with_sharded_logits, with_shared_tokens
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, Part, parts_of
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.cluster.weights import Weight, Weights, weight_of
+from modelsummary.cluster.weights import RankWeights, Weight, weight_of
 from modelsummary.errors import DataDependentError, InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
@@ -102,10 +102,19 @@ class StepModel:
         return self._live.model
 
     @cached_property
-    def weights(self) -> Weights:
-        """All parameters of the model, and its buffers."""
-        tensors = (*self._live.model.parameters(), *self._live.model.buffers())
-        return Weights.of(weight_of(tensor, tensor, self.recipe, _kind_of(tensor)) for tensor in tensors)
+    def weights(self) -> RankWeights:
+        """All parameters of the model, and its buffers; its experts are the stacked ones."""
+        experts = {f"{stacked.fqn}.{name}" for stacked in self._stacked_experts for name in stacked.parameters}
+
+        def is_expert(name: str) -> bool:
+            block = next((fqn for fqn in self.blocks if name.startswith(f"{fqn}.")), "")
+            return bool(experts) and f"{self.kind_of.get(block, '')}{name[len(block) :]}" in experts
+
+        model = self._live.model
+        return RankWeights.of(
+            weight_of(tensor, tensor, self.recipe, _kind_of(tensor), is_expert=is_expert(name))
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        )
 
     @cached_property
     def compute_dtype(self) -> torch.dtype:
@@ -169,18 +178,6 @@ class StepModel:
     def number_of_experts(self) -> int:
         """The largest number of ranks over which all stacked experts can be divided; 1 without experts."""
         return gcd(*(stacked.number for stacked in self._stacked_experts)) or 1
-
-    @cached_property
-    def expert_weights(self) -> Weights:
-        """The weights of all stacked experts."""
-        weights = []
-        for stacked in self._stacked_experts:
-            block = next((fqn for fqn in self.counts if f"{stacked.fqn}.".startswith(f"{fqn}.")), None)
-            for name in stacked.parameters:
-                parameter = self._folded.get_submodule(stacked.fqn).get_parameter(name)
-                weight = weight_of(parameter, parameter, self.recipe, _kind_of(parameter))
-                weights += [weight] * (1 if block is None else self.counts[block])
-        return Weights.of(weights)
 
     @cached_property
     def _stacked_experts(self) -> tuple[StackedExperts, ...]:
@@ -368,7 +365,7 @@ class StepModel:
         on_shapes = running(modules_of(self._folded), call, on_shapes=True, grad=False)
         try:
             with on_shapes as (execution, args, kwargs):
-                execution.checks_indices = True  # type: ignore[union-attr]
+                execution.checks_indices_of = self._folded  # type: ignore[union-attr]
                 with Operators(execution):
                     self._folded(*args, **kwargs)
         except IndexError as error:
@@ -398,7 +395,7 @@ class StepModel:
             context=plan.context,
             sends_round=self.recipe.kernels != "fused" and self.recipe.sequence == "torch",
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
-            copies_rows=self.recipe.copies_per_token is None,
+            dispatcher=self.recipe.dispatcher,
             sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
             stops_early=self.recipe.stops_early,
         )

@@ -15,7 +15,6 @@ from modelsummary.cluster.collectives import Network, RankGroup
 from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.topology import Cluster, calibrated_device
-from modelsummary.cluster.weights import Weights
 from modelsummary.devices.kernel_time import DeviceModel, device_model
 from modelsummary.devices.target import Target, seconds_of_calls
 from modelsummary.operators.collective_calls import OPERATIONS, collective_of
@@ -33,32 +32,6 @@ _KERNELS = Resource("kernels")
 _SPREAD_OF_BOARDS = 0.08 / 6
 _LEAST_SPEED = 0.1  # of kernels, whatever communicates meanwhile
 _MOST_EQUAL = 4  # equal units in a row that are run; each further one adds as much as the last of these
-
-_CLIPPING = 3  # times that gradients are read or written for their norm, and to scale them
-_BUFFER_PASSES, _AVERAGING = 2, 2  # the same of buffers of gradients once per step, and to divide them by a number
-
-
-class _Passes(NamedTuple):
-    """How often the foreach kernels of an optimizer of torch read or write each tensor (torch/optim/adamw.py).
-
-    Attributes:
-        parameters, gradients: times.
-        states: times, on average over the states.
-        temporaries: times of a tensor like the parameter.
-    """
-
-    parameters: int
-    gradients: int
-    states: float = 0.0
-    temporaries: int = 0
-
-
-_PASSES = {
-    "sgd": _Passes(2, 1),  # p += -lr * g
-    "sgd-momentum": _Passes(2, 1, 5),  # m *= mu; m += g; p += -lr * m
-    "adam": _Passes(2, 2, 4, 6),  # m.lerp_(g); v *= b; v += g * g; t = sqrt(v); t /= c; t += eps; p += m / t
-    "adamw": _Passes(4, 2, 4, 6),  # p *= 1 - lr * decay, before
-}
 
 SecondsByCause = Mapping[str, float]
 """Seconds by cause: ``"compute"``, or what was waited for: ``"host"``, ``"tensor"``, ``"context"``, ``"expert"`` ..."""
@@ -103,12 +76,12 @@ class TimeModel:
 
     Args:
         cluster: the cluster.
-        attention: as in ``Recipe``.
+        recipe: what is trained with. Default: ``Recipe()``.
     """
 
-    def __init__(self, cluster: Cluster, attention: str | None = None) -> None:
-        self.cluster = cluster
-        self.device: DeviceModel = device_model(calibrated_device(cluster), attention=attention)
+    def __init__(self, cluster: Cluster, recipe: Recipe | None = None) -> None:
+        self.cluster, self.recipe = cluster, recipe or Recipe()
+        self.device: DeviceModel = device_model(calibrated_device(cluster), attention=self.recipe.attention)
         self.network = Network(cluster)
         self.factors = cluster.factors
         self._work_seconds: dict[Work, float] = {}
@@ -171,7 +144,7 @@ class TimeModel:
         """
         return self.network.seconds("all_reduce", nbytes / plan.shards, self.groups(plan)["replicas"])
 
-    def part(self, part: Part, plan: Plan, recipe: Recipe) -> PartSeconds:
+    def part(self, part: Part, plan: Plan) -> PartSeconds:
         """Return the seconds of a part of the model.
 
         Kernels and collectives follow each other. Meanwhile the host dispatches the operators, until whose end the part
@@ -181,7 +154,7 @@ class TimeModel:
         tokens travel, and share what both wait for.
         """
         kernels = {phase: self._sum(works) for phase, works in part.works.items()}
-        groups = self.groups(plan)
+        groups, recipe = self.groups(plan), self.recipe
         spent: dict[str, dict[str, float]] = {}
         exchanged: dict[str, float] = {}
         for phase in ("forward", "backward", "again"):
@@ -196,7 +169,7 @@ class TimeModel:
             ]
             sent = {
                 (name, operation): sum(
-                    self._collective(collective, groups[name], recipe)
+                    self._collective(collective, groups[name])
                     for collective in collectives
                     if (collective.group, collective.operation) == (name, operation)
                 )
@@ -237,16 +210,16 @@ class TimeModel:
         there, back, again = spent.values()
         return PartSeconds(there, back, again, share, kernels.get("core", 0.0))
 
-    def over_units(self, units: Sequence[UnitSeconds], plan: Plan, *, overlaps: bool = True) -> float:
+    def over_units(self, units: Sequence[UnitSeconds], plan: Plan) -> float:
         """Return the seconds of a pass over the units of a rank, forward or backward.
 
         The next unit is gathered while one computes, and the gradients of the one before it are scattered; both in one
-        stream. Replicas reduce in another one. Of equal units in a row, a few are run.
+        stream. Replicas reduce in another one. Without ``overlap_gradients``, all follow each other. Of equal units in
+        a row, a few are run.
 
         Args:
             units: the units in the order of the pass.
             plan: the plan.
-            overlaps: communication and kernels overlap; otherwise they follow each other.
         """
         runs = [(unit, len([*equal])) for unit, equal in groupby(units)]
         few = [min(count, _MOST_EQUAL) for _, count in runs]
@@ -255,7 +228,7 @@ class TimeModel:
 
         def seconds(counts: Sequence[int]) -> float:
             passed = [unit for (unit, _), count in zip(runs, counts, strict=True) for _ in range(count)]
-            graph = _pass(len(passed), works, overlaps=overlaps)
+            graph = _pass(len(passed), works, overlaps=self.recipe.overlap_gradients)
             return max(graph.run([time for unit in passed for time in unit], speed))
 
         total = of_few = seconds(few)
@@ -294,16 +267,16 @@ class TimeModel:
             self._work_seconds[work] = self.device.seconds(work)
         return self._work_seconds[work]
 
-    def _collective(self, collective: MicrobatchCollective, group: RankGroup, recipe: Recipe) -> float:
-        """Return the seconds of a collective; of tokens, ``recipe`` may say that fewer copies leave a rank."""
+    def _collective(self, collective: MicrobatchCollective, group: RankGroup) -> float:
+        """Return the seconds of a collective; of tokens, the dispatcher of the recipe may send fewer copies."""
         if (collective.group, collective.operation) == ("context", "all_to_all"):  # to the next rank of the ring
             return self.network.send(collective.nbytes, is_inside=group.nodes == 1)
-        copies = recipe.copies_per_token
         is_sent = collective.group == "expert" and collective.operation == "all_to_all"
-        share = min(1.0, copies / collective.copies) if is_sent and copies is not None else 1.0
+        copies = self.recipe.copies_of(collective.copies, group.nodes if group.nodes > 1 else group.size)
+        share = min(1.0, copies / collective.copies) if is_sent else 1.0
         return self.network.seconds(collective.operation, share * collective.nbytes, group)
 
-    def seconds_of_calls(self, plan: Plan, recipe: Recipe) -> Callable[[OperatorCall, Mapping[str, str]], float]:
+    def seconds_of_calls(self, plan: Plan) -> Callable[[OperatorCall, Mapping[str, str]], float]:
         """Return a function from an operator call, and the groups that names mean, to the seconds of its forward."""
         of_kernels = seconds_of_calls(Target(self.device.spec.name, self.device))
 
@@ -313,7 +286,7 @@ class TimeModel:
                 return of_kernels(call)
             group = groups.get(collective.group, collective.group)
             sent = MicrobatchCollective(collective.operation, "forward", collective.nbytes, group)
-            return self._collective(sent, self.groups(plan)[group], recipe)
+            return self._collective(sent, self.groups(plan)[group])
 
         return seconds
 
@@ -321,39 +294,6 @@ class TimeModel:
         """Return the seconds of an element-wise kernel that reads and writes ``nbytes``."""
         work = Work(name, "elementwise", torch.float32, (int(nbytes) // 4,), 0, int(nbytes))
         return self.device.seconds(work)
-
-    def accumulation(self, weights: Weights, recipe: Recipe) -> float:
-        """Return the seconds of adding the gradients of a micro-batch to their sums: one is read, the other updated."""
-        return self.moved("accumulation", weights.trained + 2 * weights.gradient_bytes(recipe))
-
-    def buffers(self, weights: Weights, recipe: Recipe, *, averages: bool) -> float:
-        """Return the seconds of what Megatron does once per step with the buffers that hold whole gradients; else 0.
-
-        They are set to zero, read for values that are not finite, and before their reduction divided by the number of
-        copies (megatron/core/distributed/param_and_grad_buffer.py).
-
-        Args:
-            weights: trained on the rank, whole.
-            recipe: of the step.
-            averages: several ranks have copies of them.
-        """
-        passes = _BUFFER_PASSES + (_AVERAGING if averages else 0)
-        return self.moved("buffers", passes * weights.gradient_bytes(recipe)) if recipe.kernels == "fused" else 0.0
-
-    def optimizer(self, weights: Weights, recipe: Recipe) -> float:
-        """Return the seconds of an optimizer step behind the norm of the gradients.
-
-        Megatron's optimizer is one kernel, which reads gradients, once more than their norm does, states and float32
-        weights, and writes all but gradients. torch's optimizers run a kernel for each operation on all tensors
-        (``foreach``, the default on accelerators), after the gradients are scaled.
-        """
-        states, stored = weights.state_bytes(recipe), 4 * weights.masters + weights.trained - weights.narrow
-        gradients = weights.gradient_bytes(recipe)
-        if recipe.kernels == "fused":
-            return self.moved("optimizer", 2 * (gradients + states + stored) + weights.narrow)
-        passes = _PASSES[recipe.optimizer]
-        moved = (passes.parameters + passes.temporaries) * stored + (_CLIPPING + passes.gradients) * gradients
-        return self.moved("optimizer", moved + passes.states * states)
 
 
 def _phase() -> ItemGraph:
@@ -386,7 +326,7 @@ def _pass(count: int, works: tuple[bool, ...], *, overlaps: bool) -> ItemGraph:
     Args:
         count: number of units.
         works: the kinds of work that there are.
-        overlaps: as for ``over_units``.
+        overlaps: communication and kernels overlap; otherwise they follow each other.
     """
     graph = ItemGraph()
     stream, replicas = (Resource(kind) if overlaps else _KERNELS for kind in ("shards", "replicas"))

@@ -8,9 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.cluster.calibration import factors_of_steps
 from modelsummary.devices.device_spec import DeviceSpec, check_unit, device_of, device_values
-from modelsummary.devices.factors import Factors, factors_of
+from modelsummary.devices.factors import Factors, calibrated_factors, factors_of
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
 from modelsummary.keywords import check_names, choice_of, takes_keywords
@@ -198,11 +197,38 @@ class Cluster:
         >>> 1.2 < step.on(calibrated).step_seconds / step.step_seconds < 1.3
         True
         """
-        return replace(self, factors=factors_of_steps(self, measured))
+        is_list = isinstance(measured, Sequence) and not isinstance(measured, (str, bytes))
+        for entry in measured if is_list else [None]:
+            _check_measured(entry)
+        if not measured:
+            raise InputError(
+                "measured must have one step or more, got none; pass [(estimate, seconds, peak_bytes or None)]"
+            )
+
+        def predict(factors: Factors) -> list[float]:
+            other = replace(self, factors=factors)
+            steps = [step.on(other.with_nodes(max(self.nodes, step.cluster.nodes))) for step, *_ in measured]
+            peaks = [float(step.memory_bytes) for step, (*_, peak) in zip(steps, measured, strict=True) if peak]
+            return [step.step_seconds for step in steps] + peaks
+
+        peaks = [peak for *_, peak in measured if peak is not None]
+        return replace(self, factors=calibrated_factors(predict, [seconds for _, seconds, _ in measured], peaks))
 
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the same kind of machine with another number of nodes."""
         return replace(self, nodes=nodes)
+
+
+def _check_measured(entry: Any) -> None:
+    """Raise ``InputError`` if this is not an estimate with its seconds and its peak."""
+    if not (isinstance(entry, (tuple, list)) and len(entry) == 3 and hasattr(entry[0], "step_seconds")):
+        raise InputError(
+            "measured must be a list of (estimate, seconds, peak_bytes or None), with estimates of stats.simulate, got "
+            f"{entry!r:.80}"
+        )
+    for name, value, or_none in (("seconds", entry[1], ""), ("peak_bytes", entry[2], " or None")):
+        if not (is_number(value) and value > 0) and not (or_none and value is None):
+            raise InputError(f"{name} of a measured step must be a number > 0{or_none}, got {value!r:.80}")
 
 
 def check_cluster(cluster: object) -> None:

@@ -197,12 +197,13 @@ def _calls_beside_kernels(
         mode: ``"eager"`` or ``"compiled"``.
     """
     counts: _Calls = Counter()
+    phases = {operator.phase for operator in operators}
     for operator in operators if mode == "eager" else ():
         row = operator.row or _OUTSIDE
-        counts.update(((phase, row), kind) for phase, kind in host_calls(operator))
+        # a custom autograd.Function makes a node without gradients, too, which no backward runs
+        counts.update(((phase, row), kind) for phase, kind in host_calls(operator) if phase in phases)
         if asks_policy(operator):
             counts[(operator.phase, row), "policy"] += 1
-    phases = {operator.phase for operator in operators}
     accumulated: set[int] = set()
     for row_info in root.walk():
         counts[("forward", row_info.key), "module"] += row_info.executed and mode == "eager"

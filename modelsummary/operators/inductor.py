@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
+from modelsummary.operators.operator_work import ALIGNED_BYTES, Work
 
-__all__ = ["prefers_channels_last"]
+__all__ = ["padded", "prefers_channels_last"]
 
 _NODES_PER_CONVOLUTION = 300
 _SMALL = 64  # channels
+# Multiply-adds per element that a product of half precision reads and writes, above which padding is tried on an A100.
+_PADDED_INTENSITY = 100
 # Time in channels last relative to contiguous, measured by Inductor's authors, by kind of convolution.
 _RELATIVE_TIME = {"grouped": 1.358, "small": 0.783, "narrowing": 0.725, "other": 0.823}
 
@@ -33,6 +36,25 @@ def prefers_channels_last(calls: Sequence[OperatorCall]) -> bool:
     for kind, call in zip(kinds, convolutions, strict=True):
         macs[kind] += call.cost.macs
     return sum(_RELATIVE_TIME[kind] * macs[kind] for kind in macs) <= macs.total()
+
+
+def padded(work: Work) -> Work:
+    """Return a product with the rows that Inductor gives it.
+
+    Rows of large products are padded until they begin at multiples of 16 bytes (torch/_inductor/fx_passes/pad_mm.py).
+    Inductor measures whether that is faster, as it is where unaligned products take twice their time. The copies are
+    left out: a tensor that generated code writes is written with the padding, and others are small beside the product.
+
+    >>> import torch
+    >>> head = Work("aten.mm", "gemm", torch.bfloat16, (1, 16384, 50257, 768), 0, 0, alignment=2)
+    >>> padded(head).alignment, padded(head._replace(sizes=(1, 64, 50257, 768))).alignment
+    (16, 2)
+    """
+    if work.op_class != "gemm" or len(work.sizes) != 4 or work.alignment >= ALIGNED_BYTES:
+        return work
+    _, m, n, k = work.sizes
+    intensity = m * n * k / max(m * k + n * k + m * n, 1)
+    return work._replace(alignment=ALIGNED_BYTES) if intensity > _PADDED_INTENSITY else work
 
 
 def _kind(weight: TensorSpec, groups: int) -> str:

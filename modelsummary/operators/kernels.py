@@ -24,7 +24,7 @@ import torch
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
-from modelsummary.operators.inductor import prefers_channels_last
+from modelsummary.operators.inductor import padded, prefers_channels_last
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun, specs_in
 from modelsummary.operators.operator_work import POINTWISE, Work, is_innermost, work_of
 
@@ -173,7 +173,8 @@ def kernels_of(
     """Return the kernels of a step in the order in which they run.
 
     Args:
-        mode: ``"eager"`` or ``"compiled"``.
+        mode: ``"eager"``; ``"compiled"``, as by ``torch.compile``; or ``"fused"``, as in Megatron: chains of
+            element-wise operators are one kernel each, and so is the backward of a softmax.
         foreach: equal operators of the optimizer's step share kernels, as on accelerators.
         whole_calls: each operator call is one kernel, as on a CPU.
         timing: function that returns the seconds of a kernel and their source, from its work, and its operator call if
@@ -184,7 +185,8 @@ def kernels_of(
     Raises:
         InputError: the mode is unknown.
     """
-    check_mode(mode)
+    if mode != "fused":
+        check_mode(mode)
     works: dict[int, tuple[Work, ...]] = {}
     main = [operator for operator in operators if not (foreach and operator.phase == "step")]
     for operator in operators:
@@ -193,7 +195,10 @@ def kernels_of(
             whole = (one_kernel_of(call),) if whole_calls and call.rule.launches_kernel else work_of(call)
             works[id(call)] = whole if formats is None else formats(call, whole)
     timing = timing or (lambda *_: (None, ""))
-    kernels = _fused(main, works, timing) if mode == "compiled" else _eager(main, works, timing)
+    if mode == "eager":
+        kernels = _eager(main, works, timing)
+    else:
+        kernels = _fused(main, works, timing, as_inductor=mode == "compiled")
     if foreach:
         kernels += _foreach([operator for operator in operators if operator.phase == "step"], works, timing)
     return kernels
@@ -341,6 +346,14 @@ def _in_channels_last(work: Work) -> Work:
     return work._replace(channels_last=True, is_product=False, alignment=16) if is_convolution else work
 
 
+def _without_passes(parts: tuple[Work, ...]) -> tuple[Work, ...]:
+    """Return the kernels of an operator; of several that can be fused, the last, which reads what the first does.
+
+    So the backward of a softmax does not write the product whose sums it subtracts.
+    """
+    return parts[-1:] if all(part.op_class in _FUSES for part in parts) else parts
+
+
 class _Launches:
     """The kernels of a compiled step, and which of them wait for which.
 
@@ -486,18 +499,28 @@ def readers_of(operators: Iterable[StepOperator]) -> Counter[int]:
     return readers
 
 
-def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
-    readers, (launches, _) = readers_of(operators), _launched(operators, works, timing)
+def _fused(
+    operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing, *, as_inductor: bool
+) -> list[Kernel]:
+    readers, (launches, _) = readers_of(operators), _launched(operators, works, timing, as_inductor=as_inductor)
     items = (launches.items[index] for index in launches.in_order())
     return [item.kernel(readers, timing) if isinstance(item, _Group) else item for item in items if item is not None]
 
 
 def _launched(
-    operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing
+    operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing, *, as_inductor: bool = True
 ) -> tuple[_Launches, list[int | None]]:
-    """Return the kernels of a compiled step, and the index of the last one of each operator."""
-    if prefers_channels_last([operator.run.call for operator in operators]):
+    """Return the kernels of a step with fused kernels, and the index of the last one of each operator.
+
+    Args:
+        as_inductor: norms, softmax, reductions and pools are fused, too, and operands have Inductor's layout.
+    """
+    if as_inductor:
+        works = {key: tuple(map(padded, parts)) for key, parts in works.items()}
+    if as_inductor and prefers_channels_last([operator.run.call for operator in operators]):
         works = {key: tuple(map(_in_channels_last, parts)) for key, parts in works.items()}
+    works = {key: _without_passes(parts) for key, parts in works.items()}
+    opens = _OPENS if as_inductor else POINTWISE
     launches = _Launches()
     indices: list[int | None] = [None] * len(operators)
     for number, operator in enumerate(operators):
@@ -506,7 +529,7 @@ def _launched(
         for index, work in enumerate(works[id(run.call)]):
             adds_bias = work.part == "bias" and work.op_class == "elementwise"
             producers = launches.writers(run.makes if adds_bias else run.reads)
-            if (is_single or adds_bias) and work.op_class in _OPENS:
+            if (is_single or adds_bias) and work.op_class in opens:
                 launch = launches.group_for(operator, work, producers)
                 if launch is None:
                     launch = launches.add(_Group(operator, prod(work.sizes)), number)

@@ -8,6 +8,7 @@ import torch
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.observe import check_initialized
+from modelsummary.capture.run import no_collection
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.errors import InputError
 from modelsummary.latency.predict import TABLE_ERROR
@@ -25,6 +26,7 @@ _LONGEST = 2**24  # tokens of the longest context that is tried
 _BATCHES = (1, 4, 16, 64, 256)
 
 
+@no_collection()
 def estimate_serving(
     live: LiveModel, root: LayerInfo, device: DeviceSpec | torch.device | str | None, options: ServingOptions
 ) -> ServingEstimate:

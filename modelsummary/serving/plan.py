@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, check_integers, close_to, is_number
 from modelsummary.extras import Records
 from modelsummary.keywords import takes_keywords
@@ -307,15 +308,13 @@ class _Way(NamedTuple):
     """A way with the most requests per second that its replicas can serve."""
 
     bound: float
-    tensor: int
     replicas: int
-    weights: str | None
-    cache_dtype: torch.dtype | None
     engine: Engine
     prices: StepPrices
     server: Server
 
 
+@no_collection()
 def search(
     server_of: Callable[..., Server],
     simulate: Callable[[Load, Engine, StepPrices, Server, Limits], ServingSimulation],
@@ -361,10 +360,18 @@ def search(
             continue
         rate = largest_rate(served, replace(load, rate=needed or way.bound / way.replicas), limits)
         if rate:
-            simulation = served(replace(load, rate=None if rate == inf else rate))
-            sizes = way.server.memory, way.prices.weight_bytes
-            plans.append(ServingPlan(way.tensor, way.replicas, way.weights, way.cache_dtype, simulation, rate, *sizes))
-            best = max(best, plans[-1].requests_per_second)
+            plan = ServingPlan(
+                tensor=way.server.options.tensor,
+                replicas=way.replicas,
+                weights=way.server.options.weights,
+                cache_dtype=way.server.options.cache_dtype,
+                simulation=served(replace(load, rate=None if rate == inf else rate)),
+                rate=rate,
+                memory_bytes=way.server.memory,
+                weight_bytes=way.prices.weight_bytes,
+            )
+            plans.append(plan)
+            best = max(best, plan.requests_per_second)
     plans.sort(key=lambda plan: (-plan.requests_per_second, plan.tensor))
     return ServingPlans(tuple(plans), *limits, len(ways), refused, price)
 
@@ -429,8 +436,8 @@ def _ways(
                 limits = f"max_requests={batching.max_requests}, token_budget={batching.token_budget}"
                 refused[f"{described}, {limits}"] = str(error)
                 continue
-            bound, kept = replicas / least_seconds(offer.token_nodes, batching, load), server.options
-            ways.append(_Way(bound, tensor, replicas, kept.weights, kept.cache_dtype, batching, offer, server))
+            bound = replicas / least_seconds(offer.token_nodes, batching, load)
+            ways.append(_Way(bound, replicas, batching, offer, server))
     return ways, refused
 
 

@@ -16,7 +16,6 @@ __all__ = ["Point", "Points"]
 _MOST_OPERATORS = 10_000  # of the prompt of one run; about a second
 _PROBES = (64, 128, 256)  # multiples of the chunks in which linear attention works
 _FEW = _PROBES[-1]  # tokens that are always run
-_FOLD_ERROR = 0.01  # of the time of a request that compares few blocks with all
 _ODDS = 0.5  # more operators of a longer prompt, as a fraction of the operators of a token: masks, but no loop
 
 
@@ -47,13 +46,12 @@ class Points:
     Args:
         run: runs a batch of requests of a context on shapes.
         time: returns the times of prefill and decode of a run.
-        folded: points of versions of the model with few of its equal blocks, each with its factor.
-        checked: contexts of the requests that compare few blocks with all.
+        folded: points of versions of the model with few of its equal blocks, each with its factor; empty: all blocks
+            run.
+        fold_error: the largest difference between the times of few blocks and of all blocks, as a fraction.
 
     Attributes:
         extrapolated_from: the longest context that was run if others were extrapolated, else None.
-        fold_error: the largest difference between the times of few blocks and of all blocks, as a fraction; 0.0 if all
-            blocks run.
     """
 
     def __init__(
@@ -61,11 +59,9 @@ class Points:
         run: Callable[[int, int], RequestRun],
         time: Callable[[RequestRun], tuple[PhaseTime, PhaseTime]],
         folded: Sequence[tuple[Points, float]] = (),
-        checked: Sequence[int] = (),
+        fold_error: float = 0.0,
     ) -> None:
-        self._run, self._time, self._folded, self._checked = run, time, folded, checked
-        self._is_folded: bool | None = None  # None: not checked
-        self.fold_error = 0.0
+        self._run, self._time, self._folded, self.fold_error = run, time, folded, fold_error
         self._points: dict[tuple[int, int], Point] = {}
         self._n_operators: dict[int, tuple[int, int]] = {}  # context -> operators of a prompt, and of a token
         self._per_token = 0.0
@@ -82,10 +78,12 @@ class Points:
     def timed(self, batch: int, context: int) -> Point:
         """Return a point of which the times, the cache and the weights count: few of equal blocks tell them.
 
-        The highest peak may be of another part of a model with few blocks, so ``at`` tells the peaks. The first call
-        compares the sum with forwards of all blocks; if they differ, all blocks run.
+        The highest peak may be of another part of a model with few blocks, so ``at`` tells the peaks.
         """
-        return self._sum_of_folds(batch, context) if self._runs_few() else self.at(batch, context)
+        if not self._folded:
+            return self.at(batch, context)
+        points, factors = zip(*self._folded, strict=True)
+        return _sum([point.at(batch, context) for point in points], factors)
 
     def workspace(self, batch: int, context: int) -> int:
         """Return the most bytes that prompts hold besides weights and the caches after them.
@@ -93,27 +91,15 @@ class Points:
         A block that repeats takes as much as the one before it, while the caches grow, so few blocks tell it, too: the
         last repetition runs. The part of a block that has more workspace before the caches are full counts more.
         """
-        points = self._folded[0][0] if self._runs_few() else self
+        points = self._folded[0][0] if self._folded else self
         point = points.at(batch, context)
         return max(point.prefill_peak - point.weight_bytes - point.cache.held_bytes, 0)
 
-    def _runs_few(self) -> bool:
-        """Return True if few of equal blocks tell the figures of all."""
-        if self._is_folded is None:
-            errors = [self._difference(tokens) for tokens in self._checked] if self._folded else []
-            self._is_folded = bool(errors) and max(errors) <= _FOLD_ERROR
-            self.fold_error = max(errors) if self._is_folded else 0.0
-        return self._is_folded
-
-    def _sum_of_folds(self, batch: int, context: int) -> Point:
-        points, factors = zip(*self._folded, strict=True)
-        return _sum([point.at(batch, context) for point in points], factors)
-
-    def _difference(self, context: int) -> float:
+    def difference(self, context: int) -> float:
         """Return the difference of few blocks from all in the times of a request; infinite if bytes differ, too."""
         whole = self.at(1, context)
         try:
-            few = self._sum_of_folds(1, context)
+            few = self.timed(1, context)
         except InputError:  # such as a block that does not return a tensor of the size that it takes
             return inf
         if (few.cache.nbytes, few.weight_bytes) != (whole.cache.nbytes, whole.weight_bytes):

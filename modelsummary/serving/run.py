@@ -21,12 +21,12 @@ from modelsummary.capture.trace import bytes_alive
 from modelsummary.errors import InputError
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.cache import CacheBytes, MakeCache, bytes_of_cache, cache_in
-from modelsummary.serving.lookups import CheckedLookups
 from modelsummary.serving.request import Request
 
 __all__ = ["Encoded", "Phase", "RequestRun", "run_request"]
 
 _CPU = torch.device("cpu")
+_MOST_ELEMENTS = 2**25  # of positions and padding masks whose values are followed: batch x context
 _ENCODED, _ENCODER = "encoder_last_hidden_state", "encoder_outputs"
 
 
@@ -121,9 +121,9 @@ def run_request(
         for module in modules:
             module.training = False  # restored with all attributes
         last = shapes.input(torch.empty((batch, 1), dtype=torch.int64, device="meta"))
-        lookups = CheckedLookups(shapes, model)
-        run = _Run(model, request, lookups)
-        with Operators(run.follow.around(lookups)):
+        shapes.follow_values(_MOST_ELEMENTS)
+        run = _Run(model, request, shapes)
+        with Operators(run.follow.around(shapes)):
             try:
                 request_run = run.run(kwargs, last, make_cache, context)
             except InputError:
@@ -141,8 +141,8 @@ def run_request(
 class _Run:
     """The state of one run."""
 
-    def __init__(self, model: nn.Module, request: Request, lookups: CheckedLookups) -> None:
-        self._model, self._request, self._lookups = model, request, lookups
+    def __init__(self, model: nn.Module, request: Request, shapes: ShapeOnly) -> None:
+        self._model, self._request, self._shapes = model, request, shapes
         self.follow = Observer()
         self._before: frozenset[int] = frozenset()
 
@@ -160,7 +160,7 @@ class _Run:
                 kwargs = {**kwargs, self._cache_name(): self._new_cache(make_cache, context)}
             name, cache, further, prefill = self._forward(kwargs)
             del kwargs
-            self._lookups.check()  # the last token has the last position
+            self._shapes.checks_indices_of = model  # the last token has the last position
             again = {self._request.tokens: last, name: cache, **further, **self._request.flags}
             _, _, _, decode = self._forward(again)
         return RequestRun(prefill, decode, weights)

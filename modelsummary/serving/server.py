@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.run import no_collection
+from modelsummary.cluster.collectives import Network
 from modelsummary.cluster.topology import Cluster, calibrated_device
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import device_here
@@ -32,7 +35,6 @@ from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_of
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.depth import Folds, folds_of
-from modelsummary.serving.links import PER_NODE, communication
 from modelsummary.serving.number_formats import WEIGHTS, NumberFormats, check_device, named_formats
 from modelsummary.serving.points import Points
 from modelsummary.serving.prices import StepPrices
@@ -40,13 +42,15 @@ from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import Request, request_of
 from modelsummary.serving.run import RequestRun, run_request
 from modelsummary.serving.scheduler import Engine
-from modelsummary.serving.times import PhaseTime, phase_time
+from modelsummary.serving.times import Communicate, PhaseTime, phase_time
 from modelsummary.units import parse_bytes
 
 __all__ = ["MOST_REQUESTS", "Server", "ServingOptions", "calibrate"]
 
 MOST_REQUESTS = 2**16
+_PER_NODE = 8  # devices of a node with the links of a named device
 _CHECKED = 64  # tokens of a request that compares few blocks with all; the longest context is another
+_MOST_DIFFERENCE = 0.01  # of their times; otherwise all blocks run
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,6 @@ class ServingOptions:
         return self.tensor * self.expert
 
     @property
-    def shared_by(self) -> str:
-        """The argument that shares the model out over devices, as it is passed."""
-        return f"tensor={self.tensor}" if self.expert == 1 else f"expert={self.expert}"
-
-    @property
     def formats(self) -> NumberFormats:
         """How weights and caches are kept."""
         return NumberFormats(None if self.weights is None else WEIGHTS[self.weights], self.cache_dtype)
@@ -128,7 +127,8 @@ class Server:
         root: its row.
         device: the device; None: the one of the cluster, or this machine.
         options: the options.
-        runs: runs of other servers of the same model, by what they depend on; further ones are added.
+        runs: runs of other servers of the same model, and how far few blocks are from all, by what they depend on;
+            further ones are added.
 
     Attributes:
         request: how the model is called.
@@ -147,7 +147,7 @@ class Server:
         root: LayerInfo,
         device: DeviceSpec | torch.device | str | None,
         options: ServingOptions,
-        runs: dict[Any, dict[tuple[int, int, int], RequestRun]] | None = None,
+        runs: dict[Any, dict[Any, Any]] | None = None,
     ) -> None:
         if options.cluster is not None:
             if device is not None:
@@ -159,9 +159,11 @@ class Server:
         self.request, self._make_cache = request_of(live), cache_maker(options.cache)
         check_device(options.formats, options.weights, target)
         self.memory = _memory_of(target, options)
-        self._communicate = communication(target, options.ranks, options.shared_by, options.cluster)
+        self._communicate = communication(target, options)
         self._all_runs = {} if runs is None else runs
+        self._differences: dict[int, float] = self._all_runs.setdefault((options.dtype, options.cache), {})
         # version of the model, batch and context -> run
+        self._runs: dict[tuple[int, int, int], RequestRun]
         self._runs, self._whole_runs = (
             self._all_runs.setdefault((ranks, options.dtype, options.cache), {})
             for ranks in ((options.tensor, options.expert), (1, 1))
@@ -180,7 +182,7 @@ class Server:
         if self.options.cluster is not None:
             return self.options.cluster.devices
         if self.target.model is not None:
-            return PER_NODE
+            return _PER_NODE
         return 1 if self.target.is_cpu else torch.cuda.device_count()
 
     @property
@@ -241,8 +243,28 @@ class Server:
             folded = [
                 (Points(partial(run, index), self._times), factor) for index, factor in enumerate(factors, start=1)
             ]
-            context = self.options.context
-            yield Points(partial(run, 0), self._times, folded, sorted({min(context, _CHECKED), context}))
+            whole = partial(run, 0)
+            error = self._fold_error(Points(whole, self._times, folded), folds) if folded else inf
+            few = (folded, error) if error <= _MOST_DIFFERENCE else ()
+            yield Points(whole, self._times, *few)
+
+    def _fold_error(self, points: Points, folds: Folds | None) -> float:
+        """Return the largest difference of few equal blocks from all in the times of a request, as a fraction.
+
+        Equal blocks are split alike over any number of devices, so the model on one device tells it, once.
+
+        Args:
+            points: of this server, with its folds.
+            folds: as for ``points``.
+        """
+        contexts = sorted({min(self.options.context, _CHECKED), self.options.context})
+        missing = [context for context in contexts if context not in self._differences]
+        if missing and self.options.ranks > 1:
+            with self.changed(tensor=1, expert=1).points(folds):  # notes them
+                pass
+        elif missing:
+            self._differences.update((context, points.difference(context)) for context in missing)
+        return max(self._differences[context] for context in contexts)
 
     def _times(self, request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
         prefill, decode = (
@@ -252,6 +274,7 @@ class Server:
         return prefill, decode
 
     @exclusive
+    @no_collection()
     def prices(self, *engines: Engine) -> list[StepPrices | InputError]:
         """Return the prices of the steps of engines, which run the model on shapes the first time.
 
@@ -278,6 +301,7 @@ class Server:
             if self.options.calibrate:
                 self._new_prices(new)
                 _measure(list(self._runs.values()), device_here(self._device))  # type: ignore[arg-type]
+                self._differences.clear()  # which were not of measured times
                 self.target = target_of(self._device)
             self._prices.update(self._new_prices(new))
         return [self._prices[engine] for engine in plain]
@@ -369,6 +393,34 @@ def calibrate(
 def _measure(runs: Sequence[RequestRun], device: torch.device) -> None:
     phases = [phase for run in runs for phase in (run.prefill, run.decode)]
     calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), device)
+
+
+def communication(target: Target, options: ServingOptions) -> Communicate | None:
+    """Return the function from a collective and its bytes to seconds; None for a single device.
+
+    Args:
+        target: the device. Without a cluster there are nodes of eight with its links.
+        options: the options.
+
+    Raises:
+        InputError: the links between devices are not known, or the cluster has fewer devices.
+    """
+    cluster, ranks = options.cluster, options.ranks
+    if ranks == 1:
+        return None
+    argument = f"tensor={options.tensor}" if options.expert == 1 else f"expert={options.expert}"
+    if cluster is None:
+        spec = None if target.model is None else target.model.spec
+        if spec is None or spec.interconnect is None:
+            raise InputError(
+                f"{argument}: the links between devices are not known for {target.name}; pass cluster=Cluster(...)"
+            )
+        cluster = Cluster(spec, nodes=-(-ranks // _PER_NODE), memory_bytes=spec.memory_bytes or 1)
+    if ranks > cluster.devices:
+        raise InputError(f"{argument} needs as many devices, the cluster has {cluster.devices}")
+    network = Network(cluster)
+    group = network.group(ranks)
+    return lambda name, nbytes: network.seconds(name, nbytes, group)
 
 
 def _memory_of(target: Target, options: ServingOptions) -> int:

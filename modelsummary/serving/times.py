@@ -14,7 +14,7 @@ from modelsummary.serving.merged import with_merged_products
 from modelsummary.serving.number_formats import NumberFormats
 from modelsummary.serving.run import Phase
 
-__all__ = ["PhaseTime", "phase_time"]
+__all__ = ["Communicate", "PhaseTime", "phase_time"]
 
 Communicate = Callable[[str, int], float]
 """Function from a collective's name, such as ``"all_reduce"``, and its bytes to seconds."""
@@ -29,13 +29,11 @@ class PhaseTime(NamedTuple):
         limited_by: ``"compute"``, ``"memory"`` or ``"launches"`` of kernels, whichever most of the device's time goes
             to; ``"host"`` if dispatching takes longer, on this machine with operators that take no longer than that;
             ``"links"`` if collectives take longer than all kernels.
-        shares: source of the kernels' seconds -> fraction of their time.
     """
 
     seconds: float
     collective_seconds: float
     limited_by: str
-    shares: dict[str, float]
 
 
 def phase_time(
@@ -100,10 +98,7 @@ def phase_time(
     limits = {"compute": computing, "memory": device - computing - launching - waiting, "launches": launching}
     limits["host"] = host if host > device else waiting
     limited_by = "links" if links > max(device, host) else max(limits, key=limits.__getitem__)
-    shares: dict[str, float] = {}
-    for kernel in kernels:
-        shares[kernel.source] = shares.get(kernel.source, 0.0) + (kernel.seconds or 0.0) / (device or 1.0)
-    return PhaseTime(max(device, host) + links, links, limited_by, shares)
+    return PhaseTime(max(device, host) + links, links, limited_by)
 
 
 def _grows(operator: StepOperator, phase: Phase) -> bool:

@@ -994,10 +994,12 @@ class Statistics(ModelStatistics):
         >>> step.microbatches, step.memory[0].parameters  # two layers in bfloat16
         (4, 16640)
         """
-        from modelsummary.cluster.entry import simulate
+        from modelsummary.cluster.plan import check_plan
+        from modelsummary.cluster.step import simulator_of
 
+        check_plan(plan)
         live, make = self._tree_for("simulating a step"), self.parallel_plan
-        return simulate(live, self.root, plan, cluster, global_batch, sequence_length, recipe, make)
+        return simulator_of(live, self.root, cluster, global_batch, sequence_length, recipe, make).simulate(plan)
 
     @exclusive
     def plan(
@@ -1033,10 +1035,13 @@ class Statistics(ModelStatistics):
         >>> plans[0].fits, plans[0].plan.devices <= 2
         (True, True)
         """
-        from modelsummary.cluster.entry import search
+        from modelsummary.cluster.search import checked_options, find_plans
+        from modelsummary.cluster.step import simulator_of
 
+        searched = checked_options(options)
         live, make = self._tree_for("planning"), self.parallel_plan
-        return search(live, self.root, cluster, global_batch, sequence_length, recipe, options, make)
+        simulator = simulator_of(live, self.root, cluster, global_batch, sequence_length, recipe, make)
+        return find_plans(simulator, searched)
 
     @exclusive
     def parallel_plan(

@@ -168,16 +168,27 @@ def test_rows_are_taken_and_added_up_on_both_sides(model):
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_dispatcher_that_reads_tokens_needs_no_copies_of_rows(stats, phase):
-    """The gather before rows are sent, the sum behind the results, and what their gradients take fall away."""
-    counts = []
-    for copies in (None, 1):
-        works = part(StepModel(stats.live, stats.root, Recipe(copies_per_token=copies)), 4).works[phase]
-        names = Counter({"aten.index": 0, "aten.index_put": 0})
-        for work, count in works:
-            if work.name in names and work.sizes[0] >= TOKENS * WIDTH:
-                names[work.name] += count
-        counts.append(names)
-    assert counts[0] - counts[1] == Counter({"aten.index": 1, "aten.index_put": 1})
+    """The gather before rows are sent, the sum behind the results, and what their gradients take fall away.
+
+    Where the dispatcher sorts rows by expert, the ranks of the experts do not copy them either.
+    """
+
+    def copies(dispatcher):
+        works = part(StepModel(stats.live, stats.root, Recipe(dispatcher=dispatcher)), 4).works[phase]
+        copying = ("aten.index", "aten.index_select", "aten.index_put", "aten.index_add")
+        rows = [work.name for work, count in works for _ in range(count) if work.sizes[0] >= TOKENS * WIDTH]
+        return Counter(name for name in rows if name in copying)
+
+    assert copies("nccl") - copies("deepep") == Counter({"aten.index": 1, "aten.index_put": 1})
+    assert copies("nccl").total() == 4
+    assert not copies("hybridep")
+
+
+def test_a_dispatcher_sends_a_copy_to_each_rank_that_has_an_expert():
+    """Of two experts, half of the pairs on two ranks are on one of them: 1.5 ranks on average."""
+    assert Recipe(dispatcher="deepep").copies_of(2, 2) == Recipe(dispatcher="hybridep").copies_of(2, 2) == 1.5
+    assert Recipe().copies_of(2, 2) == 2
+    assert Recipe(dispatcher="deepep", copies_per_token=1).copies_of(2, 2) == 1
 
 
 def test_seconds_of_an_exchange():
@@ -225,11 +236,12 @@ def test_waiting_for_experts_is_a_cause_and_recomputation_repeats_it(stats):
 @pytest.mark.parametrize("bandwidth", [1e6, 300e9])
 def test_exchanges_overlap_with_the_pass_of_another_micro_batch(model, bandwidth):
     """The rank waits for what takes longer than both passes compute, and NCCL takes a share of their speed."""
-    times = TimeModel(Cluster("A100", devices_per_node=4, link_bandwidth=bandwidth))
-    plan = Plan(data=4, expert=4, micro_batch=BATCH)
-    plain, beside = (
-        times.part(part(model, 4), plan, Recipe(host_seconds=0.0, overlap_experts=each)) for each in (False, True)
+    cluster = Cluster("A100", devices_per_node=4, link_bandwidth=bandwidth)
+    times, other_times = (
+        TimeModel(cluster, Recipe(host_seconds=0.0, overlap_experts=overlaps)) for overlaps in (False, True)
     )
+    plan = Plan(data=4, expert=4, micro_batch=BATCH)
+    plain, beside = times.part(part(model, 4), plan), other_times.part(part(model, 4), plan)
     exchanging, computing = (plain.forward[name] + plain.backward[name] for name in ("expert", "compute"))
     network, group = times.network, times.groups(plan)["expert"]
     taken = network.units_taken(group) + network.bandwidth_taken(group)

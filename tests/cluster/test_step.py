@@ -17,7 +17,8 @@ from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.collectives import Network
 from modelsummary.cluster.parts import AFTER
 from modelsummary.cluster.pipeline import StepItems, WeightUpdate, in_flight
-from modelsummary.cluster.timing import UnitSeconds
+from modelsummary.cluster.stage_times import StageTimer
+from modelsummary.cluster.timing import TimeModel, UnitSeconds
 from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.memory.estimate import CATEGORIES
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
@@ -241,7 +242,8 @@ def test_collectives_take_units_and_memory_bandwidth_from_kernels(simulator):
     # a unit gathers, the other computes meanwhile: 10 s, of which a share of 4 s is lost; before that, 1 s for itself
     units = [UnitSeconds(1.0, 10.0), UnitSeconds(4.0, 1.0)]
     assert time_model.over_units(units, plan) == pytest.approx(1 + 10 + 4 * of_inside + 1)
-    assert time_model.over_units(units, plan, overlaps=False) == pytest.approx(16)
+    in_turn = TimeModel(simulator.time_model.cluster, Recipe(overlap_gradients=False))
+    assert in_turn.over_units(units, plan) == pytest.approx(16)
     units = [UnitSeconds(1.0, 1.0), UnitSeconds(4.0, 1.0)]
     assert time_model.over_units(units, plan) == pytest.approx(1 + 4 + 1)  # it waits for the gather anyway
     # while the second unit computes, both groups communicate side by side: the first one's scatter, then its replicas
@@ -320,7 +322,8 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(sharded):
         )
         (load,) = items.loads
         assert load.forward == pytest.approx(on_slowest(stage.forward, slowest) + gather + out[0] + LAYERS * out[1])
-        adding = slowest * time_model.accumulation(stage.weights.total.over(8), model.recipe)
+        held = stage.weights.total.over(8)
+        adding = slowest * time_model.moved("accumulation", held.trained + 2 * held.gradient_bytes(model.recipe))
         again = LAYERS * (base + out[1]) + 7 / 8 * 2 * (n - root) / 100e9  # the root stays gathered
         copied = into[0] + LAYERS * into[1]
         backward = on_slowest(stage.backward, slowest) + adding + again + scatter + between + copied
@@ -512,6 +515,13 @@ def test_eight_bits_are_of_products_alone():
         ("gemm", 4 * n, 1),  # two operands of a byte, and a result of two
         ("reduction", 2 * n, 2),  # the largest absolute value of both operands
     ]
+    # (cast in the forward, in the backward): gradients are an operand of two products; a compiled pass casts them once;
+    # Transformer Engine keeps the cast input for the backward, and casts weights once per step
+    for kernels, casts in {"eager": (2, 4), "compiled": (2, 3), "fused": (1, 1)}.items():
+        model = StepModel(stats.live, stats.root, Recipe(precision=torch.float8_e4m3fn, kernels=kernels))
+        works = model.parts(Plan(micro_batch=4096))["2"].works
+        counted = [sum(times for work, times in works[name] if work.name == "cast") for name in ("forward", "backward")]
+        assert tuple(counted) == casts
     with pytest.raises(
         InputError, match=r"does not apply Recipe\(precision=torch\.float8_e4m3fn\): convert the layers with t"
     ):
@@ -724,8 +734,11 @@ def test_an_optimizer_moves_the_bytes_of_its_kernels(simulator, name, make):
     weights = Weights.of(weight_of(param, param, Recipe(precision=None), "trained") for param in params)
     recipe = Recipe(precision=None, optimizer=name, kernels="eager")
     time_model = simulator.time_model
-    assert time_model.optimizer(weights, recipe) == pytest.approx(time_model.moved("optimizer", moved.nbytes), rel=1e-6)
-    assert time_model.optimizer(weights, replace(recipe, kernels="fused")) < time_model.optimizer(weights, recipe)
+    eager, fused = (
+        StageTimer(TimeModel(time_model.cluster, of_kernels)).optimizer(weights)
+        for of_kernels in (recipe, replace(recipe, kernels="fused"))
+    )
+    assert fused < eager == pytest.approx(time_model.moved("optimizer", moved.nbytes), rel=1e-6)
 
 
 def test_megatron_passes_through_its_buffers_of_gradients(simulator):
@@ -738,9 +751,13 @@ def test_megatron_passes_through_its_buffers_of_gradients(simulator):
             torch.linalg.vector_norm(buffer)
             if averages:
                 buffer *= 0.5
-        seconds = simulator.time_model.buffers(weights, Recipe(precision=None, kernels="fused"), averages=averages)
+        seconds = _timer(simulator, "fused").buffers(weights, averages=averages)
         assert seconds == pytest.approx(simulator.time_model.moved("buffers", moved.nbytes), rel=1e-6)
-    assert simulator.time_model.buffers(weights, Recipe(precision=None), averages=True) == 0
+    assert _timer(simulator, "compiled").buffers(weights, averages=True) == 0
+
+
+def _timer(simulator, kernels):
+    return StageTimer(TimeModel(simulator.time_model.cluster, Recipe(precision=None, kernels=kernels)))
 
 
 def test_checkpoints_that_do_not_stop_early_are_not_applied():

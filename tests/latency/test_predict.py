@@ -48,6 +48,18 @@ def test_compiled_kernels_join_elementwise_work():
     assert compiled.seconds < eager.seconds
 
 
+def test_compiled_softmax_has_one_kernel_in_the_backward():
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Softmax(-1), nn.Linear(16, 4))
+
+    def softmax_kernels(mode):
+        kernels = Statistics(model, (64, 8)).kernels("A100", mode, backward=True)
+        return [kernel for kernel in kernels if kernel.fqn == "1" and kernel.phase == "backward"]
+
+    # torch writes the product of gradient and result first (aten/src/ATen/native/cuda/SoftMax.cu), Inductor does not
+    assert [kernel.moved_bytes for kernel in softmax_kernels("eager")] == [3 * 64 * 16 * 4, 3 * 64 * 16 * 4]
+    assert [kernel.moved_bytes for kernel in softmax_kernels("compiled")] == [3 * 64 * 16 * 4]
+
+
 def test_attention_is_one_kernel():
     model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
     kernels = Statistics(model, (2, 16, 64)).kernels("A100")
@@ -381,6 +393,21 @@ def test_a_step_takes_time_for_each_node_of_autograd(slow_host):
     backward_ms = [row.estimated_backward_latency_ms for row in stats]
     assert backward_ms[0] == pytest.approx(1e3 * (seconds_of_operators("0", "backward") + 2 + 2))
     assert backward_ms[1] == pytest.approx(1e3 * (seconds_of_operators("1", "backward") + 1))
+
+
+def test_a_custom_function_has_a_node_without_a_backward(slow_host):
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x + x
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return Double.apply(x)
+
+    estimate = Statistics(Model(), (2, 4)).estimate_latency()
+    assert estimate == estimate.forward_ms == pytest.approx(3e3)  # the addition, the node, and the call of the module
+    assert estimate.backward_ms == 0.0
 
 
 def test_autocast_to_float16_runs_recurrent_layers_that_the_cpu_cannot():

@@ -6,6 +6,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -13,7 +15,8 @@ from torch.nn import functional as F
 from modelsummary import Statistics
 from modelsummary.capture.observe import observed
 from modelsummary.latency import time_plan
-from modelsummary.operators.inductor import prefers_channels_last
+from modelsummary.operators.inductor import padded, prefers_channels_last
+from modelsummary.operators.operator_work import Work
 
 
 def layers(*shapes):
@@ -56,6 +59,20 @@ def test_compiled_convolutions_have_the_layout_and_no_bias_of_their_own():
     # the last one adds the bias and runs the activation: 2 x 128 x 8 x 8 floats in, as many out
     assert kernels[-1].moved_bytes == 2 * 4 * 2 * 128 * 64
     assert "channels last" not in stats.kernels("A100")[0].name
+
+
+@given(st.tuples(*[st.integers(1, 5000)] * 3))
+def test_products_are_padded_that_inductor_would_measure_on_an_a100(sizes):
+    pad_mm = pytest.importorskip("torch._inductor.fx_passes.pad_mm")
+    m, n, k = sizes
+    with (
+        patch.object(pad_mm.utils, "get_device_tflops", lambda dtype: 312),
+        patch.object(pad_mm.utils, "get_gpu_dram_gbps", lambda: 1560),  # 200 FLOPs per byte
+        patch.object(torch.cuda, "get_device_capability", lambda: (9, 0)),  # no rule for large k
+    ):
+        measured = pad_mm.is_mm_compute_bound(m, k, n, torch.bfloat16)
+    work = Work("aten.mm", "gemm", torch.bfloat16, (1, m, n, k), 0, 0, alignment=2)
+    assert padded(work).alignment == (16 if measured else 2)
 
 
 class RMSNorm(nn.Module):

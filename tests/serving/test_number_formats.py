@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -133,14 +135,27 @@ def test_products_of_one_input_are_one(stats):
     assert saved == 2 * 2 * WIDTH * 4  # two readings of the hidden states of two tokens in float32
 
 
-def test_few_blocks_tell_what_all_take(monkeypatch):
-    """Prices of nine equal layers, from forwards with two and three of them, are those from forwards of all."""
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_few_blocks_tell_what_all_take(monkeypatch, tensor):
+    """Prices of nine equal layers, from forwards with two and three of them, are the ones from forwards of all.
+
+    How well they tell it, the model on one device does, once for all servers.
+    """
     stats = Statistics(Decoder(layers=9), IDS)
     engine = Engine(token_budget=64, max_requests=4)
-    few = served(stats).prices(engine)
-    assert few._points._is_folded
+    device, compared = replace(BYTES, interconnect=1e6), []
+    difference = Points.difference
+    monkeypatch.setattr(
+        Points, "difference", lambda points, context: compared.append(context) or difference(points, context)
+    )
+    server = Server(stats.live, stats.root, device, ServingOptions(CONTEXT, tensor=tensor, dtype=torch.bfloat16))
+    few, other = server.prices(engine), server.changed(weights="int4").prices(engine)
+    assert compared == [64, CONTEXT]
+    assert few[0]._points._folded
+    assert other[0]._points._folded
     monkeypatch.setattr(Points, "timed", Points.at)
-    every = served(stats).prices(engine)
+    every = server.changed().prices(engine)
+    few, every = few[0], every[0]
     assert few.pages == every.pages
     for few_curve, curve in ((few._tokens, every._tokens), (few._cached, every._cached), (few._bytes, every._bytes)):
         assert [point.y for point in few_curve.nodes] == pytest.approx([point.y for point in curve.nodes], rel=0.01)

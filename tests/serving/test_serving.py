@@ -18,9 +18,9 @@ from modelsummary.devices.target import Target, target_of
 from modelsummary.serving import Load, points
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
-from modelsummary.serving.links import communication
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import Encoded, run_request
+from modelsummary.serving.server import ServingOptions, communication
 from modelsummary.serving.times import phase_time
 from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, MixtureDecoder, Recurrent, TupleDecoder
 from tests.untouched import untouched
@@ -396,7 +396,7 @@ def test_ranks_of_several_nodes_take_the_network():
     target = SimpleNamespace(model=SimpleNamespace(spec=DeviceSpec("H100")), name="H100")
     nbytes = 2**26
     least = 2 * 15 / 16 * nbytes / 8 / 25e9
-    one_node, two_nodes = (communication(target, n, f"tensor={n}")("all_reduce", nbytes) for n in (8, 16))
+    one_node, two_nodes = (communication(target, ServingOptions(2, tensor=n))("all_reduce", nbytes) for n in (8, 16))
     assert one_node < least < two_nodes < 2 * least
 
 

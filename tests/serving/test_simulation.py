@@ -129,6 +129,8 @@ def test_a_queue_that_grows(estimate):
     assert "The queue grows: requests arrive 100% faster than they are served" in str(fast)
     assert slow.excess == 0.0
     assert "queue" not in str(slow)
+    assert fast.error is not None
+    assert slow.error is None  # arrivals alone decide its throughput
 
 
 def test_little_memory_preempts(estimate):

@@ -43,13 +43,13 @@ from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
 from modelsummary.operators.operator_calls import DistinctCall
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.operators.products import is_outer_product
+from modelsummary.operators.table import Arguments
 
 __all__ = ["WAITS", "ShapeOnly", "selects_by_mask"]
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _STRIDED = torch.strided
-_EMBEDDING = "aten.embedding"
 _TO_COPY = torch.ops.aten._to_copy.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view that its schema does not declare
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
@@ -101,8 +101,8 @@ class ShapeOnly:
         routes_evenly: whether values are assumed, see ``assume_values``: choices by unknown scores (top-k, argmax) are
             taken to fall on all candidates in turn, so that the forward of a mixture may loop over its experts.
         log: None, or a list to which every operator is appended with its shapes and constants.
-        checks_indices: whether known indices beyond the rows of an embedding are refused, as on data; the model of a
-            rank has fewer rows.
+        checks_indices_of: the model; known indices beyond the end of a table are refused then, as on data, and named by
+            it. None: they are not, as the model of a rank has fewer rows.
         distinct: the remembered result that equal calls of the last operator share, and its tensors; None if its cost
             depends on values.
     """
@@ -113,7 +113,8 @@ class ShapeOnly:
         self.device = device = with_index(device)
         self._several_devices = device.type not in ("cpu", "meta")  # tensors that a forward makes may be on the CPU
         self.obstacle: str | None = None
-        self.needs_values = self.routes_evenly = self.checks_indices = False
+        self.needs_values = self.routes_evenly = False
+        self.checks_indices_of: nn.Module | None = None
         self.log: list[Any] | None = None
         self.distinct: DistinctCall | None = None
         self._of_all_runs, self._of_this_run = _of_all_runs(), dict[tuple[Any, ...], _Remembered]()
@@ -184,8 +185,8 @@ class ShapeOnly:
         tensors: list[Tensor] = []
         args, kwargs = self._on_twins(rule, args, kwargs, key, tensors)
         are_known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
-        if self.checks_indices and rule.name == _EMBEDDING:
-            self._check_indices(args[0], args[1])
+        if self.checks_indices_of is not None and rule.gathers:
+            self._check_indices(rule.signature.bind(args, kwargs), self.checks_indices_of)
         if rule.needs_values or selects_by_mask(rule, args):
             out, cost = self._run_on_elements(func, rule, args, kwargs, key, are_known=are_known)
         else:
@@ -218,17 +219,19 @@ class ShapeOnly:
         elif rule.is_collective:
             self._assume_alike(rule, args, out)
 
-    def _check_indices(self, table: Tensor, indices: Tensor) -> None:
-        """Raise ``IndexError`` for known indices that an embedding does not have."""
-        if not self._known.cover((indices,)) or not indices.numel():
-            return
-        with disable_current_modes(), _torch.DisableTorchFunction():
-            value = self._value_of(indices)
-            least, most = (0, 0) if value is None else map(int, value.aminmax())
-        rows = table.shape[0]
-        if least < 0 or most >= rows:
-            wrong = least if least < 0 else most
-            raise IndexError(f"index {wrong} is beyond the {rows} rows of an embedding; pass 0 to {rows - 1}")
+    def _check_indices(self, call: Arguments, model: nn.Module) -> None:
+        """Raise ``IndexError`` for known indices that a table, such as of positions, does not have."""
+        for table, dim, indices in _lookups(call):
+            values = self.known_value(indices) if indices.numel() else None
+            if values is None:
+                continue
+            least, most = map(int, values.aminmax())
+            size, is_embedding = table.shape[dim], "weight" in call
+            if most >= size or least < (0 if is_embedding else -size):
+                named = (*model.named_parameters(), *model.named_buffers())
+                name = next((name for name, tensor in named if tensor is table), "a tensor")
+                wrong = most if most >= size else least
+                raise IndexError(f"index {wrong} is out of range for {name} of shape {list(table.shape)}")
 
     def assume_values(self, inputs: Any) -> None:
         """Assume values that are not known, as no real run can tell them: choices fall on all candidates in turn.
@@ -487,6 +490,18 @@ class ShapeOnly:
 def _shares_storage(func: Any, rule: OpRule) -> bool:
     """Return True if results share the storage of an argument: such an operator reads no data."""
     return rule.is_view or func is _UNSAFE_VIEW or rule.moves_shape
+
+
+def _lookups(call: Arguments) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """Yield the table in which an operator looks up, the dimension, and the indices."""
+    if "weight" in call:  # of an embedding
+        yield call["weight"], 0, call["indices"]
+    elif "dim" in call:
+        yield call["self"], call["dim"], call["index"]
+    elif "indices" in call:
+        for dim, index in enumerate(call["indices"]):
+            if index is not None and not index.dtype.is_floating_point and index.element_size() > 1:  # no mask
+                yield call["self"], dim, index
 
 
 def _spread(n_rows: int, n_ranks: int, n_experts: int) -> Tensor:
