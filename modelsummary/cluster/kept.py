@@ -8,15 +8,14 @@ be in memory anyway, so it is kept.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from modelsummary.capture.trace import Storage
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_work import POINTWISE, work_of
 
-__all__ = ["keepers", "kept_bytes", "recomputed"]
+__all__ = ["KeptStorage", "keepers", "kept_storages", "recomputed"]
 
 _REDUCES = frozenset({"norm", "softmax", "reduction"})  # they fuse with element-wise operators
 
@@ -27,7 +26,10 @@ def keepers(
     """Return the part that keeps each storage: the one whose backward reads it.
 
     Args:
-        operators, saved, part_names, before: as for ``kept_bytes``.
+        operators: operators of the step.
+        saved: storages that autograd keeps.
+        part_names: part that each operator belongs to.
+        before: part of what is made before the first operator.
     """
     by_row: dict[Any, str] = {}
     for operator, part_name in zip(operators, part_names, strict=True):
@@ -41,40 +43,56 @@ def _maker(storage: Storage, part_names: Sequence[str]) -> str | None:
     return part_names[storage.born] if 0 <= storage.born < len(part_names) else None
 
 
-def kept_bytes(
+class KeptStorage(NamedTuple):
+    """A storage that a part keeps for the backward.
+
+    Attributes:
+        part_name: the part.
+        identity: of the storage.
+        nbytes: its bytes on the rank.
+        is_core: the core of attention makes it.
+    """
+
+    part_name: str
+    identity: int
+    nbytes: int
+    is_core: bool
+
+
+def kept_storages(
     operators: Sequence[StepOperator],
     saved: Sequence[Storage],
     part_names: Sequence[str],
+    kept_by: Sequence[str],
     core: Collection[int],
     shares: Mapping[int, int],
     *,
     compiled: bool,
-    before: str,
-) -> tuple[Counter[str], Counter[str]]:
-    """Return the bytes that each part keeps, and the bytes among them that the core of attention makes.
+) -> list[KeptStorage]:
+    """Return the storages that the parts keep.
 
     Args:
         operators: operators of the step.
         saved: storages that autograd keeps.
         part_names: part that each operator belongs to.
+        kept_by: part that keeps each storage, as ``keepers`` returns them.
         core: indices of the operators between the scores and the context of attention.
         shares: index of an operator -> number of ranks each of which keeps a share of its result.
         compiled: forward and backward are compiled.
-        before: part of what is made before the first operator.
     """
     last_core = {part_names[index]: index for index in sorted(core)}
     again = recomputed(operators, {storage.identity for storage in saved}) if compiled else frozenset()
-    kept: Counter[str] = Counter()
-    made_in_core: Counter[str] = Counter()
-    for storage, part_name in zip(saved, keepers(operators, saved, part_names, before), strict=True):
+    kept = []
+    for storage, part_name in zip(saved, kept_by, strict=True):
         if storage.identity in again:
             continue
-        made_in, nbytes = _maker(storage, part_names), storage.nbytes // shares.get(storage.born, 1)
+        made_in = _maker(storage, part_names)
         is_core = storage.born in core and made_in is not None and storage.born != last_core.get(made_in)
-        if is_core and not operators[storage.born].run.call.rule.facts.copies:
-            made_in_core[part_name] += nbytes  # a copy of what enters is kept instead of it
-        kept[part_name] += nbytes
-    return kept, made_in_core
+        if is_core:  # a copy of what enters is kept instead of it
+            is_core = not operators[storage.born].run.call.rule.facts.copies
+        nbytes = storage.nbytes // shares.get(storage.born, 1)
+        kept.append(KeptStorage(part_name, storage.identity, nbytes, is_core))
+    return kept
 
 
 def recomputed(operators: Sequence[StepOperator], saved: Collection[int]) -> frozenset[int]:

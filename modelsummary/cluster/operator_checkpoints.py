@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from operator import mul
+from typing import NamedTuple
 
 from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pipeline import by_rank, in_flight
@@ -13,12 +14,28 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import Kept, RankParts, SimulatedStage
 from modelsummary.memory.least_cost import Option, least_cost, undominated_options
 
-__all__ = ["BlockCopies", "OperatorCheckpoints"]
+__all__ = ["BlockCopies", "OperatorCheckpoints", "Way"]
 
 _MOST_SOLVED = 128  # blocks of all choices that are made for a rank
 
 BlockCopies = tuple[str, int]
 """The kind of a block, and the micro-batches of which its rank keeps activations."""
+
+
+class Way(NamedTuple):
+    """One of the ways in which a block may run.
+
+    Attributes:
+        cost: nanoseconds of a micro-batch in addition.
+        saving: bytes that are then not kept for the backward.
+        again_bytes: bytes of activations that exist only while the block runs again.
+        kept: what its checkpoint keeps.
+    """
+
+    cost: int
+    saving: int
+    again_bytes: int
+    kept: Kept
 
 
 class OperatorCheckpoints:
@@ -34,7 +51,7 @@ class OperatorCheckpoints:
 
     def __init__(self, rank_parts: RankParts, results: Mapping[str, Sequence[tuple[str, ...]]]) -> None:
         self._rank_parts, self._results = rank_parts, results
-        self._ways: dict[str, list[tuple[Option, Kept]]] = {}
+        self._ways: dict[str, list[Way]] = {}
         self._chosen: dict[tuple[tuple[BlockCopies, ...], int, int], list[Kept] | None] = {}
 
     def choose(
@@ -77,7 +94,7 @@ class OperatorCheckpoints:
                 nbytes = lacking[rank]
                 chosen = None if nbytes is None else self._kept(copies, nbytes, working)
                 lacking[rank] = nbytes if chosen else None
-                kept |= zip(fqns, chosen or [self.ways(kind)[-1][1] for kind, _ in copies], strict=True)
+                kept |= zip(fqns, chosen or [self.ways(kind)[-1].kept for kind, _ in copies], strict=True)
             named = {fqn: names for fqn, names in kept.items() if names is not None}
             chosen_plan = replace(plan, checkpoint={fqn: named[fqn] for fqn, _ in blocks if fqn in named})
             over = [memory.total - capacity for memory in memory_of(chosen_plan)]
@@ -88,28 +105,31 @@ class OperatorCheckpoints:
                 for nbytes, more in zip(lacking, over, strict=True)
             ]
 
-    def ways(self, kind: str) -> list[tuple[Option, Kept]]:
+    def ways(self, kind: str) -> list[Way]:
         """Return the ways in which a block may run that no other one beats in both cost and saving, by cost.
 
-        Costs are nanoseconds of a micro-batch. The first way is to run without a checkpoint, unless another one is
-        faster.
+        The first way is to run without a checkpoint, unless another one is faster.
         """
         if kind not in self._ways:
-            kept = [None, *self._results.get(kind, ())]
-            units = [self._rank_parts.unit(kind, names) for names in kept]
+            sets = [None, *self._results.get(kind, ())]
+            units = [self._rank_parts.unit(kind, kept) for kept in sets]
             seconds = [sum(unit.forward.values()) + sum(unit.backward.values()) for unit in units]
             options = [
                 Option(max(round(1e9 * (spent - seconds[0])), 0), units[0].kept_bytes - unit.kept_bytes)
                 for unit, spent in zip(units, seconds, strict=True)
             ]
-            self._ways[kind] = [(option, kept[index]) for option, (index,) in undominated_options([options])]
+            again = [0 if kept is None else self._rank_parts.keeping(kind, kept)[0].again_bytes for kept in sets]
+            self._ways[kind] = [
+                Way(option.cost, option.saving, again[index], sets[index])
+                for option, (index,) in undominated_options([options])
+            ]
         return self._ways[kind]
 
     def _kept(self, copies: tuple[BlockCopies, ...], lacking: int, working: int) -> list[Kept] | None:
         """Return what each block of a rank keeps, so that the rank saves the bytes that it lacks; None if it cannot.
 
-        While a block runs again, it has what its checkpoint saves. So each choice is of ways that save no more than
-        some number of bytes: of many blocks, few such numbers are tried.
+        Each choice is of ways that have no more than some number of bytes while they run again: of many blocks, few
+        such numbers are tried.
 
         Args:
             copies: the blocks.
@@ -119,21 +139,21 @@ class OperatorCheckpoints:
         key = copies, lacking, working
         if key not in self._chosen:
             temporary = max((self._rank_parts.parts[kind].temporary_bytes for kind, _ in copies), default=0)
-            savings = sorted({option.saving for kind, _ in copies for option, _ in self.ways(kind)})
-            step = -(-len(savings) * len(copies) // _MOST_SOLVED) or 1
+            sizes = sorted({way.again_bytes for kind, _ in copies for way in self.ways(kind)})
+            step = -(-len(sizes) * len(copies) // _MOST_SOLVED) or 1
             best: tuple[int, list[Kept]] | None = None
-            for most in savings[::-step]:
+            for most in sizes[::-step]:
                 needed = lacking + max(most + temporary - working, 0) if most else lacking
-                ways = [[way for way in self.ways(kind) if way[0].saving <= most] for kind, _ in copies]
+                ways = [[way for way in self.ways(kind) if way.again_bytes <= most] for kind, _ in copies]
                 options = [
-                    [Option(option.cost, count * option.saving) for option, _ in of_block]
+                    [Option(way.cost, count * way.saving) for way in of_block]
                     for of_block, (_, count) in zip(ways, copies, strict=True)
                 ]
-                choice = least_cost(options, [*[0] * len(copies), needed], 0)
+                choice = least_cost(options, [*[0] * len(copies), needed], 0) if all(options) else None
                 if choice is not None:
                     chosen = [of_block[number] for of_block, number in zip(ways, choice, strict=True)]
-                    cost = sum(option.cost for option, _ in chosen)
+                    cost = sum(way.cost for way in chosen)
                     if best is None or cost < best[0]:
-                        best = cost, [names for _, names in chosen]
+                        best = cost, [way.kept for way in chosen]
             self._chosen[key] = None if best is None else best[1]
         return self._chosen[key]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from modelsummary.capture.trace import Storage, Trace
-from modelsummary.cluster.kept import keepers, kept_bytes
+from modelsummary.cluster.kept import KeptStorage, keepers, kept_storages
 from modelsummary.cluster.megatron import tokens_first
 from modelsummary.cluster.weights import RankWeights, Weight
 from modelsummary.errors import InputError
@@ -68,12 +68,15 @@ class Result(NamedTuple):
     """What an operator of the forward of a part makes, which a checkpoint around the part may keep.
 
     Attributes:
-        nbytes: bytes of the storages that it makes; 0 of a view.
+        nbytes: bytes of the storages that it makes, but for one that leaves the part, which is there as the input of
+            what follows; 0 of a view.
+        saved_bytes: bytes among them that the part keeps for the backward without a checkpoint.
         operator: the operator, if recomputation repeats it; else None.
         collective: position of the collective that it is, in ``Part.collectives``; None for another operator.
     """
 
     nbytes: int
+    saved_bytes: int
     operator: StepOperator | None
     collective: int | None
 
@@ -93,6 +96,7 @@ class Part:
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
         result_bytes: bytes of the results that the checkpoint around it keeps.
+        again_bytes: bytes of activations that exist only while it runs again.
         crossing_bytes: bytes that a stage takes which begins with it: the same, or if nothing of it has a gradient, as
             behind frozen layers, its floating-point tensors.
         temporary_bytes: most bytes that are alive for a moment while it runs.
@@ -115,6 +119,7 @@ class Part:
     core_bytes: int = 0
     entered_bytes: int = 0
     result_bytes: int = 0
+    again_bytes: int = 0
     crossing_bytes: int = 0
     temporary_bytes: int = 0
     weights: Mapping[int, Weight] = field(default_factory=dict)
@@ -158,6 +163,7 @@ class Part:
             operators={**self.operators, "again": count},
             collectives=collectives,
             result_bytes=sum(result.nbytes for result in kept),
+            again_bytes=self.again_bytes - sum(result.saved_bytes for result in kept),
             asked={"forward": len(self.results), "again": len(repeated)},
         )
 
@@ -251,8 +257,9 @@ def parts_of(
     marks = _marks(observed.operators, set(columns))
     for index in of_weights_alone(observed.operators, part_names, observed.gradients):
         marks[index] += _WEIGHTS
+    kept_by = keepers(observed.operators, observed.saved, part_names, BEFORE)
     if stops_early:
-        for index in _after_the_last_kept(observed, part_names):
+        for index in _after_the_last_kept(observed, part_names, kept_by):
             marks[index] += _LAST
     copies, gathered = tokens_first(observed.operators) if token_shares > 1 else (frozenset(), frozenset())
     if dispatcher != "nccl":
@@ -266,21 +273,25 @@ def parts_of(
     kernels = partial(_kernels_by_part, mode=mode, context=context, eight_bits=eight_bits, sum_dtype=sum_dtype)
     works, counts = kernels(list(labelled.values()))
     collectives, positions = _collectives(observed, part_names, marks, context, sends_round=sends_round)
-    results = _results(observed.operators, part_names, labelled, positions)
-    kept_by = keepers(observed.operators, observed.saved, part_names, BEFORE)
     for storage, part_name in zip(observed.saved, kept_by, strict=True):
         if storage.born in gathered:
             collectives[part_name].append(MicrobatchCollective("all_gather", "backward", storage.nbytes))
     between = frozenset(index for index, mark in enumerate(marks) if mark & _CORE)
-    kept, core = kept_bytes(
+    storages = kept_storages(
         observed.operators,
         observed.saved,
         part_names,
+        kept_by,
         between,
         dict.fromkeys(gathered, token_shares),
         compiled=mode == "compiled",
-        before=BEFORE,
     )
+    kept: Counter[str] = Counter()
+    core: Counter[str] = Counter()
+    for part_name, _, nbytes, is_core in storages:
+        kept[part_name] += nbytes
+        core[part_name] += nbytes * is_core
+    results = _results(observed.operators, part_names, labelled, positions, storages)
     temporary = _temporary(observed.timeline, part_names)
     backward_flops: Counter[str] = Counter()
     recomputed_flops: Counter[str] = Counter()
@@ -304,6 +315,7 @@ def parts_of(
             kept_bytes=kept[name],
             core_bytes=core[name],
             entered_bytes=entered_bytes,
+            again_bytes=kept[name] - entered_bytes,
             crossing_bytes=crossing_bytes,
             temporary_bytes=temporary[name],
             weights=weights.get(name, {}),
@@ -382,6 +394,7 @@ def _results(
     part_names: Sequence[str],
     labelled: Mapping[int, StepOperator],
     positions: Mapping[int, int],
+    storages: Iterable[KeptStorage],
 ) -> defaultdict[str, dict[str, Result]]:
     """Return what the operators of the forward of each part make, by name.
 
@@ -390,11 +403,16 @@ def _results(
         part_names: part that each operator belongs to.
         labelled: index of an operator -> the same with its part and its mark.
         positions: index of an operator -> position of the collective that it is, among the ones of its part.
+        storages: what the parts keep for the backward.
     """
+    saved = {(part_name, identity): nbytes for part_name, identity, nbytes, _ in storages}
+    readers: defaultdict[int, set[str]] = defaultdict(set)  # storage -> parts whose forward reads it
     indices_by_part: defaultdict[str, list[int]] = defaultdict(list)
     for index, (operator, part_name) in enumerate(zip(operators, part_names, strict=True)):
         if operator.phase == "forward" and operator.run.call.func is not DETACH:
             indices_by_part[part_name].append(index)
+            for key in operator.run.reads:
+                readers[key].add(part_name)
     results: defaultdict[str, dict[str, Result]] = defaultdict(dict)
     for part_name, indices in indices_by_part.items():
         names = result_names([operators[index].run.call for index in indices])
@@ -406,7 +424,9 @@ def _results(
                     made[key] = max(made.get(key, 0), spec.nbytes)
             if repeated is not None and repeated.row is not None and repeated.row[1] & _LAST:
                 repeated = None
-            results[part_name][name] = Result(sum(made.values()), repeated, positions.get(index))
+            nbytes = sum(size for key, size in made.items() if readers[key] <= {part_name})
+            saved_bytes = sum(saved.get((part_name, key), 0) for key in made)
+            results[part_name][name] = Result(nbytes, saved_bytes, repeated, positions.get(index))
     return results
 
 
@@ -498,14 +518,14 @@ def _marks(operators: Sequence[StepOperator], columns: set[str]) -> list[int]:
     return marks
 
 
-def _after_the_last_kept(observed: Observed, part_names: Sequence[str]) -> list[int]:
+def _after_the_last_kept(observed: Observed, part_names: Sequence[str], kept_by: Sequence[str]) -> list[int]:
     """Return the indices of the operators of the forward behind the last one whose result their part keeps.
 
     Recomputation ends when it has all that the backward of its part reads (``set_checkpoint_early_stop`` in
     torch/utils/checkpoint.py); a compiled one leaves out what nothing reads.
     """
     operators, last = observed.operators, dict.fromkeys(part_names, -1)
-    for storage, keeper in zip(observed.saved, keepers(operators, observed.saved, part_names, BEFORE), strict=True):
+    for storage, keeper in zip(observed.saved, kept_by, strict=True):
         if 0 <= storage.born < len(operators) and part_names[storage.born] == keeper:
             last[keeper] = max(last[keeper], storage.born)
     return [

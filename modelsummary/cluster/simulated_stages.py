@@ -392,7 +392,7 @@ def _stage(
 def _working_bytes(part: Part, name: str, plan: Plan, *, is_recomputed: bool) -> int:
     """Return the bytes of activations that exist only while a block is recomputed."""
     if is_recomputed:
-        return part.kept_bytes - part.entered_bytes - part.result_bytes
+        return part.again_bytes
     is_block = name not in (BEFORE, AFTER)
     return part.core_bytes if plan.checkpoint == "selective" and is_block and part.has_backward else 0
 

@@ -15,8 +15,11 @@ from tests.cluster.models import LAYERS, LENGTH, WIDTH, gpt
 
 BLOCKS = [f"blocks.{number}" for number in range(LAYERS)]
 QKV, UP = "aten.addmm.default#0", "aten.addmm.default#2"  # the first and the third product of a block
+DOWN = "aten.addmm.default#3"  # dropout reads it, and saves its own mask alone
+MIDDLE, OUTPUT = "aten.add.Tensor#0", "aten.add.Tensor#1"  # what the second norm saves, and what the block returns
 TOKENS = 8 * LENGTH  # of a micro-batch of 8
 QKV_BYTES, UP_BYTES = 2 * TOKENS * 3 * WIDTH, 2 * TOKENS * 4 * WIDTH  # in bfloat16
+WIDTH_BYTES = 2 * TOKENS * WIDTH
 QKV_FLOPS, UP_FLOPS = 2 * TOKENS * WIDTH * 3 * WIDTH, 2 * TOKENS * WIDTH * 4 * WIDTH
 
 
@@ -77,17 +80,31 @@ def test_kept_results_by_hand():
     assert keeping.seconds_by_cause["host"] > whole.seconds_by_cause["host"]
 
 
-def test_kept_results_as_torch_keeps_them(stats):
+@pytest.mark.parametrize(
+    ("name", "kept_bytes", "saved_bytes"),
+    [(DOWN, WIDTH_BYTES, 0), (MIDDLE, WIDTH_BYTES, WIDTH_BYTES), (OUTPUT, 0, 0)],
+)
+def test_what_keeping_a_result_adds(name, kept_bytes, saved_bytes):
+    """The step without checkpoints does not save the result of ``down``; the next block keeps what a block returns."""
+    simulator = simulator_of(kernels="eager")
+    whole, keeping = (
+        simulator.simulate(Plan(micro_batch=8, checkpoint=dict.fromkeys(BLOCKS, names))).memory[0]
+        for names in ([], [name])
+    )
+    assert keeping.activations - whole.activations == LAYERS * kept_bytes
+    assert whole.recomputed - keeping.recomputed == saved_bytes
+
+
+@pytest.mark.parametrize("names", [[QKV, UP], [DOWN], [MIDDLE, OUTPUT]])
+def test_kept_results_as_torch_keeps_them(names):
     """``memory`` runs torch's selective checkpoints on shapes; the batch and the dtype are the ones of the plan."""
     model, ids = gpt(fused=True)
     batch = Statistics(model.to(torch.bfloat16), ids.expand(8, LENGTH).contiguous())
     whole, keeping = (
-        batch.memory(device="cuda", block_bytes=1, checkpoint=dict.fromkeys(BLOCKS, names)) for names in ([], [QKV, UP])
+        batch.memory(device="cuda", block_bytes=1, checkpoint=dict.fromkeys(BLOCKS, kept)) for kept in ([], names)
     )
     simulator = simulator_of(kernels="eager")
-    steps = [
-        simulator.simulate(Plan(micro_batch=8, checkpoint=dict.fromkeys(BLOCKS, names))) for names in ([], [QKV, UP])
-    ]
+    steps = [simulator.simulate(Plan(micro_batch=8, checkpoint=dict.fromkeys(BLOCKS, kept))) for kept in ([], names)]
     assert keeping.held_after_forward - whole.held_after_forward == (
         steps[1].memory[0].activations - steps[0].memory[0].activations
     )
