@@ -20,7 +20,7 @@ from modelsummary.split.schedule import SCHEDULES
 
 __all__ = ["SearchOptions", "candidates", "checked_options", "find_plans"]
 
-_SCHEDULES = ("1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
+_SCHEDULES = tuple(schedule for schedule in SCHEDULES if schedule != "gpipe")  # which 1F1B beats
 _MICRO_BATCHES = (1, 2, 4, 8)
 _VALUES = {"sequence": (False, True), "schedules": SCHEDULES}
 _APPLICABLE: SearchOptions = {  # the defaults with ``applicable``

@@ -12,12 +12,13 @@ from modelsummary.capture.containers import map_leaves
 from modelsummary.capture.inputs import CallArguments, InputSize
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import ModelParts
+from modelsummary.capture.observe import observe
 from modelsummary.capture.run import capture
 from modelsummary.capture.step_plan import StepPlan
 from modelsummary.errors import ModelSummaryError
 from modelsummary.formulas.dimensions import Dimension, held_elements, resized
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.predict import simulate_step
+from modelsummary.memory.timeline import by_call
 
 __all__ = ["Row", "Runs", "forward_rows", "step_rows", "subtree"]
 
@@ -92,10 +93,10 @@ def forward_rows(live: LiveModel, call: CallArguments) -> Rows:
 def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan) -> Rows:
     """Return the activation bytes of a training step on shapes, which are figures of its calls."""
     root = _root(live, call)
-    by_call = simulate_step(live.model, call, plan)[1]
+    memory_by_call = by_call(observe(live.model, call, plan, storages=True), None)
     rows = []
     for row in root.walk():
-        step_call = by_call.get(row.key)
+        step_call = memory_by_call.get(row.key)
         rows.append(Row(row.fqn, row.depth, {"activation_bytes": step_call.activation_bytes if step_call else 0}, {}))
     return tuple(rows)
 

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 
 from modelsummary import _torch
 from modelsummary.latency.kept_memory import kept_memory
+from modelsummary.operators.cpu_allocations import cpu_allocations
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_rules import tensors_in
 from modelsummary.operators.tensor_bytes import storage_of, stored_tensors
@@ -252,9 +253,8 @@ def workspaces_of(calls: Sequence[OperatorCall], device: torch.device) -> list[i
 
 
 def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
-    failed: set[int] = set()
     result_bytes: dict[int, int] = {}
-    with torch.no_grad(), profile(use_kineto=True, profile_memory=True) as traced:
+    with torch.no_grad(), cpu_allocations() as allocations:
         for index, call in enumerate(calls):
             try:
                 args, kwargs, _ = arguments_of(call, device)
@@ -262,28 +262,15 @@ def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> l
                 with record_function(f"{_MARK}{index}"):
                     out = call.func(*args, **kwargs)
             except _FAILURES:
-                failed.add(index)
                 continue
             results = [stored for tensor in tensors_in(out) for stored in stored_tensors(tensor)]
             allocated = {storage_of(stored): stored.untyped_storage().nbytes() for stored in results}
             result_bytes[index] = sum(size for storage, size in allocated.items() if storage not in argument_storages)
             del out, args, kwargs
-    events = traced.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    spans = {event.name(): event for event in events if event.name().startswith(_MARK)}
-    workspaces: list[int | None] = []
-    for index in range(len(calls)):
-        span = spans.get(f"{_MARK}{index}")
-        if index in failed or span is None:
-            workspaces.append(None)
-            continue
-        held = peak = 0
-        for moment, change in changes:
-            if span.start_ns() <= moment <= span.end_ns():
-                held += change
-                peak = max(peak, held)
-        workspaces.append(max(peak - result_bytes[index], 0))
-    return workspaces
+    return [
+        max(allocations.held_and_peak(f"{_MARK}{index}")[1] - result_bytes[index], 0) if index in result_bytes else None
+        for index in range(len(calls))
+    ]
 
 
 def _workspace_on_cuda(call: OperatorCall, device: torch.device) -> int | None:

@@ -56,7 +56,7 @@ def max_batch_size(
                 ) from error
             done()
             if torch.device(trace.device).type != "cuda" and not expandable_segments:
-                return memory_of(trace, plan)[0].peak
+                return memory_of(trace, plan).peak
             reserve = reserve_of(trace, plan, settings)
             return (reserve if reserve.fits else reserve_of(trace, plan, settings._replace(limit=None))).reserved
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 
 from modelsummary import _torch
 from modelsummary.capture.checkpoints import apply_checkpoint
@@ -28,6 +28,7 @@ from modelsummary.capture.step_plan import StepPlan
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryMeasurement
 from modelsummary.memory.predict import simulate
+from modelsummary.operators.cpu_allocations import cpu_allocations
 from modelsummary.operators.tensor_bytes import stored_tensors
 
 __all__ = ["measure"]
@@ -46,8 +47,7 @@ def measure(live: LiveModel, plan: StepPlan) -> MemoryMeasurement:
     if plan.device is not None or plan.dtype is not None:
         raise InputError("memory is measured on the model's own device and dtype; leave out device and dtype")
     measured = _measured(live.model, live.call, plan)
-    predicted, _ = simulate(live, plan)
-    return MemoryMeasurement(*measured, predicted)
+    return MemoryMeasurement(*measured, simulate(live, plan))
 
 
 def _measured(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[int, int]:
@@ -132,20 +132,11 @@ class _RealStep:
 
 
 def _on_cpu(step: _RealStep) -> tuple[int, int]:
-    with profile(use_kineto=True, profile_memory=True) as traced:
+    with cpu_allocations() as allocations:
         with record_function(_FORWARD):
             step.forward()
         step.rest()
-    events = traced.kineto_results.events()
-    end = next(event.end_ns() for event in events if event.name() == _FORWARD)
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    held = peak = after_forward = 0
-    for time, change in changes:
-        held += change
-        peak = max(peak, held)
-        if time <= end:
-            after_forward = held
-    return after_forward, peak
+    return allocations.held_and_peak(_FORWARD)[0], allocations.held_and_peak()[1]
 
 
 def _on_cuda(step: _RealStep) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def _plain_step(
     """Return the trace and the memory of a step as it is."""
     trace = observed(live, step, storages=True)
     done()
-    return trace, replace(memory_of(trace, step)[0], subject=subject_of(root, step.dtype, step.autocast))
+    return trace, replace(memory_of(trace, step), subject=subject_of(root, step.dtype, step.autocast))
 
 
 def _plan_without_checkpoints(plain: MemoryEstimate, target: Target | None) -> CheckpointPlan:
@@ -339,7 +339,7 @@ class Planner:
         step = replace(step, checkpoint=tuple(chosen.kept.items()), offload=tuple(chosen.moved.items()))
         trace = observed(self._live, step, storages=True)
         self._done()
-        return trace, memory_of(trace, step)[0]
+        return trace, memory_of(trace, step)
 
     def _plan_of(self, chosen: _Chosen) -> CheckpointPlan:
         """Return the plan of these blocks, with the peak and the recomputation of its simulated step."""

@@ -15,13 +15,13 @@ from modelsummary.capture.step_plan import StepPlan
 from modelsummary.capture.trace import Trace
 from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError
-from modelsummary.layer_info import CallKey, LayerInfo
+from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.first_steps import first_steps
 from modelsummary.memory.reserve import AllocatorReserve, AllocatorSettings
 from modelsummary.memory.saved import saved_of
 from modelsummary.memory.stage_actions import StageActions, actions_of
-from modelsummary.memory.timeline import RowMemory, Workspaces, by_call, estimate_of, workspaces_on
+from modelsummary.memory.timeline import Workspaces, by_call, estimate_of, workspaces_on
 from modelsummary.subject import subject_of
 from modelsummary.units import number_of
 
@@ -42,7 +42,7 @@ def predict(
             model or its input lacks, or no tensor of a module is saved that is to move to the host.
     """
     trace = _observed(live, plan)
-    estimate, memory = memory_of(trace, plan)
+    memory = by_call(trace, _workspaces(trace, plan))
     rows = list(root.walk()) if plan.train and not plan.compiled else []  # a compiled step has no calls of layers
     for row in rows:
         row_memory = memory.get(row.key) if row.executed else None
@@ -56,7 +56,7 @@ def predict(
     reserve = None if allocator is None else reserve_of(trace, plan, allocator)
     subject = subject_of(root, plan.dtype, plan.autocast)
     saved = saved_of(trace, {row.key: kinds[id(row)] for row in root.walk()}, subject)
-    return replace(estimate, saved=saved, reserve=reserve, subject=subject)
+    return replace(memory_of(trace, plan), saved=saved, reserve=reserve, subject=subject)
 
 
 def _observed(live: LiveModel, plan: StepPlan) -> Trace:
@@ -92,20 +92,19 @@ def reserve_of(trace: Trace, plan: StepPlan, settings: AllocatorSettings) -> All
     return AllocatorReserve.of(first_steps(trace, _workspaces(trace, plan)), settings)
 
 
-def simulate(live: LiveModel, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
+def simulate(live: LiveModel, plan: StepPlan) -> MemoryEstimate:
     """Predict the memory of a step without writing into the rows; see ``simulate_step``."""
     return memory_of(_observed(live, plan), plan)
 
 
-def memory_of(trace: Trace, plan: StepPlan) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
-    """Return the memory of a step, and of each call, from its trace."""
-    workspaces = _workspaces(trace, plan)
-    return estimate_of(trace, workspaces), by_call(trace, workspaces)
+def memory_of(trace: Trace, plan: StepPlan) -> MemoryEstimate:
+    """Return the memory of a step from its trace."""
+    return estimate_of(trace, _workspaces(trace, plan))
 
 
 def simulate_step(
     model: nn.Module, call: CallArguments, plan: StepPlan, *, routes_evenly: bool = False
-) -> tuple[MemoryEstimate, dict[CallKey, RowMemory]]:
+) -> MemoryEstimate:
     """Predict the memory of a step of ``model``, which stays untouched.
 
     A step that needs values runs for real, on the model's own device.
@@ -113,9 +112,6 @@ def simulate_step(
     Args:
         model, call, plan: what runs.
         routes_evenly: as for ``observe``.
-
-    Returns:
-        The estimate, and the memory of each call of a module by FQN and call index.
 
     Raises:
         InputError: no result requires a gradient, or the loss is not a scalar.

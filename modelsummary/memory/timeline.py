@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ __all__ = [
     "workspaces_on",
 ]
 
+_T = TypeVar("_T")
 # torch gives cuBLAS 2 x 4 MiB + 8 x 16 KiB for each handle and stream, on Hopper 32 MiB, and cuBLASLt 1 MiB more; each
 # thread has a handle of its own (aten/src/ATen/cuda/CublasHandlePool.cpp, and addmm_out_cuda_impl in
 # aten/src/ATen/native/cuda/Blas.cpp).
@@ -97,10 +98,18 @@ def timeline_of(trace: Trace, workspaces: Workspaces | None) -> list[TimelinePoi
         for nbytes in (bytes_alive(storages, n_operators) for storages in storages_by_kind.values())
     ]
     held = zip(*alive, _all_workspaces(trace, workspaces), strict=True)
+    names = _of_each(trace, lambda call: str(call.func))
     return [
-        TimelinePoint(str(run.call.func), None if row is None else row[0], phase, nbytes)
-        for (run, phase, row), nbytes in zip(trace.operators, held, strict=True)
+        TimelinePoint(name, None if row is None else row[0], phase, nbytes)
+        for name, (_, phase, row), nbytes in zip(names, trace.operators, held, strict=True)
     ]
+
+
+def _of_each(trace: Trace, function: Callable[[OperatorCall], _T]) -> list[_T]:
+    """Return what a function returns for each operator of a trace, of which equal ones are one object."""
+    calls = {id(run.call): run.call for run, _, _ in trace.operators}
+    results = {key: function(call) for key, call in calls.items()}
+    return [results[id(run.call)] for run, _, _ in trace.operators]
 
 
 def _all_workspaces(trace: Trace, workspaces: Workspaces | None) -> list[int]:
@@ -116,12 +125,11 @@ def library_workspaces(trace: Trace, workspaces: Workspaces | None) -> list[Libr
     """
     if workspaces is None or not workspaces.products:
         return []
-    libraries_by_id: dict[int, tuple[str, ...]] = {}
     first: dict[tuple[str, bool], int] = {}
-    for index, (run, phase, _) in enumerate(trace.operators):
-        if id(run.call) not in libraries_by_id:
-            libraries_by_id[id(run.call)] = libraries_of(run.call)
-        for library in libraries_by_id[id(run.call)]:
+    for index, (libraries, (_, phase, _)) in enumerate(
+        zip(_of_each(trace, libraries_of), trace.operators, strict=True)
+    ):
+        for library in libraries:
             first.setdefault((library, phase == "backward"), index)
     return [LibraryWorkspace(library, workspaces.products[library], index) for (library, _), index in first.items()]
 
@@ -140,16 +148,11 @@ def libraries_of(call: OperatorCall) -> tuple[str, ...]:
 
 def workspace_of_each(trace: Trace, workspaces: Workspaces | None) -> list[int]:
     """Return the bytes that each operator takes while it runs; 0 if they are not known."""
-    spaces = [0] * len(trace.operators)
     if workspaces is None:
-        return spaces
+        return [0] * len(trace.operators)
+    spaces = _of_each(trace, workspaces.of_call)
     for index, nbytes in trace.clones.items():
-        spaces[index] = nbytes
-    workspaces_by_id: dict[int, int] = {}
-    for index, (run, _, _) in enumerate(trace.operators):
-        if id(run.call) not in workspaces_by_id:
-            workspaces_by_id[id(run.call)] = workspaces.of_call(run.call)
-        spaces[index] = max(workspaces_by_id[id(run.call)], spaces[index])
+        spaces[index] = max(nbytes, spaces[index])
     return spaces
 
 

@@ -86,10 +86,10 @@ def _memory_of_rank(
         with rank_of(plan, rank_in_stage, ranks_per_stage, "memory of a rank"):
             try:
                 with sharded_copy(plan, live.model, step.dtype) as (twin, _):
-                    return simulate_step(twin, call, step)[0]
+                    return simulate_step(twin, call, step)
             except StepError:  # a step that needs choices begins again, which FSDP refuses in the same copy
                 with sharded_copy(plan, live.model, step.dtype) as (twin, _):
-                    return simulate_step(twin, call, step, routes_evenly=True)[0]
+                    return simulate_step(twin, call, step, routes_evenly=True)
     order, stages = _stages_of_rank(
         plan, pipeline_rank, microbatches or plan.pipeline, schedule, return_outputs=return_outputs
     )
