@@ -149,17 +149,17 @@ def vit() -> Statistics:
 
 
 def unet() -> Statistics:
-    """Return a UNet of the sizes of Stable Diffusion XL and latents of 2 images of 1,024 x 1,024 pixels."""
+    """Return a UNet of the sizes of Stable Diffusion XL and latents of 4 images of 1,024 x 1,024 pixels."""
     with torch.device("meta"):
         model = UNet().to(torch.bfloat16)
-        inputs = [(2, 4, 128, 128), (2, 1280), (2, 77, 2048)]
+        inputs = [(4, 4, 128, 128), (4, 1280), (4, 77, 2048)]
         return Statistics(model, input_data=[torch.empty(size, dtype=torch.bfloat16) for size in inputs])
 
 
 MODELS = {
     "Llama-3 8B, LoRA, 2,048 tokens": (lora, "adamw"),
     "ViT-L/16, 256 images": (vit, "adamw"),
-    "SDXL-like UNet, 2 images": (unet, "sgd"),
+    "SDXL-like UNet, 4 images": (unet, "sgd"),
 }
 
 

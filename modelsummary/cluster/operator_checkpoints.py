@@ -12,11 +12,12 @@ from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pipeline import by_rank, in_flight
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import Kept, RankParts, SimulatedStage
-from modelsummary.memory.least_cost import Option, least_cost, undominated_options
+from modelsummary.memory.least_cost import Option, UndominatedChoices, corners_of, undominated_options
 
 __all__ = ["BlockCopies", "OperatorCheckpoints", "Way"]
 
 _MOST_SOLVED = 128  # blocks of all choices that are made for a rank
+_MANY = 8  # blocks of a rank; of more, ways that a mixture of others beats hardly matter
 
 BlockCopies = tuple[str, int]
 """The kind of a block, and the micro-batches of which its rank keeps activations."""
@@ -52,7 +53,7 @@ class OperatorCheckpoints:
     def __init__(self, rank_parts: RankParts, results: Mapping[str, Sequence[tuple[str, ...]]]) -> None:
         self._rank_parts, self._results = rank_parts, results
         self._ways: dict[str, list[Way]] = {}
-        self._chosen: dict[tuple[tuple[BlockCopies, ...], int, int], list[Kept] | None] = {}
+        self._choices: dict[tuple[tuple[BlockCopies, ...], int], tuple[list[list[Way]], UndominatedChoices]] = {}
 
     def choose(
         self,
@@ -136,24 +137,29 @@ class OperatorCheckpoints:
             lacking: bytes that the rank lacks without checkpoints.
             working: bytes that it has there, at one time, beside what it keeps.
         """
-        key = copies, lacking, working
-        if key not in self._chosen:
-            temporary = max((self._rank_parts.parts[kind].temporary_bytes for kind, _ in copies), default=0)
-            sizes = sorted({way.again_bytes for kind, _ in copies for way in self.ways(kind)})
-            step = -(-len(sizes) * len(copies) // _MOST_SOLVED) or 1
-            best: tuple[int, list[Kept]] | None = None
-            for most in sizes[::-step]:
-                needed = lacking + max(most + temporary - working, 0) if most else lacking
-                ways = [[way for way in self.ways(kind) if way.again_bytes <= most] for kind, _ in copies]
-                options = [
-                    [Option(way.cost, count * way.saving) for way in of_block]
-                    for of_block, (_, count) in zip(ways, copies, strict=True)
-                ]
-                choice = least_cost(options, [*[0] * len(copies), needed], 0) if all(options) else None
-                if choice is not None:
-                    chosen = [of_block[number] for of_block, number in zip(ways, choice, strict=True)]
-                    cost = sum(way.cost for way in chosen)
-                    if best is None or cost < best[0]:
-                        best = cost, [way.kept for way in chosen]
-            self._chosen[key] = None if best is None else best[1]
-        return self._chosen[key]
+        temporary = max((self._rank_parts.parts[kind].temporary_bytes for kind, _ in copies), default=0)
+        sizes = sorted({way.again_bytes for kind in {kind for kind, _ in copies} for way in self.ways(kind)})
+        step = -(-len(sizes) * len(copies) // _MOST_SOLVED) or 1
+        best: tuple[int, list[Kept]] | None = None
+        for most in sizes[::-step]:
+            ways, choices = self._choices_of(copies, most)
+            cheapest = choices.cheapest(lacking + max(most + temporary - working, 0) if most else lacking)
+            if cheapest is not None and (best is None or cheapest[0] < best[0]):
+                kept = [of_block[number].kept for of_block, number in zip(ways, cheapest[1], strict=True)]
+                best = cheapest[0], kept
+        return None if best is None else best[1]
+
+    def _choices_of(self, copies: tuple[BlockCopies, ...], most: int) -> tuple[list[list[Way]], UndominatedChoices]:
+        """Return ways of each block that have at most so many bytes while they run again, and the choices of them."""
+        key = copies, most
+        if key not in self._choices:
+            ways_of = {kind: [way for way in self.ways(kind) if way.again_bytes <= most] for kind, _ in copies}
+            if len(copies) > _MANY:
+                for kind, ways in ways_of.items():
+                    corners = set(corners_of([Option(way.cost, way.saving) for way in ways]))
+                    ways_of[kind] = [way for way in ways if Option(way.cost, way.saving) in corners]
+            choices = UndominatedChoices()
+            for kind, count in copies:
+                choices.extend([Option(way.cost, count * way.saving) for way in ways_of[kind]])
+            self._choices[key] = [ways_of[kind] for kind, _ in copies], choices
+        return self._choices[key]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Option", "least_cost", "least_peak", "peak_of", "undominated_options"]
+__all__ = ["Option", "UndominatedChoices", "corners_of", "least_cost", "least_peak", "peak_of", "undominated_options"]
 
 _MOST = 512  # choices that are carried on; of more, nearly equal costs count once
 _NEVER = 1e300  # what a byte costs that cannot be saved
@@ -53,18 +53,18 @@ def least_cost(blocks: Sequence[Sequence[Option]], between: Sequence[int], budge
         needed[index] = max(needed[index], min(option.peak for option in options) - budget)
     most = max([*needed, *(option.peak - budget for options in blocks for option in options)])
     until = max(range(len(needed)), key=needed.__getitem__)
-    corners = [_corners(options) for options in blocks[:until]]
-    cost = _cost_by_corners(blocks, corners, between, budget)
+    corners = [corners_of(options) for options in blocks[:until]]
+    cost = _cost_bycorners_of(blocks, corners, between, budget)
     rests = [None] * len(blocks) if cost is None else _rests(corners, needed[until], cost)
-    front = _Front(most)
+    front = UndominatedChoices(most)
     for options, saving, rest in zip_longest(blocks, needed[:-1], rests):
         front.require(saving)
         front.extend(options, [option.peak - budget for option in options], rest)
-    front.require(needed[-1])
-    return front.choice(0) if len(front.costs) else None
+    cheapest = front.cheapest(needed[-1])
+    return None if cheapest is None else cheapest[1]
 
 
-def _cost_by_corners(
+def _cost_bycorners_of(
     blocks: Sequence[Sequence[Option]], corners: Sequence[Sequence[Option]], between: Sequence[int], budget: int
 ) -> int | None:
     """Return the cost of a choice that fits, for which bytes were saved where the next ones cost least; None if none.
@@ -134,10 +134,10 @@ def _rests(corners: Sequence[Sequence[Option]], needed: int, most: int) -> list[
     return rests[::-1]
 
 
-def _corners(options: Sequence[Option]) -> list[Option]:
+def corners_of(options: Sequence[Option]) -> list[Option]:
     """Return the corners of the least cost as a function of the saving, if options could be mixed; the cheapest first.
 
-    >>> [option[:2] for option in _corners([Option(0, 0), Option(5, 2), Option(6, 10), Option(9, 11)])]
+    >>> [option[:2] for option in corners_of([Option(0, 0), Option(5, 2), Option(6, 10), Option(9, 11)])]
     [(0, 0), (6, 10), (9, 11)]
     """
     corners: list[Option] = []
@@ -195,14 +195,14 @@ def undominated_options(items: Sequence[Sequence[Option]]) -> list[tuple[Option,
     >>> [option[:2] for option, _ in undominated_options([[leave, Option(2, 3)], [leave, Option(3, 3)]])]
     [(0, 0), (2, 3), (5, 6)]
     """
-    front = _Front()
+    front = UndominatedChoices()
     for options in items:
         front.extend(options)
     pairs = zip(front.costs.tolist(), front.savings.tolist(), strict=True)
     return [(Option(*pair), front.choice(index)) for index, pair in enumerate(pairs)]
 
 
-class _Front:
+class UndominatedChoices:
     """Choices of the options so far that no other choice beats, in the order of their costs.
 
     Args:
@@ -261,6 +261,18 @@ class _Front:
             self._steps[-1] = before[chosen], option[chosen]
         elif not bool(chosen.all()):
             self.costs, self.savings = self.costs[:0], self.savings[:0]
+
+    def cheapest(self, saving: int) -> tuple[int, list[int]] | None:
+        """Return the cost and the options of the cheapest choice that saves so many bytes; None if none does.
+
+        >>> choices = UndominatedChoices()
+        >>> for _ in range(2):
+        ...     choices.extend([Option(0, 0), Option(2, 3)])
+        >>> choices.cheapest(3), choices.cheapest(7)
+        ((2, [1, 0]), None)
+        """
+        index = int((self.savings < saving).sum())  # savings rise with costs
+        return (int(self.costs[index]), self.choice(index)) if index < len(self.costs) else None
 
     def choice(self, index: int) -> list[int]:
         """Return the numbers of the options of one choice."""

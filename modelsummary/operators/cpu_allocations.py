@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch.autograd.profiler import profile
 
@@ -17,7 +18,7 @@ class CpuAllocations:
         self._changes: list[tuple[int, int]] = []
         self._spans: dict[str, tuple[int, int]] = {}
 
-    def read(self, traced: profile) -> None:
+    def read(self, traced: Any) -> None:
         """Read the events of a profiler that has ended."""
         events = traced.kineto_results.events()
         self._changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
