@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,16 +24,7 @@ _GATHERED = "which a unit gathers for its own forward alone"
 _LARGE = 100_000_000  # parameters from which one layer is a unit, as in torch's size_based_auto_wrap_policy
 
 
-def fsdp_units(
-    model: nn.Module,
-    root: LayerInfo,
-    calls: Calls,
-    *,
-    shapes: Mapping[int, Sequence[int]],
-    shard: int,
-    dtype: torch.dtype | None,
-    apart: Mapping[int, str],
-) -> dict[str, Any]:
+def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls, apart: Mapping[int, str]) -> dict[str, Any]:
     """Return the units of FSDP, as fields of ``ParallelPlan``. The root gathers what is in none.
 
     Candidates are the repeated blocks with parameters, or the children of a model without such blocks, and the modules
@@ -45,9 +37,6 @@ def fsdp_units(
     the input is text, are units behind all others.
 
     Args:
-        shapes: id of a parameter -> its shape after tensor and expert parallelism.
-        shard: ranks over which parameters are sharded.
-        dtype: of gathered parameters; None: their own.
         apart: id of a parameter that is sharded by itself, in no unit -> FQN of the module around it.
 
     Raises:
@@ -105,11 +94,12 @@ def fsdp_units(
     inside = tuple({f"{fqn}." for fqn in apart.values()})
     units = [[fqn for fqn in unit if not f"{fqn}.".startswith(inside)] for unit in units]
     units = [unit for unit in units if unit]
+    held = {*apart, *(id(parameter) for fqn in chain(*units) for parameter in model.get_submodule(fqn).parameters())}
     return {
         "units": tuple(map(tuple, units)),
         "last_unit": tuple(fqn for fqn in last if not f"{fqn}.".startswith(inside)),
         "unit_calls": tuple(max(calls.n_calls[fqn] for fqn in unit) for unit in units),
-        "unit_bytes": tuple(_unit_bytes(model, units, shapes, shard, dtype, _used_parameters(calls), apart)),
+        "root_gathers": any(parameter.dim() and id(parameter) not in held for parameter in model.parameters()),
         "gathered_with_root": {fqn: reasons[fqn] for fqn in candidates if reasons.get(fqn)},
     }
 
@@ -249,45 +239,6 @@ def _uncalled_blocks(root: LayerInfo, called: Container[str], used: Container[in
                 yield row
         elif row.fqn not in called:
             pending.extend(reversed(row.children))
-
-
-def _unit_bytes(
-    model: nn.Module,
-    units: Sequence[Sequence[str]],
-    shapes: Mapping[int, Sequence[int]],
-    shard: int,
-    dtype: torch.dtype | None,
-    used: Container[int],
-    without: Iterable[int],
-) -> list[tuple[int, int]]:
-    """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
-
-    FSDP pads the rows of each parameter to a multiple of the ranks, and leaves out parameters without dimensions. It
-    reduces no gradient of a parameter that the forward does not use.
-
-    Args:
-        shapes: id of a parameter -> its shape after tensor and expert parallelism.
-        dtype: of gathered parameters; gradients are then reduced in float32. None: their own.
-        used: ids of the parameters that the forward uses.
-        without: ids of parameters that belong to no unit.
-    """
-    seen = set(without)
-    sizes = []
-    for fqns in (*units, [""]):
-        gathered = reduced = 0
-        for parameter in (parameter for fqn in fqns for parameter in model.get_submodule(fqn).parameters()):
-            if id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            if not parameter.dim():  # it is whole on each rank
-                continue
-            rows, *others = shapes[id(parameter)]
-            padded = -(-rows // shard) * shard * math.prod(others)
-            gathered += padded * (dtype or parameter.dtype).itemsize
-            if id(parameter) in used:
-                reduced += padded * (parameter.itemsize if dtype is None else 4) * parameter.requires_grad
-        sizes.append((gathered, reduced))
-    return sizes
 
 
 def _elements(model: nn.Module, fqn: str) -> int:

@@ -128,7 +128,7 @@ def make_plan(
     units: dict[str, Any] = {}
     if has_units:
         calls = _calls(live) if calls is None else calls
-        units = fsdp_units(model, root, calls, shapes=shapes, shard=shards, dtype=precision, apart=sent)
+        units = fsdp_units(model, root, calls, sent)
     plan = ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,

@@ -50,7 +50,7 @@ class ParallelPlan(Printed):
         attributes: of modules, with other values on one rank.
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
-        unit_bytes: bytes that each unit gathers, and bytes of gradients that it reduces; the root is last.
+        root_gathers: the root gathers parameters that are in none of the ``units``.
         last_unit: the one of the ``units`` that is called behind all blocks. The backward begins with it, so that it
             stays gathered between both, as the root does; empty if there is none.
         unit_calls: how often the recorded forward calls each of the ``units``, and gathers it. Units with 0 have no
@@ -101,7 +101,7 @@ class ParallelPlan(Printed):
     attributes: tuple[LocalAttribute, ...] = ()
     ties: tuple[tuple[str, ...], ...] = ()
     units: tuple[tuple[str, ...], ...] = ()
-    unit_bytes: tuple[tuple[int, int], ...] = ()
+    root_gathers: bool = False
     reshard_after_forward: bool = True
     precision: str | None = None
     offload: bool = False

@@ -143,8 +143,8 @@ def _check(plan: Any, mesh_names: Sequence[str]) -> None:
     if plan.context > 1 and plan.tokens < 1:
         raise InputError(f"tokens of a plan with context={plan.context} must be an integer >= 1, got {plan.tokens}")
     has_units = max(plan.shard, plan.data, plan.context) > 1 or plan.precision is not None
-    if has_units and (len(plan.unit_calls) != len(plan.units) or len(plan.unit_bytes) != len(plan.units) + 1):
-        raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")
+    if has_units and len(plan.unit_calls) != len(plan.units):
+        raise InputError("unit_calls of a plan must have a number for each of units")
     if plan.last_unit and plan.last_unit not in plan.units:
         raise InputError(f"last_unit of a plan must be one of its units, got {plan.last_unit!r:.80}")
     if not kept_results(plan.kept).keys() <= set(plan.checkpoint):

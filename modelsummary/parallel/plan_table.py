@@ -38,11 +38,11 @@ def report(plan: ParallelPlan) -> Report:
     lines += _attributes(plan)
     for names in plan.ties:
         lines.append(f"Tied: {', '.join(names)}")
-    if plan.unit_bytes:
+    if plan.units or plan.root_gathers:
         called = set(plan.called_units)
         units = [" + ".join(unit) for unit in plan.units if unit in called]
         uncalled = [" + ".join(unit) for unit in plan.units if unit not in called]
-        root = ["and the root"] if plan.unit_bytes[-1][0] else []
+        root = ["and the root"] if plan.root_gathers else []
         named = [*_folded(units), *root] if plan.units else ["the root alone"]
         lines.append(f"FSDP units: {', '.join(named)}{_policies(plan)}")
         if uncalled:

@@ -350,8 +350,9 @@ def test_ends_of_the_model_are_units_unless_they_share_a_weight():
         gathered = [unit for unit in (stage.root, *(unit.weights for unit in stage.units)) if unit.total.nbytes]
         assert (len(gathered), max(unit.shared.elements for unit in gathered)) == (n_units, largest)
         units = stats.parallel_plan(shard=8)
-        assert len(units.units) + (units.unit_bytes[-1] != (0, 0)) == n_units
-        assert max(gathered for gathered, _ in units.unit_bytes) == 4 * largest
+        assert len(units.units) + units.root_gathers == n_units
+        gathers = [each for each in units.communication if each.operation == "all_gather"]
+        assert max(each.nbytes // each.count for each in gathers) == 4 * largest
 
 
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="FSDP of older versions does not run without data")

@@ -582,7 +582,10 @@ def test_blocks_whose_tensors_are_written_in_place_are_no_units():
 def test_parameters_without_dimensions_are_whole_on_each_rank():
     plan = plan_of("scaled", shard=2)
     assert plan.averaged == ("temperature", "blocks.0.alpha", "blocks.1.alpha")
-    assert plan.unit_bytes == plan_of("decoder", shard=2).unit_bytes
+    decoder = plan_of("decoder", shard=2)
+    assert (plan.units, plan.root_gathers) == (decoder.units, decoder.root_gathers) == (plan.units, False)
+    for key in (("forward", "all_gather"), ("backward", "reduce_scatter")):
+        assert plan.unit_collectives[key] == decoder.unit_collectives[key]
     assert "Whole on each rank, having no dimensions to shard: temperature, blocks.*.alpha x 2" in str(plan)
     assert ParallelPlan.from_json(plan.to_json()) == plan
     written: dict[str, object] = {}
@@ -614,11 +617,11 @@ def test_blocks_that_the_forward_does_not_call_are_units_that_cause_nothing():
     assert plan.units == (*decoder.units, *encoder)
     assert plan.called_units == decoder.units
     assert plan.unit_calls == (1, 1, 1, 1, 0, 0)
-    block = decoder.unit_bytes[1]  # the blocks of the encoder are as large, and no gradient is reduced
-    assert plan.unit_bytes[:-1] == (*decoder.unit_bytes[:-1], (block[0], 0), (block[0], 0))
     # The root gathers the unused layer of patches, too: 16 x 12 weights and 16 biases of 8 bytes. It has no gradient.
-    assert decoder.unit_bytes[-1] == (0, 0)
-    assert plan.unit_bytes[-1] == ((16 * 12 + 16) * 8, 0)
+    assert (plan.root_gathers, decoder.root_gathers) == (True, False)
+    forward, of_decoder = plan.unit_collectives["forward", "all_gather"], decoder.unit_collectives["forward", "all_gather"]
+    assert forward == (of_decoder[0] + 1, of_decoder[1] + (16 * 12 + 16) * 8)
+    assert plan.unit_collectives["backward", "reduce_scatter"] == decoder.unit_collectives["backward", "reduce_scatter"]
     assert "does not call: encoder.* x 2" in str(plan)
     assert "in zip(units, units[1:4]):" in plan.to_code()
 
@@ -645,8 +648,9 @@ def test_a_called_block_is_gathered_even_if_it_uses_no_parameter():
 
     plan = Statistics(nn.Sequential(Part(), Skipped(), Part()), (2, 4)).parallel_plan(shard=2)
     assert plan.called_units == plan.units == (("0",), ("1",), ("2",))
-    assert plan.unit_bytes == ((80, 80), (80, 0), (80, 80), (0, 0))  # 4 x 4 weights and 4 biases of 4 bytes
-    assert plan.unit_collectives["forward", "all_gather"] == (3, 3 * 80)
+    assert not plan.root_gathers
+    assert plan.unit_collectives["forward", "all_gather"] == (3, 3 * 80)  # 4 x 4 weights and 4 biases of 4 bytes
+    assert plan.unit_collectives["backward", "reduce_scatter"] == (2, 2 * 80)
 
 
 @pytest.mark.parametrize("sizes", [{"tensor": 2}, {"shard": 2}, {"pipeline": 2}])
