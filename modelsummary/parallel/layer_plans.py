@@ -88,7 +88,7 @@ def split_plan(
     if not linear.is_torch or pieces:
         style = "LinearParallel"
         by_rows = {"by_rows": True, **({"bias": linear.bias} if linear.bias else {})} if role == "row" else {}
-        options = {**by_rows, **options}
+        options = {**by_rows, **({"weight": linear.weight} if linear.reshapes else {}), **options}
     if style not in ("ColwiseParallel", "RowwiseParallel", "SequenceParallel"):
         split = {name: placement for name, placement in placements.items() if placement is not None}
         held = _held(module, placements if role == "heads" else shards or split, exchanges=exchanges)

@@ -1,26 +1,24 @@
 """Linear layers by what they do: modules that multiply one tensor by one weight, and add a bias.
 
 ``nn.Linear`` is one by its class. Another module is one if its forward calls a product of its input and its weight, and
-beside that only views, casts and the sum with its bias, as ``Conv1D`` of transformers does.
+apart from that only views or casts and the sum with its bias, as ``Conv1D`` of transformers does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, combinations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.templates import Attribute, leaves_of
-from modelsummary.parallel.function_names import ELEMENTWISE, SIZED
-from modelsummary.parallel.rank_model import LocalAttribute, model_of_rank
+from modelsummary.parallel.function_names import ELEMENTWISE
 from modelsummary.record.events import Event, Record, Value
 
-__all__ = ["LinearLayer", "is_embedding", "is_linear", "linear_layers", "local_sizes", "numbers_in"]
+__all__ = ["LinearLayer", "is_embedding", "is_linear", "linear_layers"]
 
 
 def is_linear(module: nn.Module | None) -> bool:
@@ -54,12 +52,20 @@ class LinearLayer:
         weight, bias: their names; ``bias`` is empty if there is none.
         dim: dimension of the weight with the features of the result: 0 in ``nn.Linear``, 1 in ``Conv1D``.
         is_torch: torch's styles can split the layer.
+        reshapes: its forward reshapes tensors, and may write sizes of the whole layer. A rank computes the product of
+            input and weight instead of running it.
     """
 
     weight: str
     bias: str
     dim: int
     is_torch: bool
+    reshapes: bool = False
+
+    def product(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return what the layer computes with the parameters that a module holds."""
+        weight, bias = module.get_parameter(self.weight), module.get_parameter(self.bias) if self.bias else None
+        return F.linear(x, weight.t() if self.dim else weight, bias)
 
 
 def linear_layers(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, LinearLayer]:
@@ -93,11 +99,14 @@ def _of_functions(event: Event, module: nn.Module) -> LinearLayer | None:
     features = parameters[by_dim[2]].shape[walk.dim]
     if state != ("sum" if 1 in by_dim else "product") or event.result.shape != (*value.shape[:-1], features):
         return None
-    return LinearLayer(by_dim[2], by_dim.get(1, ""), walk.dim, False)
+    if walk.reshapes and walk.computes:
+        return None
+    return LinearLayer(by_dim[2], by_dim.get(1, ""), walk.dim, False, walk.reshapes)
 
 
 _VIEWS = frozenset("view reshape flatten unflatten squeeze unsqueeze".split())
 _CASTS = frozenset("to type type_as float half bfloat16 double contiguous clone".split())
+_COPIES = frozenset({"contiguous", "clone"})
 _TRANSPOSES = frozenset("t T mT transpose swapaxes adjoint".split())
 
 
@@ -108,6 +117,8 @@ class _Walk:
         states: tensor -> ``"input"``, ``"weight"``, ``"transposed"`` for the transposed weight, ``"bias"``,
             ``"product"`` of input and weight, or its ``"sum"`` with the bias.
         dim: dimension of the weight with the features of the product.
+        reshapes: a function reshapes a tensor.
+        computes: a function computes with one of these tensors alone, or casts it.
     """
 
     def __init__(self, fqn: str, value: Value, weight: str, bias: str) -> None:
@@ -115,6 +126,7 @@ class _Walk:
         if bias:
             self.states[Attribute(f"{fqn}.{bias}")] = "bias"
         self.dim = 0
+        self.reshapes = self.computes = False
 
     def follows(self, event: Event) -> bool:
         """Note the state of a function's result; return False if the function does not belong to a linear layer."""
@@ -129,6 +141,9 @@ class _Walk:
             return False
         before = taken[0].shape[-1:] if taken and isinstance(taken[0], Value) else ()
         state = self._of_one(name, states[0], before == event.result.shape[-1:]) if len(states) == 1 else None
+        if state:
+            self.reshapes |= name in _VIEWS
+            self.computes |= name not in _VIEWS | _TRANSPOSES | _COPIES
         state = state or self._of_product(name, states, len(event.args), event.kwargs)
         self.states[event.result] = state
         return bool(state)
@@ -163,80 +178,5 @@ class _Walk:
         return "sum" if is_sum else ""
 
 
-def numbers_in(name: str, arguments: Any) -> list[float]:
-    """Return the numbers that a function computes elements with: floats, and integers other than sizes."""
-    if name in ("full", "new_full"):
-        (_, *arguments), kwargs = arguments
-        arguments = (arguments[-1:], kwargs.get("fill_value"))
-        name = ""
-    kinds = (float,) if name in SIZED else (int, float)
-    return [leaf for leaf in leaves_of(arguments) if type(leaf) in kinds]
-
-
 def _is_constant(leaf: Any) -> bool:
     return not isinstance(leaf, (Value, Attribute, torch.Tensor)) and not hasattr(leaf, "tensor")
-
-
-# ------------------------------------------------------------------------------------- attributes of a layer
-
-
-def local_sizes(
-    module: nn.Module, layer: LinearLayer, calls: Sequence[Event], n_ranks: int, *, by_rows: bool
-) -> tuple[str, ...] | None:
-    """Return the integer attributes that a split layer needs divided, such as ``nf`` of ``Conv1D``.
-
-    None if its forward does not do the same on the shards of its parameters, whatever is divided.
-
-    Args:
-        by_rows: the weight is split along the features of the input; else along the features of the result.
-    """
-    weight = module.get_parameter(layer.weight)
-    dim = 1 - layer.dim if by_rows else layer.dim
-    features = weight.shape[dim]
-    inputs = [call.args[0] for call in calls]
-
-    def shape_of(parameter: nn.Parameter) -> list[int]:
-        cut = dim if parameter is weight else None if by_rows else 0
-        return [size // n_ranks if axis == cut else size for axis, size in enumerate(parameter.shape)]
-
-    whole = _results(model_of_rank(module, lambda parameter: parameter.shape, (), {}, 1), inputs, 1)
-    expected = [(shape if by_rows else (*shape[:-1], features // n_ranks), numbers) for shape, numbers in whole]
-    names = [name for name, value in vars(module).items() if type(value) is int and value == features]
-    for subset in chain.from_iterable(combinations(names, size) for size in range(len(names) + 1)):
-        attributes = [LocalAttribute("", name, features, features // n_ranks) for name in subset]
-        twin = model_of_rank(module, shape_of, attributes, {}, n_ranks)
-        if len(expected) == len(inputs) and expected == _results(twin, inputs, n_ranks if by_rows else 1):
-            return subset
-    return None
-
-
-def _results(module: nn.Module, inputs: Sequence[Value], cut: int) -> list[tuple[tuple[int, ...], list[float]]]:
-    """Return the shape of each result, and the numbers that it is computed with; nothing if a shape does not fit.
-
-    Args:
-        module: a copy of a layer on meta.
-        inputs: what the layer takes.
-        cut: number of chunks of the features of the inputs, of which the copy takes one.
-    """
-    results = []
-    for value in inputs:
-        tensor = torch.empty((*value.shape[:-1], value.shape[-1] // cut), dtype=value.dtype, device="meta")
-        try:
-            with _Numbers() as mode:
-                result = module.forward(tensor)
-        except Exception:
-            return []
-        results.append((tuple(result.shape), mode.numbers))
-    return results
-
-
-class _Numbers(TorchFunctionMode):
-    """Notes the numbers that functions compute elements with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: list[float] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.numbers += numbers_in(getattr(func, "__name__", "").strip("_"), (args, kwargs))
-        return func(*args, **(kwargs or {}))

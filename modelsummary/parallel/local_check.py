@@ -25,9 +25,9 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import Attribute, leaves_of, map_template
 from modelsummary.parallel.derive import Derivation
+from modelsummary.parallel.function_names import SIZED
 from modelsummary.parallel.index_rules import begin_of
 from modelsummary.parallel.layer_plans import parameter_shards
-from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.placements import Placement, Shard, local_position, local_shape
 from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, copied, model_of_rank, on_meta
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
@@ -173,10 +173,10 @@ def _failure(
     """Return why the model, sharded in these regions alone, does not do the same on local shapes; empty if it does.
 
     Args:
-        attributes: to change, next to the ones of the derivation.
+        attributes: to change.
         sizes: calls that get the sizes of one rank.
     """
-    twin = _local_model(derivation.calls, regions, [*attributes, *derivation.attributes], n_ranks, sizes or {})
+    twin = _local_model(derivation.calls, regions, attributes, n_ranks, sizes or {})
     try:
         record = _record(twin, live)
     except Exception as error:  # a shape does not fit
@@ -219,6 +219,16 @@ def _at(event: Event) -> str:
     return event.fqn if event.is_module else f"{event.name}() in {event.fqn or 'the model'}"
 
 
+def _numbers_in(name: str, arguments: Any) -> list[float]:
+    """Return the numbers that a function computes elements with: floats, and integers other than sizes."""
+    if name in ("full", "new_full"):
+        (_, *arguments), kwargs = arguments
+        arguments = (arguments[-1:], kwargs.get("fill_value"))
+        name = ""
+    kinds = (float,) if name in SIZED else (int, float)
+    return [leaf for leaf in leaves_of(arguments) if type(leaf) in kinds]
+
+
 def _other_call(one: Event, two: Event) -> str:
     """Return why a call on the shapes of one rank is of another function or module; empty if it is of the same."""
     if (one.fqn, one.function and one.function.name) == (two.fqn, two.function and two.function.name):
@@ -229,7 +239,7 @@ def _other_call(one: Event, two: Event) -> str:
 def _difference_of(one: Event, two: Event, expected: Mapping[Value, Shard | None], n_ranks: int) -> str:
     """Return how a call differs on the shapes of one rank; empty if only the sharded extents differ."""
     at = _at(two)
-    numbers = [numbers_in(event.name, (event.args, event.kwargs)) for event in (one, two)]
+    numbers = [_numbers_in(event.name, (event.args, event.kwargs)) for event in (one, two)]
     if numbers[0] != numbers[1]:
         differ = next((pair for pair in zip(*numbers, strict=False) if pair[0] != pair[1]), tuple(numbers))
         return (
@@ -368,7 +378,7 @@ def _local_model(
     """Return the model of one rank, sharded in some regions alone.
 
     Args:
-        attributes: to change; attributes of linear layers outside of the regions stay as they are.
+        attributes: to change.
         sizes: calls that get the sizes of one rank.
 
     Raises:
@@ -381,10 +391,13 @@ def _local_model(
             for fqn in fqns:
                 for name, placement in parameter_shards(calls, fqn, role, region.pieces.get(fqn, ())).items():
                     cut[id(calls.modules[fqn].get_parameter(name))] = placement
-    split = {fqn for region in regions for fqn in region.split}
-    changed = [attribute for attribute in attributes if attribute.fqn in split or attribute.fqn not in calls.linears]
 
     def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
         return local_shape(parameter.shape, cut.get(id(parameter)), n_ranks)
 
-    return model_of_rank(calls.model, shape_of, changed, sizes, n_ranks)
+    twin = model_of_rank(calls.model, shape_of, attributes, sizes, n_ranks)
+    for fqn in (fqn for region in regions for fqn in region.split):
+        if calls.linears[fqn].reshapes:
+            layer = twin.get_submodule(fqn)
+            layer.forward = partial(calls.linears[fqn].product, layer)
+    return twin

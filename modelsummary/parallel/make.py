@@ -29,7 +29,6 @@ from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, read_from_outside
 from modelsummary.parallel.layer_plans import in_call_order
-from modelsummary.parallel.linear_layers import local_sizes
 from modelsummary.parallel.local_check import alike, check_locally, chunks_failure
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked
@@ -510,7 +509,6 @@ def _check(
 ) -> None:
     """Check a derivation for a number of ranks, and note the attributes that have to change."""
     _check_divides(derivation, n_ranks, shard)
-    _divide_sizes_of_layers(derivation, n_ranks)
     check_locally(live, derivation, n_ranks)
     if loss_parallel:
         shard_logits(derivation)
@@ -519,30 +517,6 @@ def _check(
     encoders = nested_encoders(derivation.calls, set(derivation.layers))
     switches = (("inplace", derivation.in_place), ("use_nested_tensor", encoders))
     derivation.attributes += [LocalAttribute(fqn, name, True, False) for name, fqns in switches for fqn in fqns]
-
-
-def _divide_sizes_of_layers(derivation: Derivation, n_ranks: int) -> None:
-    """Note the attributes of split layers that hold the number of their features, as in ``Conv1D``.
-
-    A layer that does not run on shards, whatever is divided, is left whole.
-    """
-    calls = derivation.calls
-    for fqn, layer in list(derivation.layers.items()):
-        linear = calls.linears.get(fqn)
-        if layer.role not in ("column", "row") or linear is None or linear.is_torch:
-            continue
-        module = calls.modules[fqn]
-        events = [calls.events[position] for position in calls.places[fqn]]
-        names = local_sizes(module, linear, events, n_ranks, by_rows=layer.role == "row")
-        if names is None:
-            derivation.drop(
-                fqn,
-                f"the forward of {fqn} does not run on a part of its weight; sizes that are integer attributes work",
-            )
-        for name in names or ():
-            whole = getattr(module, name)
-            derivation.attributes.append(LocalAttribute(fqn, name, whole, whole // n_ranks))
-    derivation.attributes = [attribute for attribute in derivation.attributes if attribute.fqn in derivation.layers]
 
 
 def _add_chunks(live: LiveModel, derivation: Derivation, n_ranks: int) -> None:

@@ -178,6 +178,7 @@ class LinearParallel(LocalParallel):
         by_rows: it is split by rows, and its results are summed; else it is split by columns.
         pieces: as ``LocalParallel`` takes them.
         bias: name of a parameter that is added to the sum; empty if there is none.
+        weight: name of the weight, whose product with the input a rank computes; empty if it runs the forward.
         input_layouts: of the input. Default: sharded along the features for rows, whole for columns.
         output_layouts: of the result. Default: whole for rows, sharded along the features for columns.
     """
@@ -189,11 +190,12 @@ class LinearParallel(LocalParallel):
         by_rows: bool = False,
         pieces: Any = None,
         bias: str = "",
+        weight: str = "",
         input_layouts: Any = None,
         output_layouts: Any = None,
     ) -> None:
         super().__init__(shards=shards, sums_result=by_rows, pieces=pieces)
-        self.bias = bias
+        self.bias, self.weight = bias, weight
         self.wanted = Shard(-1) if by_rows else Replicate()
         self.input_layouts, self.output_layouts = input_layouts or self.wanted, output_layouts
 
@@ -203,6 +205,14 @@ class LinearParallel(LocalParallel):
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         local = super()._local(whole, device_mesh)
         return {**local, self.bias: torch.zeros_like(whole[self.bias].to_local())} if self.bias else local
+
+    def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:
+        if not self.weight:
+            return super()._call(module, forward, args, kwargs, device_mesh)
+        local = {name: self._get(module, name) for name in self._names()}
+        weight, is_transposed = local.pop(self.weight), (self.shards[self.weight].dim == 1) != self.sums_result
+        (x,), bias = args, next(iter(local.values()), None)
+        return F.linear(x, weight.t() if is_transposed else weight, bias)
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         tensor, *others = args

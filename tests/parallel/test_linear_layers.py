@@ -45,6 +45,7 @@ LINEAR = [
     (lambda x, w, b: torch.addmm(b, x.reshape(-1, 8), w).view(*x.shape[:-1], 12), (8, 12), 1),
     (lambda x, w, b: F.linear(x, w * 0.5, b), (12, 8), 0),  # equalised learning rate
 ]
+RESHAPES = {5}  # positions of those whose forward reshapes tensors
 OTHERS = [
     lambda x, w, b: F.linear(x, w, b).relu(),
     lambda x, w, b: torch.add(x @ w.t(), b, alpha=2),
@@ -52,6 +53,7 @@ OTHERS = [
     lambda x, w, b: F.linear(x, w, b).flatten(1),
     lambda x, w, b: F.linear(x, w),
     lambda x, w, b: F.linear(x.exp(), w, b),
+    lambda x, w, b: torch.addmm(b, x.reshape(-1, 8), w.t() * 0.5).view(*x.shape[:-1], 12),
 ]
 
 
@@ -59,7 +61,10 @@ def test_a_product_with_a_weight_is_a_linear_layer_and_nothing_else_is():
     model = Beside([Own(function, *shape) for function, shape, _ in LINEAR] + [Own(each, 12, 8) for each in OTHERS])
     live = Statistics(model, (2, 3, 8)).live
     found = Calls(model, record_once(model, live.call, "shape", rules=TRACE_RULES)).linears
-    expected = {str(number): LinearLayer("w", "b", dim, is_torch=False) for number, (*_, dim) in enumerate(LINEAR)}
+    expected = {
+        str(number): LinearLayer("w", "b", dim, is_torch=False, reshapes=number in RESHAPES)
+        for number, (*_, dim) in enumerate(LINEAR)
+    }
     assert found == expected
 
 
@@ -73,13 +78,19 @@ def test_fused_layers_are_split_in_pieces(fused):
     layers = {layer.fqn: layer for layer in plan.layers}
     assert layers["h.0.attention.c_attn"].style == "LinearParallel"
     assert layers["h.0.attention.c_attn"].options == {
-        "shards": {"weight": "_StridedShard(1, split_factor=3)", "bias": "_StridedShard(0, split_factor=3)"}
+        "weight": "weight",
+        "shards": {"weight": "_StridedShard(1, split_factor=3)", "bias": "_StridedShard(0, split_factor=3)"},
     }
-    assert layers["h.0.attention.c_proj"].options == {"shards": {"weight": "Shard(0)"}, "by_rows": True, "bias": "bias"}
+    assert layers["h.0.attention.c_proj"].options == {
+        "shards": {"weight": "Shard(0)"},
+        "by_rows": True,
+        "bias": "bias",
+        "weight": "weight",
+    }
     assert layers["h.0.mlp.0"].options["shards"]["weight"] == "_StridedShard(0, split_factor=2)"
     assert layers["h.0.mlp.2"].style == "RowwiseParallel"
     changed = {(each.fqn, each.name, each.whole, each.local) for each in plan.attributes if each.fqn.startswith("h.0")}
-    assert changed == {("h.0.attention.c_attn", "nf", 48, 24), ("h.0.attention", "split_size", 16, 8)}
+    assert changed == {("h.0.attention", "split_size", 16, 8)}
     assert not any(layer.reason for layer in plan.layers)
     # As by hand: a block reduces the results of two layers, and the gradients of two inputs; the embedding and the head
     # reduce one each. Activations are 4 x 8 tokens of 16 features of 8 bytes.
@@ -123,7 +134,8 @@ def test_pieces_that_do_not_divide_keep_whole_activations(fused):
     assert f"\n* whole activations: {reason}\n" in str(plan)
     assert "x 2" in next(line for line in str(plan).splitlines() if "c_attn" in line)  # equal blocks are one row
     gathered = next(layer for layer in plan.layers if layer.fqn == "h.0.attention.c_attn")
-    assert gathered.options == {"shards": {"weight": "Shard(1)", "bias": "Shard(0)"}, "output_layouts": "Replicate()"}
+    shards = {"weight": "Shard(1)", "bias": "Shard(0)"}
+    assert gathered.options == {"shards": shards, "weight": "weight", "output_layouts": "Replicate()"}
 
 
 class Attention(nn.Module):
@@ -178,6 +190,7 @@ def test_pieces_that_fsdp_cannot_gather_are_exchanged(fused):
     assert not [layer.reason for layer in plan.layers if layer.reason]
     assert layers["h.0.attention.c_attn"].options == {
         "shards": {"weight": "Shard(1)", "bias": "Shard(0)"},
+        "weight": "weight",
         "pieces": dict.fromkeys(("weight", "bias"), ((16, False), (16, False), (16, False))),
     }
     # Half of 16 x 48 weights and of 48 elements of the bias.
@@ -199,16 +212,17 @@ class Flat(nn.Module):
         return torch.addmm(self.b, x.reshape(-1, self.n_in), w).view(*x.shape[:-1], self.n_out)
 
 
-def test_sizes_in_views_are_divided_of_columns_and_of_rows():
+def test_layers_that_write_sizes_into_views_are_computed_as_products():
     plan = Statistics(nn.Sequential(Flat(8, 12), nn.ReLU(), Flat(12, 8)), (2, 3, 8)).parallel_plan(tensor=2)
     assert [layer.options["shards"]["w"] for layer in plan.layers] == ["Shard(1)", "Shard(0)"]
-    assert [(each.fqn, each.name, each.local) for each in plan.attributes] == [("0", "n_out", 6), ("2", "n_in", 6)]
+    assert [layer.options["weight"] for layer in plan.layers] == ["w", "w"]
+    assert plan.attributes == ()  # no size is divided
 
 
 @pytest.mark.parametrize("scale", [lambda w, n: w * n**-0.5, lambda w, n: w / n])
-def test_a_size_that_values_are_computed_with_is_not_divided(scale):
+def test_a_layer_that_scales_its_weight_and_writes_sizes_is_whole(scale):
     model = nn.Sequential(Flat(8, 12), nn.ReLU(), Flat(12, 8, scale))
-    with pytest.raises(InputError, match="the forward of 2 does not run on a part of its weight"):
+    with pytest.raises(InputError, match="0: addmm.. in 2 sums over the sharded dimension"):
         Statistics(model, (2, 3, 8)).parallel_plan(tensor=2)
 
 

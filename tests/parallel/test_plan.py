@@ -619,9 +619,10 @@ def test_blocks_that_the_forward_does_not_call_are_units_that_cause_nothing():
     assert plan.unit_calls == (1, 1, 1, 1, 0, 0)
     # The root gathers the unused layer of patches, too: 16 x 12 weights and 16 biases of 8 bytes. It has no gradient.
     assert (plan.root_gathers, decoder.root_gathers) == (True, False)
-    forward, of_decoder = plan.unit_collectives["forward", "all_gather"], decoder.unit_collectives["forward", "all_gather"]
-    assert forward == (of_decoder[0] + 1, of_decoder[1] + (16 * 12 + 16) * 8)
-    assert plan.unit_collectives["backward", "reduce_scatter"] == decoder.unit_collectives["backward", "reduce_scatter"]
+    totals, of_decoder = plan.unit_collectives, decoder.unit_collectives
+    count, nbytes = of_decoder["forward", "all_gather"]
+    assert totals["forward", "all_gather"] == (count + 1, nbytes + (16 * 12 + 16) * 8)
+    assert totals["backward", "reduce_scatter"] == of_decoder["backward", "reduce_scatter"]
     assert "does not call: encoder.* x 2" in str(plan)
     assert "in zip(units, units[1:4]):" in plan.to_code()
 
