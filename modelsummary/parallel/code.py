@@ -26,9 +26,9 @@ __all__ = ["casts", "parallelize", "share_tokens", "to_code"]
 
 # Styles of this package, and the functions that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
-replace_forward CopyOutput LocalParallel AttentionParallel SizesOfRank LocalSizes ExpertShards ExpertParallel
-ExpertDispatch LinearParallel ExpertListParallel ExpertListDispatch ReduceGradient ReplicateParallel AverageParallel
-WholeCalls TokensOfRank
+replace_forward changed_leaves CopyOutput LocalParallel AttentionParallel SizesOfRank LocalSizes ExpertShards
+ExpertParallel ExpertDispatch LinearParallel ExpertListParallel ExpertListDispatch ReduceGradient ReplicateParallel
+AverageParallel WholeCalls TokensOfRank
 """.split()
 _IMPORTS = {  # line -> the names that it gives to the source of these styles
     "from collections import Counter": ("Counter",),

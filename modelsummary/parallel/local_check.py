@@ -397,7 +397,8 @@ def _local_model(
 
     twin = model_of_rank(calls.model, shape_of, attributes, sizes, n_ranks)
     for fqn in (fqn for region in regions for fqn in region.split):
-        if calls.linears[fqn].reshapes:
+        linear = calls.linears.get(fqn)  # None for an embedding
+        if linear is not None and linear.reshapes:
             layer = twin.get_submodule(fqn)
-            layer.forward = partial(calls.linears[fqn].product, layer)
+            layer.forward = partial(linear.product, layer)
     return twin

@@ -13,7 +13,19 @@ from torch.overrides import TorchFunctionMode
 
 from modelsummary.parallel.replaced_forward import replace_forward
 
-__all__ = ["LocalSizes", "SizesOfRank"]
+__all__ = ["LocalSizes", "SizesOfRank", "changed_leaves"]
+
+
+def changed_leaves(change: Any, value: Any) -> Any:
+    """Return arguments with each of their leaves changed, also of slices."""
+    if isinstance(value, (tuple, list)):
+        parts = [changed_leaves(change, part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, dict):
+        return {name: changed_leaves(change, part) for name, part in value.items()}
+    if isinstance(value, slice):
+        return slice(*changed_leaves(change, (value.start, value.stop, value.step)))
+    return change(value)
 
 
 class SizesOfRank(TorchFunctionMode):
@@ -22,7 +34,8 @@ class SizesOfRank(TorchFunctionMode):
     Only calls are changed that torch would refuse, or that take the recorded numbers with a tensor of one rank.
 
     Args:
-        calls: name of a function, and which of its sizes belong to a sharded dimension.
+        calls: name of a function, and which of its numbers belong to a sharded dimension: their positions in its
+            arguments, and their values in the whole model and on a rank.
         n_ranks: number of ranks.
     """
 
@@ -34,10 +47,10 @@ class SizesOfRank(TorchFunctionMode):
         name = getattr(function, "__name__", "").strip("_")
         for call in self.calls:
             if call["name"] == name and len(args) > 1:
-                args = getattr(self, f"of_{call['kind']}")(call, args, kwargs or {})
+                args = self._view(call, args) if "dims" in call else self._numbers(call, args)
         return function(*args, **(kwargs or {}))
 
-    def of_view(self, call: Any, args: Any, _kwargs: Any) -> Any:
+    def _view(self, call: Any, args: Any) -> Any:
         """Change the sizes that take the place of the dimensions ``dims`` of a tensor."""
         tensor, sizes = args[0], list(args[1] if isinstance(args[1], (tuple, list)) else args[1:])
         (begin, end), (first, last), at = call["dims"], call["sizes"], call["at"]
@@ -52,49 +65,22 @@ class SizesOfRank(TorchFunctionMode):
                 sizes[at + 1] = total // math.prod(sizes[first : at + 1])
         return (tensor, sizes)
 
-    @staticmethod
-    def _is_local(tensor: Any, call: Any) -> bool:
-        """Return True if a tensor has the dimension ``at``, of the size of one rank."""
-        return bool(tensor.dim() >= -call["at"] and tensor.shape[call["at"]] == call["local"])
-
-    def of_expand(self, call: Any, args: Any, _kwargs: Any) -> Any:
-        """Change the size of the dimension ``at``, counted from the end."""
-        tensor, sizes = args[0], list(args[1] if isinstance(args[1], (tuple, list)) else args[1:])
-        is_local = len(sizes) == call["n_sizes"] and self._is_local(tensor, call)
-        if is_local and sizes[call["at"]] == call["local"] * self.n_ranks:
-            sizes[call["at"]] = call["local"]
-        return (tensor, sizes)
-
-    def of_copies(self, call: Any, args: Any, _kwargs: Any) -> Any:
-        """Change the number of copies of the dimension ``at``, counted from the end, that has one element."""
+    def _numbers(self, call: Any, args: Any) -> Any:
+        """Change numbers of a call whose tensor has ``local`` elements along the dimension ``at``, from the end."""
         tensor, *others = args
-        if call["n_sizes"] == 1:
-            is_whole = others[0] == call["whole"] and tensor.shape[call["at"]] == 1
-            return (tensor, others[0] // self.n_ranks, *others[1:]) if is_whole else args
-        sizes = list(others[0] if isinstance(others[0], (tuple, list)) else others)
-        if len(sizes) == call["n_sizes"] and sizes[call["at"]] == call["whole"]:
-            sizes[call["at"]] //= self.n_ranks
-        return (tensor, sizes)
-
-    def of_split(self, call: Any, args: Any, kwargs: Any) -> Any:
-        """Change the sizes of the parts of the dimension ``at``, counted from the end."""
-        tensor, sizes, *others = args
-        dim = others[0] if others else kwargs.get("dim", 0)
-        if dim not in (call["at"], tensor.dim() + call["at"]) or tensor.shape[dim] != call["local"]:
+        leaves: list[Any] = []
+        changed_leaves(leaves.append, others)
+        size = tensor.shape[call["at"]] if tensor.dim() >= -call["at"] else 1
+        if size != call["local"] or len(leaves) != call["n_leaves"]:
             return args
-        is_whole = (tuple(sizes) if isinstance(sizes, (tuple, list)) else sizes) == call["whole"]
-        return (tensor, list(call["sizes"]), *others) if is_whole else args
-
-    def of_slice(self, call: Any, args: Any, _kwargs: Any) -> Any:
-        """Change the slice that takes a part of the dimension ``at``, counted from the end."""
-        tensor, index = args
-        parts = list(index) if isinstance(index, tuple) else [index]
-        if not self._is_local(tensor, call) or len(parts) != call["n_parts"]:
+        if any(
+            type(leaves[position]) is not int or leaves[position] != whole for position, whole, _ in call["numbers"]
+        ):
             return args
-        part = parts[call["part"]]
-        if isinstance(part, slice) and [part.start, part.stop] == list(call["whole"]):
-            parts[call["part"]] = slice(*call["bounds"])
-        return (tensor, tuple(parts))
+        for position, _, local in call["numbers"]:
+            leaves[position] = local
+        changed = iter(leaves)
+        return (tensor, *changed_leaves(lambda _: next(changed), others))
 
 
 class LocalSizes(ParallelStyle):

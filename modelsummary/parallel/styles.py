@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from modelsummary._torch import all_to_all_single_autograd, running_backward, tree_leaves
 from modelsummary.parallel.expert_shards import ExpertShards
-from modelsummary.parallel.local_sizes import LocalSizes, SizesOfRank
+from modelsummary.parallel.local_sizes import LocalSizes, SizesOfRank, changed_leaves
 from modelsummary.parallel.replaced_forward import replace_forward
 from modelsummary.parallel.tokens_style import TokensOfRank, WholeCalls
 
@@ -39,6 +39,7 @@ __all__ = [
     "SizesOfRank",
     "TokensOfRank",
     "WholeCalls",
+    "changed_leaves",
     "replace_forward",
 ]
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from modelsummary._torch import all_gather_single, all_reduce
+from modelsummary.parallel.local_sizes import changed_leaves
 from modelsummary.parallel.replaced_forward import replace_forward
 
 __all__ = ["TokensOfRank", "WholeCalls"]
@@ -194,7 +195,7 @@ class WholeCalls(TorchFunctionMode):
             return function(*args, **kwargs)
         kind, sizes, dim = pending[-1]
         leaves: list[Any] = []
-        self._mapped(leaves.append, (args, kwargs))
+        changed_leaves(leaves.append, (args, kwargs))
         is_whole = any(tokens.whole_of(leaf) is not None for leaf in leaves)
         counts = [leaves[at] for at in sizes if at < len(leaves)]
         if not is_whole and counts != [len(tokens.positions)] * max(1, len(sizes)):
@@ -206,20 +207,9 @@ class WholeCalls(TorchFunctionMode):
             leaves[at] *= tokens.n_ranks
         pairs = [(leaf, tokens.whole_of(leaf)) for leaf in leaves]
         wholes = iter([leaf if whole is None else whole for leaf, whole in pairs])
-        args, kwargs = self._mapped(lambda _: next(wholes), (args, kwargs))
+        args, kwargs = changed_leaves(lambda _: next(wholes), (args, kwargs))
         whole = function(*args, **kwargs)
         result = whole.index_select(dim, tokens.positions) if kind == "part" else whole
         if not whole.requires_grad:
             tokens.wholes[result] = whole.detach()  # of its own: a result that is whole would keep itself
         return result
-
-    def _mapped(self, change: Any, value: Any) -> Any:
-        """Return arguments with each of their leaves changed, also of slices."""
-        if isinstance(value, (tuple, list)):
-            parts = [self._mapped(change, part) for part in value]
-            return parts if isinstance(value, list) else tuple(parts)
-        if isinstance(value, dict):
-            return {name: self._mapped(change, part) for name, part in value.items()}
-        if isinstance(value, slice):
-            return slice(*self._mapped(change, (value.start, value.stop, value.step)))
-        return change(value)

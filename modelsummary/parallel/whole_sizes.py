@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from modelsummary.capture.templates import leaves_of
 from modelsummary.parallel.index_rules import part_at
-from modelsummary.parallel.placements import Shard, local_position
+from modelsummary.parallel.placements import Shard, local_position, local_shape
 from modelsummary.parallel.regions import Region
 from modelsummary.record.events import Event, Value, values_in
 
@@ -36,54 +37,68 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
     tensor, *others = event.args or (None,)
     if not isinstance(tensor, Value) or not others:
         return
-    placement = region.placement(tensor)
-    if not isinstance(placement, Shard):
-        yield from _copies(event, others[0], region)
+    before, after = region.placement(tensor), region.placement(event.result)
+    if isinstance(before, Shard):
+        at, local = before.dim - len(tensor.shape), local_shape(tensor.shape, before, n_ranks)[before.dim]
+    elif isinstance(after, Shard):  # it copies a tensor that all heads share, once for each head
+        at, local = after.dim - len(event.result.shape), 1
+    else:
         return
-    whole = tensor.shape[placement.dim]
-    at, local = placement.dim - len(tensor.shape), local_position(whole, placement, n_ranks)
     name = event.name
-    if name in ("split", "split_with_sizes"):
-        ends = accumulate(value.shape[placement.dim] for value in values_in(event.result))
-        borders = [local_position(border, placement, n_ranks) for border in (0, *ends)]
-        local_sizes = tuple(after - before for before, after in pairwise(borders))
-        whole_parts = others[0] if type(others[0]) is int else tuple(others[0])
-        if sum(local_sizes) == local:
-            yield {"name": name, "kind": "split", "at": at, "whole": whole_parts, "local": local, "sizes": local_sizes}
-    elif name == "getitem" and (part := part_at(others[0], len(tensor.shape), placement.dim)) is not None:
-        parts = others[0] if isinstance(others[0], tuple) else (others[0],)
-        bounds = (parts[part].start, parts[part].stop)
-        if parts[part].step is None and bounds != (None, None):
-            local_bounds = tuple(b if b is None else _local_bound(b, whole, placement, n_ranks) for b in bounds)
-            yield {
-                "name": name, "kind": "slice", "at": at, "n_parts": len(parts), "part": part, "whole": bounds,
-                "local": local, "bounds": local_bounds,
-            }  # fmt: skip
+    if name in ("view", "reshape"):
+        if isinstance(before, Shard) and isinstance(after, Shard) and not before.pieces:
+            yield from _view(event, others, before, after, region, n_ranks)
+        return
+    if name in ("split", "split_with_sizes") and isinstance(before, Shard):
+        numbers = _of_split(event, others[0], before, n_ranks)
+    elif name == "getitem" and isinstance(before, Shard):
+        numbers = _of_slice(tensor, others[0], before, n_ranks)
+    elif isinstance(after, Shard) and not (isinstance(before, Shard) and (name != "expand" or not before.is_plain)):
+        numbers = _of_copies(event, others, after, n_ranks)
+    else:
+        return
+    changed = tuple(numbers)
+    if changed:
+        yield {"name": name, "at": at, "local": local, "n_leaves": len(leaves_of(others)), "numbers": changed}
+
+
+_Numbers = Iterator[tuple[int, int, int]]  # position among the arguments behind the tensor, whole number, local number
+
+
+def _of_split(event: Event, sizes: Any, placement: Shard, n_ranks: int) -> _Numbers:
+    """Yield the sizes of the parts that a function takes apart along the sharded dimension."""
+    ends = accumulate(value.shape[placement.dim] for value in values_in(event.result))
+    borders = [local_position(border, placement, n_ranks) for border in (0, *ends)]
+    parts = [after - before for before, after in pairwise(borders)]
+    if borders[-1] != local_shape(event.args[0].shape, placement, n_ranks)[placement.dim]:
+        return  # along another dimension
+    if type(sizes) is not int:
+        yield from ((number, whole, local) for number, (whole, local) in enumerate(zip(sizes, parts, strict=True)))
+    elif len(set(parts[:-1])) <= 1 and parts[-1] <= parts[0]:
+        yield 0, sizes, parts[0]
+
+
+def _of_slice(tensor: Value, index: Any, placement: Shard, n_ranks: int) -> _Numbers:
+    """Yield the bounds of the slice that takes a part of the sharded dimension."""
+    part = part_at(index, len(tensor.shape), placement.dim)
+    parts = index if isinstance(index, tuple) else (index,)
+    if part is None or parts[part].step is not None:
+        return
+    first, whole = len(leaves_of(parts[:part])), tensor.shape[placement.dim]
+    for position, bound in enumerate((parts[part].start, parts[part].stop), first):
+        if bound is not None:
+            yield position, bound, _local_bound(bound, whole, placement, n_ranks)
+
+
+def _of_copies(event: Event, others: Sequence[Any], placement: Shard, n_ranks: int) -> _Numbers:
+    """Yield the size of the sharded dimension that a function expands or repeats a tensor to."""
+    whole = event.result.shape[placement.dim]
     sizes = others[0] if isinstance(others[0], (tuple, list)) else others
-    result, after = event.result, region.placement(event.result)
-    if not isinstance(after, Shard) or len(sizes) != len(result.shape):
-        return
-    if not all(type(size) is int for size in sizes):
-        return
-    if sizes[after.dim] == -1:
-        return
-    if name == "expand" and placement.is_plain:
-        yield {"name": name, "kind": "expand", "at": after.dim - len(sizes), "n_sizes": len(sizes), "local": local}
-    elif name in ("view", "reshape") and not placement.pieces:
-        yield from _view(name, tensor.shape, result.shape, placement, after, region, n_ranks)
-
-
-def _copies(event: Event, sizes: Any, region: Region) -> Iterator[Mapping[str, Any]]:
-    """Yield a call that copies a tensor which all heads share, once for each head."""
-    result, placement = event.result, region.placement(event.result)
-    if not isinstance(placement, Shard):
-        return
-    at, n_sizes = placement.dim - len(result.shape), len(result.shape)
-    whole = result.shape[at]
-    if event.name == "repeat_interleave" and sizes == whole:
-        yield {"name": event.name, "kind": "copies", "at": at, "n_sizes": 1, "whole": whole}
-    elif event.name in ("expand", "repeat"):
-        yield {"name": event.name, "kind": "copies", "at": at, "n_sizes": n_sizes, "whole": whole}
+    is_interleaved = event.name == "repeat_interleave"
+    position = 0 if is_interleaved else placement.dim
+    has_sizes = event.name in ("expand", "repeat") and len(sizes) == len(event.result.shape)
+    if (is_interleaved or has_sizes) and type(sizes[position]) is int and sizes[position] == whole:
+        yield position, whole, whole // n_ranks
 
 
 def _local_bound(bound: int, whole: int, placement: Shard, n_ranks: int) -> int:
@@ -93,23 +108,20 @@ def _local_bound(bound: int, whole: int, placement: Shard, n_ranks: int) -> int:
 
 
 def _view(
-    name: str,
-    before: Sequence[int],
-    after: Sequence[int],
-    placement: Shard,
-    result: Shard,
-    region: Region,
-    n_ranks: int,
+    event: Event, others: Sequence[Any], placement: Shard, result: Shard, region: Region, n_ranks: int
 ) -> Iterator[Mapping[str, Any]]:
+    before, after = event.args[0].shape, event.result.shape
+    written = others[0] if isinstance(others[0], (tuple, list)) else others
     dims, sizes = _group(before, after, result.dim)
-    if not dims[0] <= placement.dim < dims[1]:
+    is_written = len(written) == len(after) and all(type(size) is int for size in written) and written[result.dim] != -1
+    if not is_written or not dims[0] <= placement.dim < dims[1]:
         return
     whole = after[result.dim]
     # A number of heads or features is the same in each call; another one may follow the length of the sequence.
     is_constant = dims[1] - dims[0] == 1 and whole in region.sizes
     local = before[placement.dim] // n_ranks if is_constant else -1
     yield {
-        "name": name, "kind": "view", "ndim": len(before), "dims": dims, "n_sizes": len(after), "sizes": sizes,
+        "name": event.name, "ndim": len(before), "dims": dims, "n_sizes": len(after), "sizes": sizes,
         "at": result.dim, "whole": whole, "local": local,
     }  # fmt: skip
 

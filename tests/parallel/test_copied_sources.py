@@ -88,8 +88,8 @@ def test_sizes_of_the_whole_model_are_given_as_those_of_a_rank():
     (first, _) = (layer for layer in plan.layers if layer.role == "sizes")
     assert (first.fqn, first.style) == ("h.0.attn", "LocalSizes")
     # split(16, dim=2) of 48 features, view(4, 8, 4, 4) and view(4, 8, 16).
-    calls = [(call["name"], call["whole"], call["local"]) for call in first.options["calls"]]
-    assert calls == [("split", 16, 24), ("view", 4, 8), ("view", 16, -1)]
+    calls = [(call["name"], call.get("whole", call.get("numbers")), call["local"]) for call in first.options["calls"]]
+    assert calls == [("split", ((0, 16, 8),), 24), ("view", 4, 8), ("view", 16, -1)]
     assert plan.attributes == ()
 
 

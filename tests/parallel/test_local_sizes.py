@@ -6,8 +6,8 @@ import torch
 from modelsummary.parallel.local_sizes import SizesOfRank
 
 CALLS = [
-    {"name": "expand", "kind": "expand", "at": -2, "n_sizes": 2, "local": 2},
-    {"name": "getitem", "kind": "slice", "at": -2, "n_parts": 1, "part": 0, "whole": (0, 4), "local": 2},
+    {"name": "expand", "at": -2, "local": 2, "n_leaves": 2, "numbers": ((0, 4, 2),)},
+    {"name": "getitem", "at": -2, "local": 2, "n_leaves": 3, "numbers": ((0, 0, 0), (1, 2, 1))},
 ]
 
 
