@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from modelsummary import _torch
 from modelsummary.capture.checkpoints import is_checkpointed
 from modelsummary.capture.containers import map_tensors
+from modelsummary.capture.materialize import checkpoint_values, is_empty, materialize
 from modelsummary.errors import InputError
 from modelsummary.operators.tensor_bytes import is_distributed
 from modelsummary.parallel.code import parallelize
@@ -55,7 +56,8 @@ def apply_plan(
         )
     _check_model(plan, model)
     check_unsharded(model)
-    values = _values(model, checkpoint, init)
+    has_meta = any(map(is_empty, model.modules()))
+    values = checkpoint_values([model], checkpoint, init) if has_meta else None
     _check_ties(plan, model)
     _keep_whole(plan, model)
     if plan.pipeline > 1:
@@ -70,10 +72,9 @@ def apply_plan(
         stage = stages.pipeline_stage(rank, device, group, checkpoint=values, init=init)
         shard_module(plan, stage.submod, mesh)
         return stage
-    empty = {name: module for name, module in model.named_modules() if _is_empty(module)}
     shard_module(plan, model, mesh)
-    if empty:
-        _fill(model, empty, mesh, values, init)
+    if has_meta:
+        materialize([model], torch.device(mesh.device_type), values, init)
     return model
 
 
@@ -266,14 +267,6 @@ def ties_of(model: nn.Module) -> list[list[str]]:
     return [aliases for aliases in names.values() if len(aliases) > 1]
 
 
-def tie(model: nn.Module, names: list[str]) -> None:
-    """Register the parameter of the first name under the others, too."""
-    parameter = model.get_parameter(names[0])
-    for name in names[1:]:
-        owner, _, attribute = name.rpartition(".")
-        model.get_submodule(owner).register_parameter(attribute, parameter)
-
-
 def _gathering(stage: Any, fqn: str) -> Sequence[str]:
     """Return the modules whose calls gather a unit: those inside of a module that the stage has opened.
 
@@ -288,80 +281,3 @@ def _gathering(stage: Any, fqn: str) -> Sequence[str]:
         return (fqn,)
     used = {parameter for path in paths for parameter in stage.get_submodule(path).parameters()}
     return paths if len(set(paths)) == len(paths) and used == set(module.parameters()) else ()
-
-
-# --------------------------------------------------------------------------------------------------- meta
-
-
-def _is_empty(module: nn.Module) -> bool:
-    tensors = (*module._parameters.values(), *module._buffers.values())
-    return any(tensor is not None and tensor.is_meta for tensor in tensors)
-
-
-def _values(model: nn.Module, checkpoint: Any, init: Callable[[nn.Module], object] | None) -> Mapping[str, Any] | None:
-    """Return the tensors of a checkpoint by name; None without one.
-
-    Raises:
-        InputError: a tensor of the model is on meta and would have no values, or values of another shape.
-    """
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    meta = {name for name, tensor in tensors.items() if tensor.is_meta}
-    values: Mapping[str, Any] | None = checkpoint
-    if checkpoint is not None and not isinstance(checkpoint, Mapping):
-        values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True) if meta else {}
-    filled = set(values or ())
-    for name, value in (values or {}).items():
-        if name in meta and value.shape != tensors[name].shape:
-            raise InputError(
-                f"{name!r} of the checkpoint has the shape {tuple(value.shape)}, the model expects "
-                f"{tuple(tensors[name].shape)}; pass the checkpoint of a model of the same sizes"
-            )
-    unfilled = meta - filled
-    for names in ties_of(model):
-        if set(names) & filled:
-            unfilled -= set(names)
-    if init is None and unfilled:
-        raise InputError(
-            f"{min(unfilled)!r} is on meta and has no values{' in the checkpoint' if values is not None else ''}; "
-            "pass init= or checkpoint="
-        )
-    return values
-
-
-def _fill(
-    model: nn.Module,
-    empty: Mapping[str, nn.Module],
-    mesh: DeviceMesh,
-    values: Mapping[str, Any] | None,
-    init: Callable[[nn.Module], object] | None,
-) -> None:
-    """Make the shards of this rank on its device, and give them values.
-
-    A buffer or parameter is filled by ``init``, then by its name from ``values``.
-    """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    ties = ties_of(model)
-    _to_empty(model, torch.device(mesh.device_type))
-    for names in ties:
-        tie(model, names)
-    for module in (module for module in empty.values() if init is not None and not _is_bare(module)):
-        assert init is not None
-        init(module)
-    if values is not None:
-        options = StateDictOptions(full_state_dict=True, strict=False)
-        set_model_state_dict(model, dict(values), options=options)
-
-
-def _is_bare(module: nn.Module) -> bool:
-    """Return True if other ranks hold all parameters of a module, which is an expert or a part of one."""
-    return (
-        bool(module._parameters)
-        and not module._buffers
-        and all(parameter is None for parameter in module._parameters.values())
-    )
-
-
-def _to_empty(model: nn.Module, device: torch.device) -> None:
-    """Replace tensors on meta with empty ones on the device, and move the others there."""
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))

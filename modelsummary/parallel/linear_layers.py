@@ -108,6 +108,24 @@ _VIEWS = frozenset("view reshape flatten unflatten squeeze unsqueeze".split())
 _CASTS = frozenset("to type type_as float half bfloat16 double contiguous clone".split())
 _COPIES = frozenset({"contiguous", "clone"})
 _TRANSPOSES = frozenset("t T mT transpose swapaxes adjoint".split())
+# A function and the states of what it takes -> the state of its result, and the dimension of the weight with the
+# features of a product.
+_RESULTS: dict[tuple[str, ...], tuple[str, int | None]] = {
+    ("linear", "input", "weight"): ("product", 0),
+    ("linear", "input", "weight", "bias"): ("sum", 0),
+    ("matmul", "input", "weight"): ("product", 1),
+    ("mm", "input", "weight"): ("product", 1),
+    ("addmm", "bias", "input", "weight"): ("sum", 1),
+    ("linear", "input", "transposed"): ("product", 1),
+    ("linear", "input", "transposed", "bias"): ("sum", 1),
+    ("matmul", "input", "transposed"): ("product", 0),
+    ("mm", "input", "transposed"): ("product", 0),
+    ("addmm", "bias", "input", "transposed"): ("sum", 0),
+    ("add", "bias", "product"): ("sum", None),
+    ("add", "product", "bias"): ("sum", None),
+    ("radd", "bias", "product"): ("sum", None),
+    ("radd", "product", "bias"): ("sum", None),
+}
 
 
 class _Walk:
@@ -158,24 +176,10 @@ class _Walk:
 
     def _of_product(self, name: str, states: list[str], n_args: int, kwargs: Any) -> str:
         """Return the state of a product or a sum; empty if it is neither."""
-        if (
-            name == "linear"
-            and states[:1] == ["input"]
-            and states[1:2] in (["weight"], ["transposed"])
-            and states[2:] in ([], ["bias"])
-        ):
-            self.dim = 0 if states[1] == "weight" else 1
-            return "sum" if len(states) == 3 else "product"
-        if kwargs:  # such as alpha and beta
-            return ""
-        if name in ("matmul", "mm") and states in (["input", "weight"], ["input", "transposed"]):
-            self.dim = 1 if states[1] == "weight" else 0
-            return "product"
-        if name == "addmm" and n_args == 3 and states in (["bias", "input", "weight"], ["bias", "input", "transposed"]):
-            self.dim = 1 if states[2] == "weight" else 0
-            return "sum"
-        is_sum = name in ("add", "radd") and n_args == 2 and sorted(states) == ["bias", "product"]
-        return "sum" if is_sum else ""
+        is_plain = name == "linear" or (not kwargs and len(states) == n_args)  # without alpha and beta
+        state, dim = _RESULTS.get((name, *states), ("", None)) if is_plain else ("", None)
+        self.dim = self.dim if dim is None else dim
+        return state
 
 
 def _is_constant(leaf: Any) -> bool:

@@ -34,7 +34,7 @@ from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.sequence import Chunks
 from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
-from modelsummary.record.events import Event, Record, Value, values_in
+from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.runs import record_once
 from modelsummary.record.tensors import Foreign
 
@@ -115,17 +115,6 @@ def _does_not_run(where: str, said: str = "") -> str:
     )
 
 
-def _cause(error: BaseException, model: nn.Module) -> tuple[str, str]:
-    """Return the module whose forward failed, and its error in one line."""
-    error = error.__cause__ or error
-    names = {id(module): fqn for fqn, module in model.named_modules()}
-    where, frame = "", error.__traceback__
-    while frame is not None:
-        where = names.get(id(frame.tb_frame.f_locals.get("self")), where)
-        frame = frame.tb_next
-    return where or type(model).__name__, f"{type(error).__name__}: {' '.join(str(error).split()):.120}"
-
-
 def _groups(regions: Sequence[Region]) -> list[list[Region]]:
     """Return the regions in groups of equal blocks, whose names differ by numbers alone."""
     groups: defaultdict[tuple[str, ...], list[Region]] = defaultdict(list)
@@ -176,14 +165,11 @@ def _failure(
         attributes: to change.
         sizes: calls that get the sizes of one rank.
     """
-    twin = _local_model(derivation.calls, regions, attributes, n_ranks, sizes or {})
-    try:
-        record = _record(twin, live)
-    except Exception as error:  # a shape does not fit
-        return _does_not_run(*_cause(error, twin))
-    placements = _shards(regions)
-    other = Calls(twin, record, derivation.calls.linears).events
-    return _difference(derivation.calls.events, other, [placements] * len(other), n_ranks)[0]
+    calls, placements = derivation.calls, _shards(regions)
+    local, failed = _ran(live, calls, _local_model(calls, regions, attributes, n_ranks, sizes or {}))
+    if failed:
+        return _does_not_run(*failed)
+    return _difference(calls.events, local, [placements] * len(local), n_ranks)[0]
 
 
 def _shards(regions: Iterable[Region]) -> dict[Value, Shard]:
@@ -271,11 +257,9 @@ def chunks_failure(live: LiveModel, derivation: Derivation, chunks: Chunks, n_ra
     calls = derivation.calls
     twin = _local_model(calls, derivation.regions, derivation.attributes, n_ranks, derivation.sizes)
     _add_boundaries(twin, chunks, n_ranks)
-    try:
-        other = Calls(twin, _record(twin, live), calls.linears).events
-    except Exception as error:  # a shape does not fit
-        where, said = _cause(error, twin)
-        why = f"the forward of {where} fails ({said})"
+    local, failed = _ran(live, calls, twin)
+    if failed:
+        why = "the forward of {} fails ({})".format(*failed)
         return f"{why}; blocks that read the number of tokens in modules of their own (attention, MLP) work", -1
     placements = _shards(derivation.regions)
     expected: list[Mapping[Value, Shard | None]] = [
@@ -284,7 +268,7 @@ def chunks_failure(live: LiveModel, derivation: Derivation, chunks: Chunks, n_ra
         else placements
         for position, event in enumerate(calls.events)
     ]
-    return _difference(calls.events, other, expected, n_ranks)
+    return _difference(calls.events, local, expected, n_ranks)
 
 
 def calls_of_chunk(
@@ -301,11 +285,9 @@ def calls_of_chunk(
         table = twin.get_buffer(name)
         owner, _, buffer = name.rpartition(".")
         twin.get_submodule(owner)._buffers[buffer] = table.narrow(dim, 0, table.shape[dim] // n_ranks).clone()
-    try:
-        return Calls(twin, _record(twin, replace(live, call=call)), calls.linears).events, ""
-    except Exception as error:  # a shape does not fit
-        where, said = _cause(error, twin)
-        return [], f"the forward of {where} fails ({said}); one that takes the number of tokens from its input works"
+    local, failed = _ran(replace(live, call=call), calls, twin)
+    works = "one that takes the number of tokens from its input works"
+    return local, "the forward of {} fails ({}); {}".format(*failed, works) if failed else ""
 
 
 def chunk_failure(
@@ -366,10 +348,23 @@ def _add_boundaries(twin: nn.Module, chunks: Chunks, n_ranks: int) -> None:
             module.register_forward_hook(partial(on_exit, int(position), change))
 
 
-def _record(twin: nn.Module, live: LiveModel) -> Record:
-    """Record a copy on meta, whose tensors report the device of the model, or the CPU if that is on meta, too."""
+def _ran(live: LiveModel, calls: Calls, twin: nn.Module) -> tuple[list[Event], tuple[str, str] | None]:
+    """Return what a copy on meta calls; and the module whose forward failed, with its error in one line, if one did.
+
+    Tensors of the copy report the device of the model, or the CPU if that is on meta, too.
+    """
     device = device_of(live.model.parameters())
-    return record_once(twin, live.call, live.execution, None if device.type == "meta" else device, TRACE_RULES)
+    try:
+        record = record_once(twin, live.call, live.execution, None if device.type == "meta" else device, TRACE_RULES)
+        return Calls(twin, record, calls.linears).events, None
+    except Exception as raised:  # a shape does not fit
+        error = raised.__cause__ or raised
+    names = {id(module): fqn for fqn, module in twin.named_modules()}
+    where, frame = "", error.__traceback__
+    while frame is not None:
+        where = names.get(id(frame.tb_frame.f_locals.get("self")), where)
+        frame = frame.tb_next
+    return [], (where or type(twin).__name__, f"{type(error).__name__}: {' '.join(str(error).split()):.120}")
 
 
 def _local_model(

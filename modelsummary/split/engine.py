@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modelsummary import _torch
+from modelsummary.capture.materialize import Checkpoint, Init, checkpoint_values, materialize
 from modelsummary.capture.templates import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError, check_integers
 from modelsummary.keywords import choice_of
-from modelsummary.split.materialize import Checkpoint, Init, materialize
 from modelsummary.split.stage import Slot
 from modelsummary.split.stage_facts import Crossing
 
@@ -74,7 +74,8 @@ def pipeline_stages(
         expected = f"{2 * n_ranks} stages, two per rank" if in_v else f"a multiple of {n_ranks} stages"
         raise SplitError(f"{len(stages)} stages cannot be dealt to {n_ranks} ranks; split into {expected}")
     stage_indices = [index for index in range(len(stages)) if rank_of(index, n_ranks, in_v=in_v) == rank]
-    materialize([stages[index] for index in stage_indices], device, checkpoint, init)
+    rank_stages = [stages[index] for index in stage_indices]
+    materialize(rank_stages, device, checkpoint_values(rank_stages, checkpoint, init), init)
     size = _checked_size(stages, microbatch_size)
     gradients = RankGradients(_owners(stages, rank, n_ranks, in_v=in_v), group)
     engine_stages = [

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from modelsummary.capture.materialize import Checkpoint, Init
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError, LayerNotFoundError, SplitError
 from modelsummary.record.events import Event, Record
 from modelsummary.split.choose import Limit
 from modelsummary.split.engine import Pipeline, pipeline_stages
-from modelsummary.split.materialize import Checkpoint, Init
 from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
 from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_of, stage_table

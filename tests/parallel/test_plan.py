@@ -466,7 +466,7 @@ def test_a_model_without_values_is_left_alone():
         mesh = plan.device_mesh("cpu")
         with pytest.raises(InputError, match=r"'embed_tokens.weight' is on meta and has no values; pass init="):
             plan.apply(empty, mesh)
-        with pytest.raises(InputError, match=r"'norm.weight' .* has the shape \(3,\), .* expects \(16,\)"):
+        with pytest.raises(InputError, match=r"'norm.weight' has the shape \[16\], but \[3\] in the checkpoint"):
             plan.apply(empty, mesh, checkpoint=state)
     assert {name: id(each) for name, each in empty.named_parameters()} == before
     assert empty.layers[0].heads == model.layers[0].heads

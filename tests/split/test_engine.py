@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from modelsummary import InputError, SplitError, Statistics
+from modelsummary.capture.materialize import checkpoint_values, materialize
 from modelsummary.split.engine import rank_of
-from modelsummary.split.materialize import materialize
 from tests.idioms import Bert, Gpt2, ids, rows
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline_train.py"
@@ -192,7 +192,7 @@ def test_a_model_on_meta_is_made_from_a_checkpoint(tmp_path):
     with torch.device("meta"):
         model = Gpt2().eval()
     stages = Statistics(model, ids().to("meta")).split(2)
-    materialize(stages[:], torch.device("cpu"), tmp_path / "model.pt")
+    materialize(stages[:], torch.device("cpu"), checkpoint_values(stages[:], tmp_path / "model.pt", None))
     assert torch.equal(stages(ids()), real(ids()))
     assert stages[0].get_parameter("wte.weight") is stages[1].get_parameter("lm_head.weight")
     assert len(stages.shared_parameters) == 1
@@ -216,8 +216,8 @@ def test_nothing_stays_without_values():
     with torch.device("meta"):
         model = Gpt2()
     stages = Statistics(model, ids().to("meta")).split(2)
-    with pytest.raises(SplitError, match=r"'wte\.weight' is on meta and has no values; pass init= or checkpoint="):
-        materialize([stages[0]], torch.device("cpu"))
+    with pytest.raises(InputError, match=r"'wte\.weight' is on meta and has no values; pass init= or checkpoint="):
+        checkpoint_values([stages[0]], None, None)
     values = {"wte.weight": torch.zeros(3, 3)}
-    with pytest.raises(SplitError, match=r"shape \[50, 16\], but \[3, 3\] in the checkpoint"):
-        materialize([stages[1], stages[0]], torch.device("cpu"), values)
+    with pytest.raises(InputError, match=r"shape \[50, 16\], but \[3, 3\] in the checkpoint"):
+        checkpoint_values([stages[1], stages[0]], values, None)
