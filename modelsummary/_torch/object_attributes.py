@@ -14,7 +14,7 @@ ATTRIBUTES: dict[str, str] = {
     "torch.nn.Module": "_modules _parameters _buffers _non_persistent_buffers_set _forward_hooks _forward_pre_hooks"
     " _backward_hooks _backward_pre_hooks _apply",
     # The list of weights that a recurrent layer passes to its operator, beside its parameters.
-    "torch.nn.LSTM": "_flat_weights _flat_weights_names _init_flat_weights",
+    "torch.nn.LSTM": "_flat_weights _flat_weights_names",
     # The padding of another mode than zeros, in the form of ``F.pad``.
     "torch.nn.Conv2d": "_reversed_padding_repeated_twice",
     # Facts that tensors have no public name for: views, versions, parts of sparse and nested tensors, hooks.

@@ -147,7 +147,7 @@ def _takes_all(part: slice, size: int, placement: Shard, sizes: set[int]) -> boo
 
 
 def selected(position: int) -> Any:
-    """Return the rule of functions that take elements along a dimension, given by the argument at a position."""
+    """Return the rule of functions that take or set elements along a dimension, the argument at a position."""
 
     def rule(call: FunctionCall) -> Shard:
         operand, placement = sharded_operand(call)
@@ -155,7 +155,12 @@ def selected(position: int) -> Any:
         if dim == placement.dim:
             raise Blocked(_part(call))
         for index in call.operands[1:]:
-            if index.shard is not None:
+            if call.name in ("gather", "scatter"):  # each row of the index is for the same row
+                if index.shard is None:
+                    raise call.wrong(index, placement)
+                if index.shard != placement:
+                    raise Blocked(call.differ)
+            elif index.shard is not None:
                 raise Blocked(f"{call.at} takes sharded indices; whole indices work")
         gone = len(call.result_shape) < len(operand.shape) and dim < placement.dim
         return placement._replace(dim=placement.dim - gone)

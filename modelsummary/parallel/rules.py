@@ -463,7 +463,7 @@ _RULES: dict[str, Callable[[FunctionCall], Placement | list[Shard | None] | None
     "repeat": _repeated,
     "repeat_interleave": _repeat_interleaved,
     "getitem": indexed,
-    **dict.fromkeys("select narrow index_select gather".split(), selected(1)),
+    **dict.fromkeys("select narrow index_select gather scatter".split(), selected(1)),
     **dict.fromkeys("split chunk tensor_split split_with_sizes".split(), _parted),
     "unbind": _unbound,
     **dict.fromkeys(("flip", "roll"), _flipped),

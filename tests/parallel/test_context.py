@@ -91,8 +91,19 @@ def _full():
     return Attention(attend=lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=False))
 
 
+class _Chosen(Decoder):
+    """Features of each token are chosen, set and taken by their numbers, as routers of experts do."""
+
+    def embedded(self, ids, positions=None):
+        x = super().embedded(ids, positions)
+        chosen = x.topk(2, -1).indices
+        weights = x.scatter(-1, chosen, 0.0).softmax(-1).gather(-1, chosen + 1 - chosen % 2 * 2)
+        return x + weights.sum(-1, keepdim=True)
+
+
 MODELS = {
     "causal": lambda: Decoder(_grouped, rows=LENGTH),
+    "chosen": lambda: _Chosen(_grouped, rows=LENGTH),
     "full": lambda: Decoder(_full),
 }
 
@@ -157,6 +168,7 @@ def _check(ranks):
 
 def test_two_ranks_equal_one_process():
     cases = [("causal", {"context": 2}, True), ("full", {"context": 2, "sharded": "parameters"}, False)]
+    cases += [("chosen", {"context": 2}, True)]
     _check(processes.run(_compared, 2, cases))
 
 
