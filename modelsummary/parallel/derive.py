@@ -18,8 +18,7 @@ from modelsummary.parallel.layer_plans import (
 )
 from modelsummary.parallel.linear_layers import is_linear
 from modelsummary.parallel.placements import Blocked
-from modelsummary.parallel.plan_entries import LayerPlan
-from modelsummary.parallel.rank_model import LocalAttribute
+from modelsummary.parallel.plan_entries import LayerPlan, LocalAttribute
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.redistributions import prepared_inputs, prepared_outputs, redistribution_plan
 from modelsummary.parallel.regions import Region, grow

@@ -28,8 +28,10 @@ from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.function_names import SIZED
 from modelsummary.parallel.index_rules import begin_of
 from modelsummary.parallel.layer_plans import parameter_shards
+from modelsummary.parallel.local_sizes import LocalSizes
 from modelsummary.parallel.placements import Placement, Shard, local_position, local_shape
-from modelsummary.parallel.rank_model import LocalAttribute, change_arguments, copied, model_of_rank, on_meta
+from modelsummary.parallel.plan_entries import LocalAttribute
+from modelsummary.parallel.rank_model import copied, on_meta
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.sequence import Chunks
@@ -331,6 +333,11 @@ def _add_boundaries(twin: nn.Module, chunks: Chunks, n_ranks: int) -> None:
                 torch.cat([tensor] * n_ranks, dim) if gathers else tensor.narrow(dim, 0, tensor.shape[dim] // n_ranks)
             )
 
+    def on_entry(position: int | str, change: Callable[[Any], Any], _: nn.Module, args: Any, kwargs: Any) -> Any:
+        arguments = {**dict(enumerate(args)), **kwargs}
+        arguments |= {position: change(arguments[position])} if position in arguments else {}
+        return tuple(arguments[place] for place in range(len(args))), {name: arguments[name] for name in kwargs}
+
     def on_exit(position: int, change: Callable[[Any], Any], _: nn.Module, _args: Any, result: Any) -> Any:
         if not isinstance(result, tuple):
             return change(result)
@@ -343,7 +350,7 @@ def _add_boundaries(twin: nn.Module, chunks: Chunks, n_ranks: int) -> None:
         change = partial(changed, dim=placement.dim, gathers=before is not None)
         module = twin.get_submodule(fqn)
         if is_input:
-            change_arguments(module, {position: change})
+            module.register_forward_pre_hook(partial(on_entry, position, change), with_kwargs=True)
         else:
             module.register_forward_hook(partial(on_exit, int(position), change))
 
@@ -387,10 +394,15 @@ def _local_model(
                 for name, placement in parameter_shards(calls, fqn, role, region.pieces.get(fqn, ())).items():
                     cut[id(calls.modules[fqn].get_parameter(name))] = placement
 
-    def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
-        return local_shape(parameter.shape, cut.get(id(parameter)), n_ranks)
+    def local(parameter: nn.Parameter) -> torch.Tensor:
+        shape = local_shape(parameter.shape, cut.get(id(parameter)), n_ranks)
+        return torch.empty(shape, dtype=parameter.dtype, device="meta")
 
-    twin = model_of_rank(calls.model, shape_of, attributes, sizes, n_ranks)
+    twin = copied(calls.model, local)
+    for attribute in attributes:
+        setattr(twin.get_submodule(attribute.fqn), attribute.name, attribute.local)
+    for fqn, changed in sizes.items():
+        LocalSizes(calls=changed).wrap(twin.get_submodule(fqn), n_ranks)
     for fqn in (fqn for region in regions for fqn in region.split):
         linear = calls.linears.get(fqn)  # None for an embedding
         if linear is not None and linear.reshapes:

@@ -40,7 +40,8 @@ from modelsummary.parallel.plan_arguments import (
     checkpoint_by_name,
     level_of,
 )
-from modelsummary.parallel.rank_model import LocalAttribute, local_shapes
+from modelsummary.parallel.plan_entries import LocalAttribute
+from modelsummary.parallel.rank_model import local_shapes
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.parallel.sequence import find_chunks
 from modelsummary.record.events import Event, values_in
@@ -145,7 +146,11 @@ def make_plan(
         **units,
         conditional=() if calls is None else tuple(_conditional(calls, units.get("units", ()))),
         # FSDP over one rank, which has the root alone, cannot shard them either.
-        averaged=_scalars(model) if has_units or tensor * pipeline * expert == 1 else (),
+        averaged=tuple(
+            name
+            for name, parameter in model.named_parameters()
+            if not parameter.dim() and (has_units or tensor * pipeline * expert == 1)
+        ),
         frozen=tuple(
             name
             for name, parameter in model.named_parameters()
@@ -224,11 +229,6 @@ def _check_rings(plan: ParallelPlan, attentions: Sequence[str]) -> None:
             f"{where}: {alone or 'the model'} calls scaled_dot_product_attention by a name of its own, which torch's "
             "ring attention does not replace; call it as torch.nn.functional.scaled_dot_product_attention"
         )
-
-
-def _scalars(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of parameters without dimensions, which FSDP cannot shard."""
-    return tuple(name for name, parameter in model.named_parameters() if not parameter.dim())
 
 
 def _running(plan: ParallelPlan) -> ParallelPlan:

@@ -15,8 +15,7 @@ from torch import nn
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.keywords import choice_of
 from modelsummary.operators.collective_calls import Collective
-from modelsummary.parallel.plan_entries import LayerPlan, WholeCall
-from modelsummary.parallel.rank_model import LocalAttribute
+from modelsummary.parallel.plan_entries import LayerPlan, LocalAttribute, WholeCall
 from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:

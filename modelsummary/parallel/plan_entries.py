@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["WHOLE_CALL_KINDS", "LayerPlan", "WholeCall"]
+__all__ = ["WHOLE_CALL_KINDS", "LayerPlan", "LocalAttribute", "WholeCall"]
 
 WHOLE_CALL_KINDS = frozenset({"part", "whole", "own", "causal"})
 
@@ -43,6 +43,22 @@ class LayerPlan:
     def is_list(self) -> bool:
         """Whether it is a list of experts, of which each rank has its own."""
         return self.role == "expert" and not self.shards
+
+
+@dataclass(frozen=True)
+class LocalAttribute:
+    """An attribute of a module that has another value on a rank: a number that is divided, or a switch.
+
+    Attributes:
+        fqn: of the module.
+        name: of the attribute.
+        whole, local: its value before and after.
+    """
+
+    fqn: str
+    name: str
+    whole: int | bool
+    local: int | bool
 
 
 @dataclass(frozen=True)

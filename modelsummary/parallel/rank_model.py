@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -19,56 +18,11 @@ from torch import Tensor, nn
 
 from modelsummary._torch import CustomOpDef
 from modelsummary.errors import InputError
-from modelsummary.parallel.local_sizes import LocalSizes
 
 if TYPE_CHECKING:
     from modelsummary.parallel.plan_entries import LayerPlan
-    from modelsummary.parallel.whole_sizes import Sizes
 
-__all__ = ["LocalAttribute", "change_arguments", "copied", "local_shapes", "model_of_rank", "on_meta"]
-
-
-@dataclass(frozen=True)
-class LocalAttribute:
-    """An attribute of a module that has another value on a rank: a number that is divided, or a switch.
-
-    Attributes:
-        fqn: of the module.
-        name: of the attribute.
-        whole, local: its value before and after.
-    """
-
-    fqn: str
-    name: str
-    whole: int | bool
-    local: int | bool
-
-
-def model_of_rank(
-    model: nn.Module,
-    shape_of: Callable[[nn.Parameter], Sequence[int]],
-    attributes: Iterable[LocalAttribute],
-    sizes: Sizes,
-    n_ranks: int,
-) -> nn.Module:
-    """Return a copy of a model that computes what one rank of tensor parallelism does, with parameters on meta.
-
-    Args:
-        model: the model; the copy shares its buffers.
-        shape_of: returns the shape that a parameter has on the rank.
-        attributes: to change.
-        sizes: calls that get the sizes of one rank.
-        n_ranks: number of ranks.
-
-    Raises:
-        InputError: the model cannot be copied.
-    """
-    twin = copied(model, lambda tensor: torch.empty(tuple(shape_of(tensor)), dtype=tensor.dtype, device="meta"))
-    for attribute in attributes:
-        setattr(twin.get_submodule(attribute.fqn), attribute.name, attribute.local)
-    for fqn, calls in sizes.items():
-        LocalSizes(calls=calls).wrap(twin.get_submodule(fqn), n_ranks)
-    return twin
+__all__ = ["copied", "local_shapes", "on_meta"]
 
 
 def local_shapes(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
@@ -99,22 +53,6 @@ def local_shapes(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[s
         shape = tuple(-(-size // shards.get(dim, 1)) for dim, size in enumerate(parameter.shape))
         shapes[id(parameter)] = (0,) if id(parameter) in absent else shape
     return shapes
-
-
-def change_arguments(module: nn.Module, changes: Mapping[int | str, Callable[[Any], Any]]) -> None:
-    """Let calls of a module take other arguments.
-
-    Args:
-        module: of the model of a rank.
-        changes: position or name of an argument -> function from it to the one that is taken. A call has one of both.
-    """
-
-    def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        arguments = {**dict(enumerate(args)), **kwargs}
-        arguments |= {key: change(arguments[key]) for key, change in changes.items() if key in arguments}
-        return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
-
-    module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 # ------------------------------------------------------------------------------------------------------ copies
