@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.step_plan import StageShare
+from modelsummary.capture.step_plan import StageShare, StepPlan
 from modelsummary.errors import InputError, StepError
 from modelsummary.keywords import choice_of
 from modelsummary.memory.estimate import MemoryEstimate
@@ -30,27 +29,6 @@ _TWO_PER_RANK = frozenset(_SCHEDULES) - {"gpipe", "1f1b", "zb"}  # schedules wit
 _WAIT_FOR_RESULTS = frozenset({"1f1b", "gpipe"})
 
 
-class CrossingTensor(Protocol):
-    """A tensor that crosses into a stage, as ``split`` describes it."""
-
-    def at(self, batch_size: int | None) -> Tensor:
-        """Return a tensor like it for a batch size; None: the recorded one."""
-
-
-class _OwnStage(NamedTuple):
-    """A stage of one rank, before it is sharded over the other dimensions of the mesh.
-
-    Attributes:
-        module: of the stage.
-        call: arguments of its forward.
-        share: what it runs.
-    """
-
-    module: nn.Module
-    call: CallArguments
-    share: StageShare
-
-
 def memory_of_rank(
     plan: ParallelPlan,
     rank: int,
@@ -63,42 +41,35 @@ def memory_of_rank(
     """Predict a step as ``ParallelPlan.memory`` says."""
     check_runs(plan, "memory of a plan")
     _check(plan, rank, microbatches, options)
-    estimate = _memory_of_rank(plan, rank, microbatches, schedule, options, return_outputs=return_outputs)
+    schedule = choice_of(schedule, _SCHEDULES, "schedule")
+    step = step_plan("train", options)
+    ranks_per_stage = plan.world_size // plan.pipeline
+    pipeline_rank, rank_in_stage = divmod(rank, ranks_per_stage)
+    in_world = rank_of(plan, rank_in_stage, ranks_per_stage, "memory of a rank")
+    if plan.pipeline == 1:
+        with in_world:
+            estimate = _of_model(plan, replace(step, device=device_of_rank(plan) or step.device))
+    else:
+        n_batches = microbatches or plan.pipeline
+        order, stages = _stages_of_rank(plan, pipeline_rank, n_batches, schedule, return_outputs=return_outputs)
+        actions = []
+        with in_world:
+            for stage, call, share in stages:
+                with sharded_copy(plan, stage, step.dtype) as (twin, _):
+                    actions.append(stage_actions(twin, call, replace(step, stage=share)))
+        estimate = memory_of_schedule(actions, order, returns=return_outputs and share.is_last)
     return replace(estimate, subject=f"{plan.model_class}, rank {rank} of {plan.world_size}")
 
 
-def _memory_of_rank(
-    plan: ParallelPlan,
-    rank: int,
-    microbatches: int | None,
-    schedule: str,
-    options: StepOptions,
-    *,
-    return_outputs: bool,
-) -> MemoryEstimate:
-    schedule = choice_of(schedule, _SCHEDULES, "schedule")
-    ranks_per_stage = plan.world_size // plan.pipeline
-    pipeline_rank, rank_in_stage = divmod(rank, ranks_per_stage)
-    step = step_plan("train", options)
-    if plan.pipeline == 1:
-        live, call = plan._live, call_of_rank(plan)
-        step = replace(step, device=device_of_rank(plan) or step.device)
-        with rank_of(plan, rank_in_stage, ranks_per_stage, "memory of a rank"):
-            try:
-                with sharded_copy(plan, live.model, step.dtype) as (twin, _):
-                    return simulate_step(twin, call, step)
-            except StepError:  # a step that needs choices begins again, which FSDP refuses in the same copy
-                with sharded_copy(plan, live.model, step.dtype) as (twin, _):
-                    return simulate_step(twin, call, step, routes_evenly=True)
-    order, stages = _stages_of_rank(
-        plan, pipeline_rank, microbatches or plan.pipeline, schedule, return_outputs=return_outputs
-    )
-    with rank_of(plan, rank_in_stage, ranks_per_stage, "memory of a rank"):
-        actions = []
-        for stage in stages:
-            with sharded_copy(plan, stage.module, step.dtype) as (twin, _):
-                actions.append(stage_actions(twin, stage.call, replace(step, stage=stage.share)))
-    return memory_of_schedule(actions, order, returns=return_outputs and stages[-1].share.is_last)
+def _of_model(plan: ParallelPlan, step: StepPlan) -> MemoryEstimate:
+    """Return the memory of a step of the whole model, sharded over the ranks of the world."""
+    live, call = plan._live, call_of_rank(plan)
+    try:
+        with sharded_copy(plan, live.model, step.dtype) as (twin, _):
+            return simulate_step(twin, call, step)
+    except StepError:  # a step that needs choices begins again, which FSDP refuses in the same copy
+        with sharded_copy(plan, live.model, step.dtype) as (twin, _):
+            return simulate_step(twin, call, step, routes_evenly=True)
 
 
 def _check(plan: ParallelPlan, rank: int, microbatches: int | None, options: StepOptions) -> None:
@@ -114,8 +85,11 @@ def _check(plan: ParallelPlan, rank: int, microbatches: int | None, options: Ste
 
 def _stages_of_rank(
     plan: ParallelPlan, pipeline_rank: int, microbatches: int, schedule: str, *, return_outputs: bool
-) -> tuple[list[tuple[str, int]], list[_OwnStage]]:
-    """Return the actions of a rank of the pipeline, and the stages that they number."""
+) -> tuple[list[tuple[str, int]], list[tuple[nn.Module, CallArguments, StageShare]]]:
+    """Return the actions of a rank of the pipeline, and the stages that they number.
+
+    Of each stage, these are its module, the arguments of its forward, and what it runs.
+    """
     stages = plan._stages
     if schedule in _TWO_PER_RANK:
         stages = plan._split(2 * plan.pipeline)
@@ -125,7 +99,9 @@ def _stages_of_rank(
     rank_stages = []
     for index in indices:
         kinds = "".join(action.kind for action in actions if action.stage == index)
-        call = _call_of(stages.crossing[index]) if index else plan._live.call
+        call = plan._live.call
+        if index:
+            call = CallArguments(tuple(tensor.at(None) for tensor in stages.crossing[index]), {}, None)
         is_first, is_last = index == 0, index == len(stages) - 1
         share = StageShare(
             kinds,
@@ -135,10 +111,5 @@ def _stages_of_rank(
             keeps_gradients=not is_first and index - 1 not in indices and schedule != "1f1b",
             shares_results=index + 1 in indices,
         )
-        rank_stages.append(_OwnStage(stages[index], call, share))
+        rank_stages.append((stages[index], call, share))
     return [(action.kind, indices.index(action.stage)) for action in actions], rank_stages
-
-
-def _call_of(crossing: Iterable[CrossingTensor]) -> CallArguments:
-    """Return the arguments of a stage that takes the given tensors."""
-    return CallArguments(tuple(tensor.at(None) for tensor in crossing), {}, None)
