@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -43,24 +43,18 @@ def arguments_of(live: LiveModel, fqns: Sequence[str]) -> dict[str, list[Argumen
     arguments: dict[str, list[Arguments]] = {}
     if live.execution != "real" or not fqns:
         return arguments
-    handles = []
 
-    def noting(fqn: str) -> Any:
-        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            arguments.setdefault(fqn, []).append(
-                map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), (args, kwargs))
-            )
+    def note(fqn: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        arguments.setdefault(fqn, []).append(
+            map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), (args, kwargs))
+        )
 
-        return hook
-
-    with running(modules_of(live.model), live.call, on_shapes=False, grad=True) as (_, args, kwargs):
-        try:
-            for fqn in fqns:
-                handles.append(live.model.get_submodule(fqn).register_forward_pre_hook(noting(fqn), with_kwargs=True))
-            live.model(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
+    run = running(modules_of(live.model), live.call, on_shapes=False, grad=True)
+    with run as (_, args, kwargs), ExitStack() as hooks:
+        for fqn in fqns:
+            module = live.model.get_submodule(fqn)
+            hooks.enter_context(module.register_forward_pre_hook(partial(note, fqn), with_kwargs=True))
+        live.model(*args, **kwargs)
     return arguments
 
 

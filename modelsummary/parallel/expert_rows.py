@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -295,19 +295,16 @@ def uncalled_experts(live: LiveModel, calls: Calls, lists: Sequence[ExpertList])
         return {experts.fqn: why for experts in lists if any(_is_around(fqn, experts) for fqn in chosen)}
     n_calls: Counter[nn.Module] = Counter()
     members = {experts.fqn: list(live.model.get_submodule(experts.fqn).children()) for experts in lists}
-    handles = []
-    with running(modules_of(live.model), live.call, on_shapes=False, grad=False) as (_, args, kwargs):
+    run = running(modules_of(live.model), live.call, on_shapes=False, grad=False)
+    with run as (_, args, kwargs), ExitStack() as hooks:
+        for expert in (expert for group in members.values() for expert in group):
+            hooks.enter_context(expert.register_forward_pre_hook(lambda module, _args: n_calls.update([module])))
         try:
-            for expert in (expert for group in members.values() for expert in group):
-                handles.append(expert.register_forward_pre_hook(lambda module, _args: n_calls.update([module])))
             with _FirstExperts({experts.number for experts in lists}):
                 live.model(*args, **kwargs)
         except Exception as error:
             why = f"the forward raises with all tokens at the first experts ({in_short(error)})"
             return dict.fromkeys(members, f"{why}; dispatch='all_reduce' works")
-        finally:
-            for handle in handles:
-                handle.remove()
     why = "an expert without tokens is not called, and its rank waits for the tokens of all; calls without tokens work"
     return {fqn: why for fqn, group in members.items() if len({n_calls[expert] for expert in group}) > 1}
 
