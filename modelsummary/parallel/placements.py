@@ -111,27 +111,28 @@ class Operand:
     Attributes:
         leaf: in the template of the call.
         shape: of the whole tensor.
-        shard: None if it is replicated, or partial.
+        placement: None if it is replicated.
         needs_grad: a gradient flows into it.
         is_index: it holds integers.
         is_zeros: a function made it of zeros.
-        is_partial: the ranks' tensors sum up to it, or it is their mean.
-        is_mean: it is their mean.
     """
 
     leaf: Any
     shape: tuple[int, ...]
-    shard: Shard | None
+    placement: Placement | None
     needs_grad: bool
-    is_index: bool = False
-    is_zeros: bool = False
-    is_partial: bool = False
-    is_mean: bool = False
+    is_index: bool
+    is_zeros: bool
 
     @property
-    def is_whole(self) -> bool:
-        """True if it is replicated."""
-        return self.shard is None and not self.is_partial
+    def shard(self) -> Shard | None:
+        """Its placement; None if it is replicated, or partial."""
+        return self.placement if isinstance(self.placement, Shard) else None
+
+    @property
+    def is_partial(self) -> bool:
+        """True if the ranks' tensors sum up to it, or it is their mean."""
+        return isinstance(self.placement, Partial)
 
 
 class FunctionCall:

@@ -14,7 +14,7 @@ from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, ObjectState
 from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
-from modelsummary.parallel.placements import Blocked, Operand, Partial, Placement, Shard
+from modelsummary.parallel.placements import Blocked, Operand, Placement, Shard
 from modelsummary.parallel.rules import ELEMENTWISE_LAYERS
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.tensors import Foreign
@@ -182,17 +182,7 @@ class Calls:
             return None
         tensor = self.tensor_of(leaf)
         is_index = tensor is not None and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
-        placement = placement_of(leaf)
-        return Operand(
-            leaf,
-            shape,
-            placement if isinstance(placement, Shard) else None,
-            self.needs_grad(leaf),
-            is_index,
-            is_zeros=self.is_zeros(leaf),
-            is_partial=isinstance(placement, Partial),
-            is_mean=placement == Partial("avg"),
-        )
+        return Operand(leaf, shape, placement_of(leaf), self.needs_grad(leaf), is_index, self.is_zeros(leaf))
 
     def needs_grad(self, leaf: Any) -> bool:
         """Return True if a gradient flows into a tensor."""

@@ -321,9 +321,9 @@ def _product(call: FunctionCall) -> Placement:
         raise Blocked(f"{call.at} sums over {call.dimension}; linear layers that take it alone can")
     n_factors = len(terms) if call.name == "einsum" else 2
     for position, (operand, term) in enumerate(terms):
-        if operand.is_whole and label in term:
+        if operand.placement is None and label in term:
             raise call.wrong(operand, Shard(term.index(label), outer))
-        if operand.is_whole and position >= n_factors:
+        if operand.placement is None and position >= n_factors:
             raise call.wrong(operand, Partial())
     return Partial()
 
@@ -339,13 +339,13 @@ def _adds_partial(call: FunctionCall) -> bool:
 def _linear(call: FunctionCall) -> Partial | None:
     """Follow a function of a sum or a mean over the ranks; it must be linear in it."""
     n_partial = sum(operand.is_partial for operand in call.operands)
-    name, is_mean = call.name, any(operand.is_mean for operand in call.operands)
+    name, is_mean = call.name, any(operand.placement == Partial("avg") for operand in call.operands)
     what = "a mean over the ranks" if is_mean else "a sum over the ranks"
     if any(operand.shard is not None for operand in call.operands):
         raise Blocked(f"{call.at} takes a sharded tensor and {what}; one kind works")
     if name in FACTORIES:  # zeros of the same shape
         return None
-    others = [operand for operand in call.operands if operand.is_whole and not operand.is_zeros]
+    others = [operand for operand in call.operands if operand.placement is None and not operand.is_zeros]
     if name in _TERMS and not is_mean:
         if others:
             raise call.wrong(others[0], Partial())
