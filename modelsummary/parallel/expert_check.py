@@ -22,7 +22,7 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import running
-from modelsummary.capture.templates import Attribute, map_template
+from modelsummary.capture.templates import map_template
 from modelsummary.errors import InputError, in_short
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.experts import StackedExperts
@@ -30,7 +30,6 @@ from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.rank_model import copied
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, values_in
-from modelsummary.record.tensors import Foreign
 
 __all__ = ["are_close", "arguments_of", "runs_divided", "twin_of"]
 
@@ -146,14 +145,11 @@ def _kinds_on_shapes(
     with FakeTensorMode(allow_non_fake_inputs=True):
 
         def fake(leaf: Any) -> Any:
-            if isinstance(leaf, Value):
-                grad = leaf.requires_grad and leaf.dtype.is_floating_point
-                return torch.empty(leaf.shape, dtype=dtype_of(leaf), device=device, requires_grad=grad)
-            if isinstance(leaf, Foreign):
-                return torch.empty_like(leaf.tensor, dtype=dtype_of(leaf.tensor), device=device)
-            if isinstance(leaf, Attribute):
-                return torch.empty(calls.shape_of(leaf) or (), dtype=precision, device=device)
-            return leaf
+            tensor = calls.tensor_of(leaf)
+            if tensor is None:
+                return leaf
+            grad = isinstance(leaf, Value) and leaf.requires_grad and leaf.dtype.is_floating_point
+            return torch.empty(tuple(tensor.shape), dtype=dtype_of(tensor), device=device, requires_grad=grad)
 
         def empty(tensor: Tensor, shape: Any) -> Tensor:
             return torch.empty(shape, dtype=dtype_of(tensor), device=device)

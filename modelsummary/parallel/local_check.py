@@ -38,7 +38,6 @@ from modelsummary.parallel.sequence import Chunks
 from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.runs import record_once
-from modelsummary.record.tensors import Foreign
 
 __all__ = ["alike", "calls_of_chunk", "check_locally", "chunk_failure", "chunks_failure"]
 
@@ -92,14 +91,11 @@ def _is_local(event: Event, region: Region, n_ranks: int) -> bool:
         return False
 
     def local(leaf: Any) -> Any:
-        if isinstance(leaf, Value):
-            shape = local_shape(leaf.shape, placements.get(leaf), n_ranks)
-            return torch.empty(shape, dtype=leaf.dtype, device="meta")
-        if isinstance(leaf, Attribute):
-            tensor = calls.tensor_of(leaf)
-            shape = local_shape(calls.shape_of(leaf) or (), placements.get(leaf), n_ranks)
-            return torch.empty(shape, dtype=getattr(tensor, "dtype", None), device="meta")
-        return torch.empty_like(leaf.tensor, device="meta") if isinstance(leaf, Foreign) else leaf
+        tensor = calls.tensor_of(leaf)
+        if tensor is None:
+            return leaf
+        placement = placements.get(leaf) if isinstance(leaf, (Value, Attribute)) else None
+        return torch.empty(local_shape(tensor.shape, placement, n_ranks), dtype=tensor.dtype, device="meta")
 
     try:
         result = event.function(*map_template(local, event.args), **map_template(local, event.kwargs))
