@@ -463,7 +463,9 @@ class ExpertDispatch(ExpertParallel):
         arguments[self.weights] = row_weights.view(shape)
         args = tuple(arguments[position] for position in range(len(args)))
         result = super()._call(module, forward, args, {name: arguments[name] for name in kwargs}, device_mesh)
-        back = all_to_all_single_autograd(result.flatten(0, -2)[: sum(arrives)], leaves, arrives, group)
+        results = result.flatten(0, -2)
+        results = results if sum(arrives) else results[:0]  # the backward of a slice copies all rows
+        back = all_to_all_single_autograd(results, leaves, arrives, group)
         # index_add would keep its rows for the backward
         summed = back.new_zeros(n_tokens, back.shape[-1]).index_put((origins,), back, accumulate=True)
         return summed.view(*tokens.shape[:-1], summed.shape[-1])
