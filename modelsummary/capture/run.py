@@ -99,12 +99,13 @@ def check_execution(execution: str) -> None:
         raise InputError(f"execution={execution!r} is unknown; expected 'auto', 'shape' or 'real'")
 
 
-def capture(parts: ModelParts, call: CallArguments, execution: str) -> Recording:
+def capture(parts: ModelParts, call: CallArguments, execution: str, *, routes_evenly: bool = False) -> Recording:
     """Run a model and record it, leaving model, arguments and global state untouched.
 
     Args:
         execution: ``"shape"`` runs on shapes; ``"real"`` computes; ``"auto"`` runs on shapes and falls back to real
             execution if that fails (values decide the control flow, or an operator has no meta kernel).
+        routes_evenly: a run with another input assumed values that are not known, so this one assumes them at once.
 
     Raises:
         InputError: real execution was requested, but the model or an input is on meta.
@@ -115,7 +116,9 @@ def capture(parts: ModelParts, call: CallArguments, execution: str) -> Recording
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
         return _real(parts, call)
     with no_collection():
-        recording = _on_shapes(parts, call, fails=execution == "shape", lacks_values=only_shapes is not None)
+        lacks_values = only_shapes is not None
+        recording = _routed_evenly(parts, call) if routes_evenly and lacks_values else None
+        recording = recording or _on_shapes(parts, call, fails=execution == "shape", lacks_values=lacks_values)
     if isinstance(recording, Recording):
         return recording
     reason, recording = recording, _real(parts, call)
@@ -135,12 +138,20 @@ def _on_shapes(parts: ModelParts, call: CallArguments, *, fails: bool, lacks_val
     if reason is None:
         return _recording(run, "shape")
     if lacks_values and isinstance(run.execution, ShapeOnly) and run.execution.needs_values:
-        evenly = _attempt(parts, call, on_shapes=True, routes_evenly=True)
-        if _obstacle(evenly) is None:
-            recording = _recording(evenly, "shape")
-            recording.root.note = EVEN_ROUTES
-            return recording
+        evenly = _routed_evenly(parts, call)
+        if evenly is not None:
+            return evenly
     return _with_obstacle(run) if fails or lacks_values else reason
+
+
+def _routed_evenly(parts: ModelParts, call: CallArguments) -> Recording | None:
+    """Return a shape-only recording for which values were assumed; None if it met an obstacle nevertheless."""
+    run = _attempt(parts, call, on_shapes=True, routes_evenly=True)
+    if _obstacle(run) is not None:
+        return None
+    recording = _recording(run, "shape")
+    recording.root.note = EVEN_ROUTES
+    return recording
 
 
 def _needs_meta(parts: ModelParts, call: CallArguments) -> str | None:

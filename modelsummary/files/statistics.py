@@ -263,7 +263,7 @@ class _Formulas:
             )
         return int(left)
 
-    def largest(self, _figure: str, _layer: str = "") -> dict[str, int]:
+    def largest(self, _figure: str, _sizes: Mapping[str, int], _layer: str = "") -> dict[str, int]:
         """Return nothing: formulas of operators need no runs, so no size is beyond one that ran."""
         return {}
 

@@ -210,7 +210,8 @@ def _passes(nodes: Samples, points: Samples) -> bool:
     if len(nodes) == 2:  # most searches end here, so this is short
         (first, low), (last, high) = nodes
         return all((value - low) * (last - first) == (high - low) * (at - first) for at, value in points)
-    return all(_interpolated(nodes, at) == value for at, value in points)
+    scale, coefficients = _newton(nodes)
+    return all(_horner(nodes, coefficients, at) == scale * value for at, value in points)
 
 
 def _from_root(axis: Axis, value: int = 0) -> Axis:
@@ -223,9 +224,33 @@ def _from_root(axis: Axis, value: int = 0) -> Axis:
 
 
 def _interpolated(points: Samples, at: int) -> Fraction:
-    """Return the polynomial through the points, by Lagrange's formula."""
-    total = Fraction(0)
-    for node, value in points:
-        others = [other for other, _ in points if other != node]
-        total += Fraction(value * prod(at - other for other in others), prod(node - other for other in others))
+    """Return the polynomial through the points.
+
+    >>> _interpolated(((0, 0), (1, 1), (3, 9)), 5)
+    Fraction(25, 1)
+    """
+    scale, coefficients = _newton(points)
+    return Fraction(_horner(points, coefficients, at), scale)
+
+
+@lru_cache(4096)
+def _newton(points: Samples) -> tuple[int, tuple[int, ...]]:
+    """Return a scale and the coefficients of Newton's form of the polynomial times the scale: integers are quick."""
+    scale = prod(last - first for index, (last, _) in enumerate(points) for first, _ in points[:index])
+    column = [scale * value for _, value in points]
+    coefficients = [column[0]]
+    for order in range(1, len(points)):
+        column = [
+            (high - low) // (points[index + order][0] - points[index][0])
+            for index, (low, high) in enumerate(pairwise(column))
+        ]
+        coefficients.append(column[0])
+    return scale, tuple(coefficients)
+
+
+def _horner(points: Samples, coefficients: Sequence[int], at: int) -> int:
+    """Return the value of a polynomial in Newton's form."""
+    total = 0
+    for (node, _), coefficient in zip(reversed(points), reversed(coefficients), strict=True):
+        total = total * (at - node) + coefficient
     return total

@@ -51,12 +51,12 @@ class Evaluates(Protocol):
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
         """Return a figure at these sizes."""
 
-    def largest(self, figure: str, layer: str = "", /) -> Mapping[str, int]:
-        """Return the largest size of each dimension at which the figure was run; empty if it needed no runs."""
+    def largest(self, figure: str, sizes: Mapping[str, int], layer: str = "", /) -> Mapping[str, int]:
+        """Return the largest size of each dimension at which the figure was run; empty if nothing is extrapolated."""
 
 
 class FiguresAt(Printed):
-    """The figures of a model at given sizes, each evaluated from its formula when it is read.
+    """The figures of a model at given sizes, each found when it is read: by a run on shapes, or by its formula.
 
     ``figures.macs`` and ``figures["macs"]`` return one figure; ``FIGURES`` lists all. ``print`` shows a table, and says
     which sizes are beyond the largest that was run, where a figure may change unseen.
@@ -94,7 +94,7 @@ class FiguresAt(Printed):
     def beyond(self, figure: str = "macs") -> dict[str, int]:
         """Return the dimensions whose size here is beyond the largest that was run, with that largest size."""
         check_figure(figure)
-        largest = self._source.largest(figure, self.layer)
+        largest = self._source.largest(figure, self.sizes, self.layer)
         return {name: size for name, size in largest.items() if self.sizes[name] > size}
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from modelsummary.errors import FormulaError
 from modelsummary.formulas.axis import Axis, PolynomialPiece, candidates
 from modelsummary.formulas.dimensions import Dimension
 
-__all__ = ["Fitted", "Terms", "Values", "fitted", "solve"]
+__all__ = ["FARTHEST", "Fitted", "Terms", "Values", "fitted", "solve"]
 
 _FEWEST = 3  # accepted sizes of a dimension
 _FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes that show pieces
 # Times the recorded size, and more, so that strides round them differently: windows and thresholds beyond the record.
 _FAR = ((8, 2), (16, 9), (32, 20), (64, 36), (128, 59), (320, 100))
+FARTHEST = _FAR[-1][0]
 _FAR_SECONDS = 1.0  # a run that takes longer, as of a loop over positions, is the last of these
 _BETWEEN = (5, 6, 7, 9, 10, 12)  # eighths of the largest size that was run
 _MOST_QUERIES = 40  # runs that tell candidates apart, per dimension

@@ -85,15 +85,15 @@ def _without_data(call: CallArguments) -> CallArguments:
     return replace(call, args=tuple(map_leaves(convert, value) for value in call.args), kwargs=kwargs)
 
 
-def forward_rows(live: LiveModel, call: CallArguments) -> Rows:
+def forward_rows(live: LiveModel, call: CallArguments, routes_evenly: bool) -> Rows:
     """Return the figures of a forward on shapes. Raises the error of a forward that fails."""
-    return tuple(map(_row, _root(live, call).walk()))
+    return tuple(map(_row, _root(live, call, routes_evenly).walk()))
 
 
-def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan) -> Rows:
+def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan, routes_evenly: bool) -> Rows:
     """Return the activation bytes of a training step on shapes, which are figures of its calls."""
-    root = _root(live, call)
-    memory_by_call = by_call(observe(live.model, call, plan, storages=True), None)
+    root = _root(live, call, routes_evenly)
+    memory_by_call = by_call(observe(live.model, call, plan, storages=True, routes_evenly=routes_evenly), None)
     rows = []
     for row in root.walk():
         step_call = memory_by_call.get(row.key)
@@ -101,8 +101,8 @@ def step_rows(live: LiveModel, call: CallArguments, plan: StepPlan) -> Rows:
     return tuple(rows)
 
 
-def _root(live: LiveModel, call: CallArguments) -> LayerInfo:
-    recording = capture(ModelParts.of(live.model), call, "shape")
+def _root(live: LiveModel, call: CallArguments, routes_evenly: bool) -> LayerInfo:
+    recording = capture(ModelParts.of(live.model), call, "shape", routes_evenly=routes_evenly)
     if recording.error is not None:
         raise recording.error
     return recording.root

@@ -10,11 +10,12 @@ from typing import Any
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.run import EVEN_ROUTES
 from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, check_integers, close_to
 from modelsummary.formulas.dimensions import Dimension, DimensionNames, find_dimensions, resized
 from modelsummary.formulas.expressions import expression_of
 from modelsummary.formulas.figures import CONSTANT, FiguresAt, check_figure
-from modelsummary.formulas.fitting import Fitted, fitted
+from modelsummary.formulas.fitting import FARTHEST, Fitted, fitted
 from modelsummary.formulas.runs import Row, Runs, forward_rows, step_rows, subtree
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_options import step_plan
@@ -50,9 +51,10 @@ class Scaling:
             raise FormulaError(f"a formula needs a forward that runs on shapes; this one ran for real{reason}")
         self._root = root
         self._call = live.call
-        self._forward = Runs(live.call, lambda call: forward_rows(live, call))
+        evenly = root.note == EVEN_ROUTES
+        self._forward = Runs(live.call, lambda call: forward_rows(live, call, evenly))
         plan = step_plan("train", {"workspaces": False}, root)
-        self._step = Runs(live.call, lambda call: step_rows(live, call, plan))
+        self._step = Runs(live.call, lambda call: step_rows(live, call, plan, evenly))
         self.dimensions = find_dimensions(live.model, live.call, live.batch_dim, self._accepts, names)
         self._fitted: dict[tuple[str, str], Fitted | FormulaError] = {}
 
@@ -70,16 +72,21 @@ class Scaling:
     @exclusive
     def formula(self, figure: str, layer: str = "") -> Any:
         """Return a figure of a layer's first call as a sympy expression; see ``Statistics.formula``."""
-        check_figure(figure)
-        row = next((row for row in self._root.walk() if row.fqn == layer), None)
-        if row is None:
-            fqns = [row.fqn for row in self._root.walk()]
-            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, fqns)}")
+        row = self._row(figure, layer)
         if figure in CONSTANT:
             return expression_of({}, self.dimensions) + getattr(row, CONSTANT[figure])
         if figure == "flops":
             return 2 * self.formula("macs", layer)
         return expression_of(self._fit(figure, layer).terms, self.dimensions)
+
+    def _row(self, figure: str, layer: str) -> LayerInfo:
+        """Return the row of a layer's first call. Raise an error for an unknown figure or layer."""
+        check_figure(figure)
+        row = next((row for row in self._root.walk() if row.fqn == layer), None)
+        if row is None:
+            fqns = [row.fqn for row in self._root.walk()]
+            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, fqns)}")
+        return row
 
     def at(self, sizes: Mapping[str, int], layer: str = "") -> FiguresAt:
         """Return the figures of a layer at other sizes; sizes that are not given stay as recorded."""
@@ -101,21 +108,46 @@ class Scaling:
         return checked
 
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
-        """Return a figure at these sizes. Raise ``InputError`` for sizes below the smallest that the model accepts."""
+        """Return a figure at these sizes: of a run with them, or by its formula.
+
+        Raises:
+            InputError: a size is below the smallest that the model accepts.
+        """
+        measured = self._measured(figure, sizes, layer)
+        return self.by_formula(figure, sizes, layer) if measured is None else measured
+
+    def by_formula(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
+        """Return a figure at these sizes by its formula; errors as of ``evaluate``."""
         expression = self.formula(figure, layer)
         if figure not in CONSTANT:
-            smallest = self._fit(_measured(figure), layer).smallest
+            smallest = self._fit(_counted(figure), layer).smallest
             for dimension, least in zip(self.dimensions, smallest, strict=True):
                 if sizes[dimension.name] < least:
                     raise InputError(f"{dimension.name} must be >= {least}, got {sizes[dimension.name]}")
         return int(expression.xreplace({symbol: sizes[symbol.name] for symbol in expression.free_symbols}))
 
-    def largest(self, figure: str, layer: str = "") -> dict[str, int]:
-        """Return the largest size of each dimension at which the figure was run; empty if it is constant."""
-        if figure in CONSTANT:
+    def _measured(self, figure: str, sizes: Mapping[str, int], layer: str) -> int | None:
+        """Return a figure of a run with these sizes: one run is quicker than the tens that a formula takes.
+
+        Return None if the formula is known and holds there, or if the model does not run with these sizes.
+        """
+        self._row(figure, layer)
+        counted, numbers = _counted(figure), {dimension: sizes[dimension.name] for dimension in self.dimensions}
+        formula = self._fitted.get((counted, layer))
+        if isinstance(formula, Fitted) and all(map(int.__ge__, numbers.values(), formula.smallest)):
+            return None
+        is_far = any(size > FARTHEST * dimension.size for dimension, size in numbers.items())
+        if figure in CONSTANT or is_far:
+            return None
+        values = self._values(counted, layer, numbers, by_call=False)
+        return None if isinstance(values, str) else values[None] * (2 if figure == "flops" else 1)
+
+    def largest(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> dict[str, int]:
+        """Return the largest size of each dimension at which the figure was run; empty if nothing is extrapolated."""
+        if figure in CONSTANT or self._measured(figure, sizes, layer) is not None:
             return {}
-        sizes = self._fit(_measured(figure), layer).largest
-        return {dimension.name: size for dimension, size in zip(self.dimensions, sizes, strict=True)}
+        largest = self._fit(_counted(figure), layer).largest
+        return {dimension.name: size for dimension, size in zip(self.dimensions, largest, strict=True)}
 
     def _fit(self, figure: str, layer: str) -> Fitted:
         key = figure, layer
@@ -171,7 +203,8 @@ def _by_call(rows: Iterable[Row], figure: str) -> dict[tuple[str, int], int] | s
     return totals
 
 
-def _measured(figure: str) -> str:
+def _counted(figure: str) -> str:
+    """Return the figure of the runs that a figure is computed from."""
     return "macs" if figure == "flops" else figure
 
 

@@ -772,9 +772,11 @@ class Statistics(ModelStatistics):
 
     @exclusive
     def at(self, *, layer: str = "", dimensions: DimensionNames | None = None, **sizes: int) -> FiguresAt:
-        """Return the figures for other sizes of the inputs, by their formulas, such as ``at(batch=8, sequence=4096)``.
+        """Return the figures for other sizes of the inputs, such as ``at(batch=8, sequence=4096)``.
 
-        Where a size is beyond the largest that was run, the result says so when it is printed, and ``beyond()`` has it.
+        One run on shapes with these sizes has all of them. Where a size is more than 320 times the recorded one, or the
+        model does not run with it, figures are evaluated by their formulas; a size that is beyond the largest that was
+        run is named when the result is printed, and by ``beyond()``.
 
         Args:
             layer, dimensions: as for ``formula``.

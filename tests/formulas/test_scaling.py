@@ -50,6 +50,8 @@ def test_rounded_sizes(convolutions):
         fresh = Statistics(convolutions.live.model, (batch, 3, height, width))
         assert formula.subs({"batch": batch, "height": height, "width": width}) == fresh.total_macs
         figures = convolutions.at(batch=batch, height=height, width=width)
+        for figure in ("bytes_read", "total_output_bytes"):
+            convolutions.formula(figure)  # from now on, figures are evaluated
         assert figures.macs == figures["macs"] == fresh.total_macs
         assert figures.bytes_read == fresh.root.bytes_read
         assert figures.total_output_bytes == fresh.total_output_bytes
@@ -57,18 +59,21 @@ def test_rounded_sizes(convolutions):
 
 def test_activation_bytes():
     stats = Statistics(Gpt2(vocab=50, width=16, heads=2, depth=1, length=64), torch.zeros(2, 8).long())
+    names = {"ids": {1: "sequence"}}
     with untouched(stats.live.model):
-        kept = stats.at(dimensions={"ids": {1: "sequence"}}, sequence=21).activation_bytes
+        kept = stats.at(dimensions=names, sequence=21).activation_bytes
+        formula = stats.formula("activation_bytes", dimensions=names)
     fresh = Statistics(stats.live.model, torch.zeros(2, 21).long())
     fresh.memory()
-    assert kept == fresh.root.activation_bytes
+    assert kept == formula.subs({"sequence": 21}) == fresh.root.activation_bytes
 
 
 @pytest.mark.slow
 def test_activation_bytes_of_two_dimensions(gpt):
     fresh = Statistics(gpt.live.model, torch.zeros(3, 21).long())
     fresh.memory()
-    assert gpt.at(batch=3, sequence=21).activation_bytes == fresh.root.activation_bytes
+    sizes = {"batch": 3, "sequence": 21}
+    assert gpt.formula("activation_bytes").subs(sizes) == fresh.root.activation_bytes
 
 
 def test_all_figures():
@@ -90,7 +95,7 @@ def test_windows_are_pieces():
     formula = stats.formula("macs")
     for length, keys in [(3, 3), (15, 15), (16, 16), (17, 16), (1000, 16)]:
         assert formula.subs({"batch": 5, "sequence": length, "length": 8}) == 5 * length * keys * 8
-    assert stats.at(batch=1, sequence=40).macs == 40 * 16 * 8
+    assert stats._scaling(None).by_formula("macs", {"batch": 1, "sequence": 40, "length": 8}) == 40 * 16 * 8
 
 
 class ScoresOfLong(nn.Module):
@@ -121,9 +126,23 @@ def test_a_threshold_that_is_far_from_the_recorded_size():
     """Recorded at 16, the largest run has 4,901 positions."""
     names, longest = {"x": {0: "batch", 1: "sequence"}}, 3500
     stats = Statistics(ScoresOfVeryLong(longest), (2, 16, 8))
+    formula = stats.formula("macs", dimensions=names)
     for length, keys in [(16, 1), (longest, 1), (longest + 1, longest + 1), (4000, 4000)]:
-        assert stats.at(batch=3, sequence=length, dimensions=names).macs == 3 * length * keys * 8
+        assert formula.subs({"batch": 3, "sequence": length}) == 3 * length * keys * 8
     assert stats.at(batch=3, sequence=4000, dimensions=names).beyond("macs") == {}
+
+
+def test_one_run_is_quicker_than_a_formula():
+    """At 4,901 positions, the product of long inputs is run; 6,000 are too many for a run, see below."""
+    stats = Statistics(ScoresOfVeryLong(3500), (2, 16, 8))
+    figures = stats.at(sequence=4901)
+    runs = stats._scaling(None).runs
+    assert (figures.macs, figures.beyond("macs"), stats._scaling(None).runs - runs) == (2 * 4901**2 * 8, {}, 1)
+    assert (figures.flops, figures.total_output_bytes, stats._scaling(None).runs - runs) == (
+        4 * 4901**2 * 8,
+        4 * 2 * 4901**2,
+        1,
+    )
 
 
 def test_beyond_the_largest_size_that_was_run():
@@ -159,9 +178,11 @@ class OtherCodeForOneOfOne(nn.Module):
 
 def test_corners_are_checked():
     stats = Statistics(OtherCodeForOneOfOne(), (3, 8))
-    assert stats.at(batch=1, length=2).macs == 2 * 6
+    scaling = stats._scaling(None)
+    assert scaling.by_formula("macs", {"batch": 1, "length": 2}) == 2 * 6
     with pytest.raises(InputError, match="length must be >= 2, got 1"):
-        stats.at(batch=1, length=1)["macs"]
+        scaling.by_formula("macs", {"batch": 1, "length": 1})
+    assert stats.at(batch=1, length=1).macs == 5 * 6  # by a run
 
 
 class OtherCodeForOne(nn.Module):
@@ -173,9 +194,11 @@ class OtherCodeForOne(nn.Module):
 def test_each_piece_is_checked():
     """At length 1, no polynomial of the batch holds, although the fewest runs that determine one do not show it."""
     stats = Statistics(OtherCodeForOne(), (2, 8))
-    assert stats.at(batch=7, length=9).macs == 7 * 9 * 6
+    scaling = stats._scaling(None)
+    assert scaling.by_formula("macs", {"batch": 7, "length": 9}) == 7 * 9 * 6
     with pytest.raises(InputError, match="length must be >= 2, got 1"):
-        stats.at(batch=7, length=1)["macs"]
+        scaling.by_formula("macs", {"batch": 7, "length": 1})
+    assert stats.at(batch=7, length=1).macs == 7 * 6  # by a run
     assert str(stats.formula("macs")) == "6*batch*length"  # without the piece at length 1
 
 
@@ -262,7 +285,8 @@ def test_refused():
     stats, names = Statistics(Exponential(), (2, 3)), {"x": {0: "batch"}}
     with pytest.raises(FormulaError, match="no formula of macs: "):
         stats.formula("macs", dimensions=names)
-    figures = stats.at(dimensions=names, batch=3)
+    assert stats.at(dimensions=names, batch=3).macs == 2**3 * 3
+    figures = stats.at(dimensions=names, batch=1000)
     assert figures.params == 0
     assert figures.to_dict()["macs"] is None
     assert "\nmacs: no formula of macs: " in str(figures)  # below the table
