@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
+from modelsummary.files.budget import Budget
 from modelsummary.files.program import Operation, Program, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.statistics import ModelStatistics
@@ -55,7 +56,8 @@ def flat() -> ModelStatistics:
         Operation(f"op{number}", kind, (), [tensors[number]], [tensors[number + 1]])
         for number, kind in enumerate(drawn)
     ]
-    return FileStatistics(Program("Flat", [tensors[0]], [tensors[-1]], steps), Path("flat.onnx"))
+    budget = Budget.of_size(10_000_000)  # about the bytes of such a file
+    return FileStatistics(Program("Flat", [tensors[0]], [tensors[-1]], steps), Path("flat.onnx"), budget)
 
 
 def in_browser(path: Path) -> dict[str, float]:

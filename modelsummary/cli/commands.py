@@ -402,7 +402,13 @@ def _plan(commands: _Commands) -> None:
     add("--nodes", type=parse_count, default=1, metavar="N", help="number of nodes (default: 1)")
     add("--per-node", type=parse_count, default=8, metavar="N", help="devices of a node (default: 8)")
     add = parser.group(_OUTPUT).add_argument
-    add("--limit", type=parse_count, default=10, metavar="N", help="number of plans (default: 10)")
+    add(
+        "--limit",
+        type=parse_count,
+        default=10,
+        metavar="N",
+        help="number of plans, besides those that no other beats in time and memory (default: 10)",
+    )
 
 
 _COMMANDS: dict[str, Callable[[_Commands], None]] = {

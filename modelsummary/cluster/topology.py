@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.devices.device_spec import DeviceSpec, check_unit, device_of, device_values
+from modelsummary.devices.device_spec import DeviceSpec, check_speed, device_of, device_values
 from modelsummary.devices.factors import Factors, calibrated_factors, factors_of
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
@@ -93,7 +93,7 @@ class Cluster:
             if not is_number(value) or value <= 0:
                 raise InputError(f"{name} of a cluster of {self.device.name} must be a number > 0, got {value!r}")
             if name.endswith("bandwidth"):
-                check_unit(name, "bytes per second, such as 25e9", value, self.device.bandwidth)
+                check_speed(name, "bytes per second, such as 25e9", value)
         if type(self.interfaces_per_node) is not int:
             raise InputError(f"interfaces_per_node must be an integer >= 1, got {self.interfaces_per_node!r}")
         for name in ("link_latency", "network_latency"):

@@ -25,7 +25,7 @@ from modelsummary.keywords import dtype_named, listed, takes_keywords
 from modelsummary.tables import Report
 from modelsummary.units import parse_bytes, scaled
 
-__all__ = ["Bound", "DeviceSpec", "Predicted", "check_unit", "device_of", "device_values", "least_seconds"]
+__all__ = ["Bound", "DeviceSpec", "Predicted", "check_speed", "device_of", "device_values", "least_seconds"]
 
 Precision = torch.dtype | str
 _TERA = 1e12
@@ -36,7 +36,7 @@ _SUSTAINED = (torch.float32, torch.float16, torch.bfloat16)
 _OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID", "3E"})
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 _MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
-_SMALL, _LARGE = 1e6, 1e9  # a peak or a bandwidth below, where the other is above, lacks its unit
+_SMALL = 1e5  # a peak or a bandwidth below lacks its unit; 1 is made up
 _SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself
 
 # Copies to pinned memory reach about 80 % of sixteen lanes of PCIe, whose data sheets have 15.75, 31.5 and 63 GB/s for
@@ -113,11 +113,14 @@ class DeviceSpec:
                     object.__setattr__(self, name, value)
         if isinstance(self.peak_flops, Mapping):
             object.__setattr__(self, "peak_flops", {_precision(key): peak for key, peak in self.peak_flops.items()})
-        peaks = self.peak_flops.values() if isinstance(self.peak_flops, Mapping) else ()
-        figures = [*peaks, self.bandwidth]
-        if not peaks or not all(isinstance(figure, (int, float)) and figure > 0 for figure in figures):
-            raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
-        self._check_units(max(peaks))
+        if not isinstance(self.peak_flops, Mapping) or not self.peak_flops:
+            raise InputError(
+                f"{self.name!r}: peak_flops must map dtypes to FLOP/s, such as {{torch.bfloat16: 312e12}}, got "
+                f"{self.peak_flops!r:.80}"
+            )
+        for key, peak in self.peak_flops.items():
+            check_speed(f"{self.name!r}: peak_flops of {key}", "FLOP/s, such as 312e12", peak)
+        check_speed(f"{self.name!r}: bandwidth", "bytes per second, such as 2e12", self.bandwidth)
         if self.memory_bytes is not None:
             memory_bytes: Any = self.memory_bytes
             if isinstance(memory_bytes, float) and memory_bytes.is_integer():  # such as 80e9
@@ -158,15 +161,6 @@ class DeviceSpec:
         if self.name in _ON_GRACE:
             return _ON_GRACE[self.name]
         return _HOST_BANDWIDTHS.get(self.generation)
-
-    def _check_units(self, peak: float) -> None:
-        """Raise ``InputError`` for a peak in TFLOP/s, or a bandwidth in GB/s or TB/s, beside the other in units."""
-        peak_flops, bandwidth = max(peak, 1.0), max(self.bandwidth, 1.0)
-        for name, unit, value, other in (
-            ("peak_flops", "FLOP/s, such as 312e12", peak_flops, bandwidth),
-            ("bandwidth", "bytes per second, such as 2e12", bandwidth, peak_flops),
-        ):
-            check_unit(f"{self.name!r}: {name}", unit, value, other)
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
@@ -343,14 +337,16 @@ class DeviceSpec:
         return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
 
 
-def check_unit(name: str, unit: str, value: float, other: float) -> None:
-    """Raise ``InputError`` for a speed in TFLOP/s, GB/s or TB/s beside another in units.
+def check_speed(name: str, unit: str, value: Any) -> None:
+    """Raise ``InputError`` for a speed that is not a number > 0, or that is in TFLOP/s, GB/s or TB/s instead of units.
 
-    >>> check_unit("link_bandwidth", "bytes per second, such as 3e11", 600, 2e12)
+    >>> check_speed("link_bandwidth", "bytes per second, such as 3e11", 600)
     Traceback (most recent call last):
     modelsummary.errors.InputError: link_bandwidth must be in bytes per second, such as 3e11, got 600
     """
-    if 1 < value < _SMALL <= _LARGE <= other:
+    if not is_number(value) or value <= 0:
+        raise InputError(f"{name} must be a number > 0 in {unit}, got {value!r:.80}")
+    if 1 < value < _SMALL:
         raise InputError(f"{name} must be in {unit}, got {value!r}")
 
 

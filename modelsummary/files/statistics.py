@@ -14,6 +14,7 @@ from modelsummary.files.program import Activations, Operation, Program, Tensor, 
 from modelsummary.files.program_tree import dataflow_of_program, program_tree
 from modelsummary.formulas.expressions import dimension
 from modelsummary.formulas.figures import CONSTANT, FiguresAt, check_figure
+from modelsummary.keywords import nearest
 from modelsummary.layer_info import LayerInfo
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.tables import table
@@ -119,7 +120,13 @@ class FileStatistics(ModelStatistics):
 
         Included are defaults, the values of small constant inputs (such as ``min`` of a Clip), and ``channel``,
         ``height`` and ``width`` of the input of a convolution.
+
+        Raises:
+            InputError: the file has no operator of this type.
         """
+        types = {operation.op_type: None for operation in self.operations}
+        if op_type not in types:
+            raise InputError(f"the file has no operator of type {op_type!r:.80}{nearest(str(op_type), types)}")
         return {operation.name: operation.attributes for operation in self.operations if operation.op_type == op_type}
 
     def bandwidth(self, buffer_bytes: int = 0) -> Bandwidth:

@@ -90,6 +90,8 @@ def clip_gradients(
     plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh, max_norm: float, norm_type: float
 ) -> torch.Tensor:
     """Clip gradients as ``ParallelPlan.clip_grad_norm_`` says: torch takes the norm of one mesh's tensors alone."""
+    if all(parameter.grad is None for parameter in model.parameters()):
+        raise InputError(f"no parameter of {type(model).__name__} has a gradient; call clip_grad_norm_ after backward")
     lists = tuple(f"{layer.fqn}." for layer in plan.layers if layer.is_list)
     groups: dict[Any, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

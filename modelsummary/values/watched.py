@@ -205,6 +205,9 @@ class Values(Printed, Records):
 
         One that the forward replaced does not count, such as an infinite mask.
 
+        Raises:
+            InputError: nothing ran while values were watched.
+
         >>> import torch
         >>> from torch import nn
         >>> from modelsummary import Statistics
@@ -215,6 +218,8 @@ class Values(Printed, Records):
         >>> bad.operator, bad.kind
         ('aten.log', 'inf')
         """
+        if not self.steps:
+            raise InputError("nothing ran while values were watched: call the model inside of `with stats.watch()`")
         return next((value for value in self.bad if value.is_final), None)
 
     def log(self, step: int | None = None) -> dict[str, float]:
@@ -276,7 +281,6 @@ class Values(Printed, Records):
         return {"bad": [value.to_dict() for value in self.bad], "rows": self.to_records()}
 
     def _report(self) -> Report:
-        bad = self.first_bad()
         headers = ["Call", "Class", "mean", "std", "abs max", "zeros", "not finite", "grad norm", "grad abs max"]
         rows = [
             [
@@ -287,8 +291,10 @@ class Values(Printed, Records):
             ]
             for call in self.calls
         ]
-        steps = self.steps
-        below = [str(steps[-1]) if steps else "nothing ran"]
+        if not self.steps:
+            return Report(rows, headers, "llrrrrrrr", below=["nothing ran"])
+        bad = self.first_bad()
+        below = [str(self.steps[-1])]
         below.append("all values are finite" if bad is None else f"{str(bad).splitlines()[0]}; see first_bad()")
         scaled = sum(value.loss_scale is not None for value in self.bad)
         if scaled:

@@ -82,8 +82,11 @@ def test_case_and_marks_in_a_name_do_not_count(name, entry):
 @pytest.mark.parametrize(
     ("peak", "bandwidth", "said"),
     [
-        (312, 2e12, "peak_flops must be in FLOP/s, such as 312e12, got 312"),
+        (312, 2e12, "peak_flops of torch.bfloat16 must be in FLOP/s, such as 312e12, got 312"),
         (312e12, 2039, "bandwidth must be in bytes"),
+        (312, 2039, "peak_flops of torch.bfloat16 must be in FLOP/s, such as 312e12, got 312"),
+        ("312 TFLOP/s", 2e12, "must be a number > 0 in FLOP/s, such as 312e12, got '312 TFLOP/s'"),
+        (312e12, "2 TB/s", "bandwidth must be a number > 0 in bytes per second, such as 2e12, got '2 TB/s'"),
     ],
 )
 def test_a_figure_without_its_unit_is_refused(peak, bandwidth, said):
@@ -132,10 +135,10 @@ def test_memory_is_what_torch_sees(name):
 
 
 def test_bound():
-    # 100 FLOP/s and 10 B/s: from 10 FLOPs a byte on computing takes longer
-    spec = DeviceSpec("made up", {torch.float32: 100.0}, 10.0)
-    assert spec.bound(200, 10, torch.float32) == (2.0, "compute")
-    assert spec.bound(200, 40, torch.float32) == (4.0, "memory")
+    # 100 TFLOP/s and 10 TB/s: from 10 FLOPs per byte on computing takes longer
+    spec = DeviceSpec("made up", {torch.float32: 100e12}, 10e12)
+    assert spec.bound(200e12, 10e12, torch.float32) == (2.0, "compute")
+    assert spec.bound(200e12, 40e12, torch.float32) == (4.0, "memory")
     assert spec.bound(0, 0, torch.float32) == (0.0, "compute")
     with pytest.raises(InputError, match=r"peak of made up with torch\.float64 is not known; pass dtype= one of"):
         spec.bound(1, 1, torch.float64)
@@ -153,7 +156,10 @@ def test_bound():
     ],
 )
 def test_bad_figures(peaks, bandwidth):
-    with pytest.raises(InputError, match="must be numbers > 0"):
+    with pytest.raises(
+        InputError,
+        match=r"peak_flops must map dtypes to FLOP/s|must be a number > 0 in (FLOP/s|bytes per second), such as",
+    ):
         DeviceSpec("bad", peaks, bandwidth)
 
 

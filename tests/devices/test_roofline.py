@@ -8,8 +8,8 @@ from modelsummary import DeviceSpec, InputError, Statistics
 from modelsummary.statistics import ModelStatistics
 from tests.models import Call
 
-# 1000 FLOP/s, 100 B/s
-SPEC = DeviceSpec("made up", {torch.float32: 1e3, torch.float64: 5e2, "tf32": 8e3}, 1e2)
+# 1 MFLOP/s, 100 kB/s: 1,000 FLOPs and 100 B per ms
+SPEC = DeviceSpec("made up", {torch.float32: 1e6, torch.float64: 5e5, "tf32": 8e6}, 1e5)
 
 
 def statistics():
@@ -24,9 +24,9 @@ def as_data(stats):
 
 def test_the_bound_of_data():
     stats = as_data(statistics())
-    assert stats.estimate_latency(SPEC) == pytest.approx(2.56e3 + 1.28e3)  # both wait for memory
-    assert stats["0"].estimated_latency_ms == pytest.approx(2.56e3)
-    assert stats.root.estimated_latency_ms == pytest.approx(3.84e3)
+    assert stats.estimate_latency(SPEC) == pytest.approx(2.56 + 1.28)  # both wait for memory
+    assert stats["0"].estimated_latency_ms == pytest.approx(2.56)
+    assert stats.root.estimated_latency_ms == pytest.approx(3.84)
     assert stats.estimate_latency(DeviceSpec("slow", {torch.float32: 1.0}, 1e9)) == pytest.approx(128e3, rel=1e-6)
     assert stats.root.latency_ms is None
 
@@ -46,10 +46,10 @@ def test_roofline():
     stats = statistics()
     model, linear, relu = stats.roofline(SPEC)
     assert (linear.flops, linear.moved_bytes, linear.arithmetic_intensity) == (128, 256, 0.5)
-    assert (linear.bound_ms, linear.limited_by, linear.part_of_roof) == (pytest.approx(2560), "memory", None)
-    assert relu.bound_ms == pytest.approx(1280)
-    assert model.bound_ms == pytest.approx(3840)
-    stats.root.latency_ms, stats["0"].latency_ms = 5000.0, 5120.0
+    assert (linear.bound_ms, linear.limited_by, linear.part_of_roof) == (pytest.approx(2.56), "memory", None)
+    assert relu.bound_ms == pytest.approx(1.28)
+    assert model.bound_ms == pytest.approx(3.84)
+    stats.root.latency_ms, stats["0"].latency_ms = 5.0, 5.12
     model, linear, relu = stats.roofline(SPEC)
     assert linear.part_of_roof == pytest.approx(0.5)
     text = str(stats.roofline(SPEC, depth=0))
@@ -75,7 +75,7 @@ def test_functions_of_a_forward_are_counted():
     model = Call(lambda self, x: self.a(x @ x), a=nn.Identity())
     model, identity = Statistics(model, (8, 8)).roofline(SPEC)
     assert model.flops == 1024
-    assert model.bound_ms == pytest.approx(1e3 * max(1.024, 512 / 1e2))  # x is read once, the product written
+    assert model.bound_ms == pytest.approx(max(1.024, 512 / 1e2))  # x is read once, the product written
     assert identity.bound_ms == 0
 
 

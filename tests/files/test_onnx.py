@@ -491,6 +491,10 @@ def test_functions_have_rows(tmp_path):
     assert stats.total_params == 16
     assert stats["b2/fc/mm"].is_recursive
     assert [each["alpha"] for each in stats.attributes("LeakyRelu").values()] == [0.5, 0.25]
+    with pytest.raises(InputError, match=r"the file has no operator of type 'LeakyReLU'; did you mean 'LeakyRelu'\?"):
+        stats.attributes("LeakyReLU")
+    with pytest.raises(InputError, match="the file has no operator of type 3; expected one of"):
+        stats.attributes(3)
 
 
 def test_the_dearer_branch_counts(tmp_path):

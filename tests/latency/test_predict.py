@@ -314,7 +314,7 @@ def test_unknown_options_and_dtypes():
 def test_statistics_without_a_live_model_have_the_bound():
     stats = statistics()
     data = pickle.loads(pickle.dumps(stats))
-    spec = DeviceSpec("made up", {torch.float32: 1e3}, 1e2)
+    spec = DeviceSpec("made up", {torch.float32: 1e6}, 1e5)
     assert data.estimate_latency(spec, dtype=torch.float32) > 0
     with pytest.raises(InputError, match="pass a device name and dtype only"):
         data.estimate_latency(spec, backward=True)

@@ -860,3 +860,11 @@ def test_reading_a_watch_instead_of_its_values():
     watching = Statistics(nn.Linear(4, 2), (1, 4)).watch()
     with pytest.raises(AttributeError, match=r"has no attribute 'first_bad'; write with stats\.watch\(\) as values"):
         watching.first_bad()  # type: ignore[attr-defined]
+
+
+def test_a_watch_around_nothing():
+    with Statistics(nn.Linear(2, 2), (1, 2)).watch() as values:
+        pass
+    assert str(values) == "nothing ran"
+    with pytest.raises(InputError, match="nothing ran while values were watched: call the model inside"):
+        values.first_bad()
