@@ -407,7 +407,7 @@ def _plan(commands: _Commands) -> None:
         type=parse_count,
         default=10,
         metavar="N",
-        help="number of plans, besides those that no other beats in time and memory (default: 10)",
+        help="number of plans, besides the Pareto set of time and memory (default: 10)",
     )
 
 
