@@ -117,12 +117,12 @@ def capture(parts: ModelParts, call: CallArguments, execution: str, *, routes_ev
         return _real(parts, call)
     with no_collection():
         lacks_values = only_shapes is not None
-        recording = _routed_evenly(parts, call) if routes_evenly and lacks_values else None
-        recording = recording or _on_shapes(parts, call, fails=execution == "shape", lacks_values=lacks_values)
-    if isinstance(recording, Recording):
-        return recording
-    reason, recording = recording, _real(parts, call)
-    recording.fallback_reason = recording.fallback_reason or reason
+        assumed = _routed_evenly(parts, call) if routes_evenly and lacks_values else None
+        outcome = assumed or _on_shapes(parts, call, fails=execution == "shape", lacks_values=lacks_values)
+    if isinstance(outcome, Recording):
+        return outcome
+    recording = _real(parts, call)
+    recording.fallback_reason = recording.fallback_reason or outcome
     return recording
 
 
