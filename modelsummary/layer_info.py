@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelsummary.errors import harmless
-from modelsummary.tables import Report
+from modelsummary.tables import Printed, Report
 from modelsummary.units import grouped
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 UNKNOWN = "?"
-_DISPLAYED = (  # in a notebook, if there is such a figure
+_DISPLAYED = (  # if there is such a figure
     "class_name input_size output_size inner_layers num_params trainable_params params_bytes num_buffers macs flops"
     " elementwise_ops bytes_read bytes_written arithmetic_intensity activation_bytes peak_bytes latency_ms"
     " estimated_latency_ms uncounted_ops note"
@@ -73,7 +73,7 @@ def first_shape(sizes: Sizes) -> list[int] | str | None:
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class LayerInfo:
+class LayerInfo(Printed):
     """One call of one module, or a module that was not called.
 
     A module called twice has two rows, distinguished by ``call_index``. A container without a call of its own
@@ -273,7 +273,7 @@ class LayerInfo:
     def __repr__(self) -> str:
         return harmless(f"{self.class_name}: {self.depth}-{self.depth_index}" if self.depth else self.class_name)
 
-    def _repr_html_(self) -> str:
+    def _report(self) -> Report:
         facts = {name: value for name in _DISPLAYED if (value := getattr(self, name))}
         numbers = {
             name: f"{value:,.4g}" if isinstance(value, float) else grouped(value)
@@ -281,7 +281,7 @@ class LayerInfo:
             if isinstance(value, (int, float))
         }
         rows = [[name, numbers.get(name, ""), "" if name in numbers else value] for name, value in facts.items()]
-        return Report(rows, [self.fqn or self.class_name, "", ""], "lrl").html()
+        return Report(rows, [self.fqn or self.class_name, "", ""], "lrl")
 
     def __getstate__(self) -> dict[str, Any]:
         return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)} | {"module": None}

@@ -412,6 +412,8 @@ def _with_ellipsis(text: str, room: int) -> str:
 class Printed(ABC):
     """A result that prints as a table, and that a notebook shows as one."""
 
+    __slots__ = ()
+
     @abstractmethod
     def _report(self) -> Report:
         """Return the table."""

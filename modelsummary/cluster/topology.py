@@ -13,6 +13,8 @@ from modelsummary.devices.factors import Factors, calibrated_factors, factors_of
 from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
 from modelsummary.keywords import check_names, choice_of, takes_keywords
+from modelsummary.tables import Printed, Report
+from modelsummary.units import scaled
 
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate
@@ -25,7 +27,7 @@ _NVLINK_4 = 900e9  # bytes per second of all NVLinks of a Hopper SXM module, bot
 
 @takes_keywords()
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Printed):
     """The devices to train on, and the links between them.
 
     Bandwidths are as in a data sheet, for one direction; the fraction that collectives reach is in ``collectives``.
@@ -118,6 +120,20 @@ class Cluster:
             return self.nvlink_sharp
         has_switch = (self.device.interconnect or 0.0) >= _NVLINK_4 and self.link_bandwidth > PCIE_BANDWIDTH
         return has_switch and self.device.generation in ("hopper", "blackwell")
+
+    def _report(self) -> Report:
+        rows = [
+            ["device", self.device.name],
+            ["nodes", str(self.nodes)],
+            ["devices per node", str(self.devices_per_node)],
+            ["memory of a device", scaled(self.memory_bytes, "B")],
+            ["link of a device", scaled(self.link_bandwidth, "B/s")],
+            ["network interfaces of a node", str(self.interfaces_per_node)],
+            ["network interface", scaled(self.network_bandwidth, "B/s")],
+            ["switches reduce", "yes" if self.reduces_in_switch else "no"],
+        ]
+        factors = [f"Corrected by {self.factors!r}"] if self.factors.values else []
+        return Report(rows, [self.name or "Cluster", ""], "lr", below=factors)
 
     @property
     def devices(self) -> int:

@@ -22,7 +22,7 @@ from modelsummary.devices.factors import OF_DEVICES, Factors, calibrated_factors
 from modelsummary.errors import InputError, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
 from modelsummary.keywords import dtype_named, listed, takes_keywords
-from modelsummary.tables import Report
+from modelsummary.tables import Printed, Report
 from modelsummary.units import parse_bytes, scaled
 
 __all__ = ["Bound", "DeviceSpec", "Predicted", "check_speed", "device_of", "device_values", "least_seconds"]
@@ -59,7 +59,7 @@ class Bound(NamedTuple):
 
 @takes_keywords()
 @dataclass(frozen=True)
-class DeviceSpec:
+class DeviceSpec(Printed):
     """Peaks and other figures that the speed of a device depends on.
 
     Without ``peak_flops`` and ``bandwidth``, all figures are taken from the table of accelerators, and ``source`` says
@@ -137,7 +137,7 @@ class DeviceSpec:
         if not isinstance(self.factors, Factors):
             raise InputError(f"{self.name!r}: factors must be Factors(products=1.1, ...), got {self.factors!r:.120}")
 
-    def _repr_html_(self) -> str:
+    def _report(self) -> Report:
         figures = [
             *(
                 (f"peak, {str(dtype).removeprefix('torch.')}", peak, "FLOP/s")
@@ -149,7 +149,7 @@ class DeviceSpec:
             ("power", self.watts, "W"),
         ]
         rows = [[name, scaled(value, unit)] for name, value, unit in figures if value]
-        return Report(rows, [self.name, ""], "lr", below=[self.source] if self.source else []).html()
+        return Report(rows, [self.name, ""], "lr", below=[self.source] if self.source else [])
 
     @property
     def host_bandwidth(self) -> float | None:

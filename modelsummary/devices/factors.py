@@ -79,6 +79,9 @@ class Factors(Printed):
         if type(self.steps) is not int or self.steps < 0:
             raise InputError(f"factors: steps must be an integer >= 0, got {self.steps!r:.80}")
 
+    def __repr__(self) -> str:
+        return f"Factors({', '.join(f'{name}={value!r}' for name, value in self.values.items())})"
+
     def of(self, op_class: str) -> float:
         """Return the factor on the seconds of a kernel."""
         if op_class in ("gemm", "conv"):

@@ -22,7 +22,7 @@ from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.subject import dtype_of
 from modelsummary.units import ReadableNumbers
 from modelsummary.views import document, export, text
-from modelsummary.views.amounts import find_amounts
+from modelsummary.views.amounts import Ranking, find_amounts
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.html import to_notebook
 from modelsummary.views.labels import check_depth
@@ -285,6 +285,8 @@ class ModelStatistics(ReadableNumbers):
     def top(self, n: int = 10, by: str = "macs") -> list[LayerInfo]:
         """Return the ``n`` rows with the largest own amount, largest first, without rows that have none.
 
+        The result is a list of ``LayerInfo``, which prints as a table.
+
         Args:
             by: an amount that adds up over modules: ``"macs"``, ``"params"``, ``"flops"``, ``"bytes_read"``,
                 ``"bytes_written"``, ``"activation_bytes"``, ``"latency"`` ... (names of ``split(by=...)``, columns and
@@ -299,11 +301,15 @@ class ModelStatistics(ReadableNumbers):
         >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 4)), (1, 2))
         >>> [(row.fqn, row.self_macs) for row in stats.top(2)]
         [('1', 32), ('0', 16)]
+        >>> print(stats.top(1))
+        Layer    Class       Multiply-adds    Share
+        1        Linear                 32    66.7%
         """
         check_integers(n=n)
-        amounts = find_amounts(self.root, by).self_amount
-        ranked = sorted((row for row in amounts if amounts[row]), key=lambda row: -amounts[row])
-        return ranked[:n]
+        amounts = find_amounts(self.root, by)
+        own = amounts.self_amount
+        ranked = sorted((row for row in own if own[row]), key=lambda row: -own[row])
+        return Ranking(ranked[:n], amounts)
 
     def __str__(self) -> str:
         return self.printed()

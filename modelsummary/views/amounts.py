@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from modelsummary.errors import InputError, close_to
 from modelsummary.keywords import listed
 from modelsummary.layer_info import LayerInfo
-from modelsummary.units import PREFIXES, auto_prefix, symbol
+from modelsummary.tables import Printed, Report
+from modelsummary.units import PREFIXES, auto_prefix, percent, symbol
 from modelsummary.views.columns import COLUMNS, FILLED_BY
 
-__all__ = ["ADDITIVE", "Amounts", "Unit", "column_of", "find_amounts", "total_of"]
+__all__ = ["ADDITIVE", "Amounts", "Ranking", "Unit", "column_of", "find_amounts", "total_of"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,25 @@ class Amounts:
     def label(self) -> str:
         """The title with its unit."""
         return f"{self.title} ({self.unit.symbol})" if self.unit.symbol else self.title
+
+
+class Ranking(Printed, list[LayerInfo]):
+    """The rows with the largest own amounts, largest first; ``print`` shows the amounts and their shares of the model.
+
+    Args:
+        rows: the rows.
+        amounts: the amounts of all rows of the model.
+    """
+
+    def __init__(self, rows: Iterable[LayerInfo], amounts: Amounts) -> None:
+        super().__init__(rows)
+        self._title, whole = amounts.title, sum(amounts.self_amount.values())
+        values = [amounts.self_amount[row] for row in self]
+        self._amounts = [(amounts.unit.text(value), percent(value / whole)) for value in values]
+
+    def _report(self) -> Report:
+        rows = [[row.fqn, row.class_name, *texts] for row, texts in zip(self, self._amounts, strict=False)]
+        return Report(rows, ["Layer", "Class", self._title, "Share"], "llrr")
 
 
 # names of columns, values of split(by=...) and short names -> title, kind, attribute of the own part

@@ -46,7 +46,9 @@ def stats():
 
 SHOWN = {
     "row": (lambda stats: stats["0"], "num_params"),
+    "rows": (lambda stats: stats.top(2), "<b>&"),
     "device": (lambda stats: DeviceSpec("A100"), "2.04 TB/s"),
+    "cluster": (lambda stats: Cluster.preset("DGX A100", nodes=2), "network interface"),
     "memory": (lambda stats: stats.memory(optimizer="sgd"), "Parameters"),
     "checkpoint plan": (lambda stats: stats.suggest_checkpoint(10**6), "Peak without checkpointing"),
     "kernels": (lambda stats: stats.kernels("A100"), "gemm"),
@@ -67,11 +69,13 @@ def test_a_result_is_a_table(stats, what):
     assert cell in [each.replace("\N{NO-BREAK SPACE}", " ").strip() for each in page.cells]
     assert page.tags <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
     assert "<th>" not in result._repr_html_()  # notebooks would align it to the right, browsers center it
-    if what not in ("row", "device"):
+    if what in ("row", "device", "cluster"):
+        assert "\n" not in repr(result)  # as part of other texts and of messages
+    else:
         assert repr(result) == str(result)  # a terminal shows the table, too
-        text = str(result).partition("Left out")[0]
-        words = set(text.split()) - {word for word in text.split() if set(word) <= {"="}}
-        assert words <= set(page.text.replace("\N{NO-BREAK SPACE}", " ").split())
+    text = str(result).partition("Left out")[0]
+    words = set(text.split()) - {word for word in text.split() if set(word) <= {"="}}
+    assert words <= set(page.text.replace("\N{NO-BREAK SPACE}", " ").split())
 
 
 def test_a_row_has_its_words_left_and_its_numbers_right(stats):
