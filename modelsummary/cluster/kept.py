@@ -65,7 +65,7 @@ def kept_storages(
     part_names: Sequence[str],
     kept_by: Sequence[str],
     core: Collection[int],
-    shares: Mapping[int, int],
+    shares: Mapping[int, float],
     *,
     compiled: bool,
 ) -> list[KeptStorage]:
@@ -77,7 +77,7 @@ def kept_storages(
         part_names: part that each operator belongs to.
         kept_by: part that keeps each storage, as ``keepers`` returns them.
         core: indices of the operators between the scores and the context of attention.
-        shares: index of an operator -> number of ranks each of which keeps a share of its result.
+        shares: index of an operator -> what a rank keeps of its result, relative to all of it.
         compiled: forward and backward are compiled.
     """
     last_core = {part_names[index]: index for index in sorted(core)}
@@ -90,7 +90,7 @@ def kept_storages(
         is_core = storage.born in core and made_in is not None and storage.born != last_core.get(made_in)
         if is_core:  # a copy of what enters is kept instead of it
             is_core = not operators[storage.born].run.call.rule.facts.copies
-        nbytes = storage.nbytes // shares.get(storage.born, 1)
+        nbytes = int(storage.nbytes * shares.get(storage.born, 1))
         kept.append(KeptStorage(part_name, storage.identity, nbytes, is_core))
     return kept
 

@@ -277,13 +277,14 @@ def parts_of(
         if storage.born in gathered:
             collectives[part_name].append(MicrobatchCollective("all_gather", "backward", storage.nbytes))
     between = frozenset(index for index, mark in enumerate(marks) if mark & _CORE)
+    shares = _kept_shares(observed, gathered, token_shares, has_eight_bits=eight_bits is not None and mode == "fused")
     storages = kept_storages(
         observed.operators,
         observed.saved,
         part_names,
         kept_by,
         between,
-        dict.fromkeys(gathered, token_shares),
+        shares,
         compiled=mode == "compiled",
     )
     kept: Counter[str] = Counter()
@@ -576,6 +577,30 @@ def _cast_operands(operators: Sequence[StepOperator], mode: str) -> Iterator[tup
             if mode == "eager" or not (key in cast or (mode == "fused" and spec.is_param)):
                 cast.add(key)
                 yield operator, spec
+
+
+def _kept_shares(
+    observed: Observed, gathered: Iterable[int], token_shares: int, *, has_eight_bits: bool
+) -> dict[int, float]:
+    """Return operators -> what a rank keeps of their results for the backward, relative to all of it.
+
+    Args:
+        observed: what the step showed.
+        gathered: operators that gather tokens, of which each of ``token_shares`` ranks keeps its own.
+        has_eight_bits: Transformer Engine keeps the cast operand of a product instead of the tensor in 16 bits, or
+            beside it if other operators of the backward read it.
+    """
+    shares = dict.fromkeys(gathered, 1 / token_shares)
+    products: set[int] = set()
+    others: set[int] = set()
+    for operator in observed.operators if has_eight_bits else ():
+        if operator.phase == "backward" and operator.run.call.rule.launches_kernel:
+            is_product = any(map(_may_have_eight_bits, work_of(operator.run.call)))
+            (products if is_product else others).update(operator.run.reads)
+    for storage in observed.saved:
+        if storage.identity in products:
+            shares[storage.born] = shares.get(storage.born, 1) * (1.5 if storage.identity in others else 0.5)
+    return shares
 
 
 def _cast(spec: TensorSpec) -> list[Work]:

@@ -523,6 +523,8 @@ def test_eight_bits_are_of_products_alone():
         works = model.parts(Plan(micro_batch=4096))["2"].works
         counted = [sum(times for work, times in works[name] if work.name == "cast") for name in ("forward", "backward")]
         assert tuple(counted) == casts
+        # the input of the layer, which is the result of another one and which nothing else reads, in 16 or 8 bits
+        assert model.parts(Plan(micro_batch=4096))["2"].kept_bytes == (n if kernels == "fused" else 2 * n)
     with pytest.raises(
         InputError, match=r"does not apply Recipe\(precision=torch\.float8_e4m3fn\): convert the layers with t"
     ):
