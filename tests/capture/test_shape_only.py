@@ -525,3 +525,37 @@ def test_a_remembered_result_has_a_storage_of_the_same_size():
         nbytes.append([part.untyped_storage().nbytes() for part in out])
     assert nbytes[0] == nbytes[1]
     assert nbytes[1][1] == 4 * 8
+
+
+class LooksUp(nn.Module):
+    def __init__(self, look_up, indices):
+        super().__init__()
+        self.look_up = look_up
+        self.register_buffer("mask", torch.tensor([[True, False, True], [False, True, True]]))
+        self.register_buffer("indices", torch.tensor(indices))
+
+    def forward(self, x):
+        return self.look_up(x, self.mask, self.indices)
+
+
+# a mask of two dimensions takes two; a number has one place, and no place from its end
+LOOK_UPS = {
+    "behind a mask": (lambda x, mask, i: x[mask, i], [40, 41, 42, 49], [40, 41, 42, 50]),
+    "from the end": (lambda x, mask, i: x[:, :, i], [-50], [-51]),
+    "gather of a number": (lambda x, mask, i: x.sum().gather(0, i), [0], [1]),
+    "index_select": (lambda x, mask, i: x.index_select(2, i), [49], [50]),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_indices_are_refused_where_a_run_refuses_them(name):
+    look_up, valid, wrong = LOOK_UPS[name]
+    x = torch.rand(2, 3, 50)
+    LooksUp(look_up, valid)(x)
+    Statistics(LooksUp(look_up, valid), x, execution="shape")
+    with pytest.raises((IndexError, RuntimeError)):
+        LooksUp(look_up, wrong)(x)
+    with pytest.raises(
+        ForwardError, match=rf"index {wrong[-1]} is out of range for a tensor of shape \[.*\]; pass 0 to"
+    ):
+        Statistics(LooksUp(look_up, wrong), x, execution="shape")

@@ -226,12 +226,15 @@ class ShapeOnly:
             if values is None:
                 continue
             least, most = map(int, values.aminmax())
-            size, is_embedding = table.shape[dim], "weight" in call
-            if most >= size or least < (0 if is_embedding else -size):
+            size = table.shape[dim] if table.dim() else 1
+            counts_from_end = "indices" in call and "weight" not in call  # as in x[-1]
+            if most >= size or least < (-size if counts_from_end else 0):
                 named = (*model.named_parameters(), *model.named_buffers())
                 name = next((name for name, tensor in named if tensor is table), "a tensor")
                 wrong = most if most >= size else least
-                raise IndexError(f"index {wrong} is out of range for {name} of shape {list(table.shape)}")
+                raise IndexError(
+                    f"index {wrong} is out of range for {name} of shape {list(table.shape)}; pass 0 to {size - 1}"
+                )
 
     def assume_values(self, inputs: Any) -> None:
         """Assume values that are not known, as no real run can tell them: choices fall on all candidates in turn.
@@ -499,9 +502,12 @@ def _lookups(call: Arguments) -> Iterator[tuple[Tensor, int, Tensor]]:
     elif "dim" in call:
         yield call["self"], call["dim"], call["index"]
     elif "indices" in call:
-        for dim, index in enumerate(call["indices"]):
-            if index is not None and not index.dtype.is_floating_point and index.element_size() > 1:  # no mask
+        dim = 0
+        for index in call["indices"]:
+            is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+            if index is not None and not is_mask:
                 yield call["self"], dim, index
+            dim += index.dim() if is_mask else 1
 
 
 def _spread(n_rows: int, n_ranks: int, n_experts: int) -> Tensor:
