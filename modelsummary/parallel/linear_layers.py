@@ -106,7 +106,6 @@ def _of_functions(event: Event, module: nn.Module) -> LinearLayer | None:
 
 _VIEWS = frozenset("view reshape flatten unflatten squeeze unsqueeze".split())
 _CASTS = frozenset("to type type_as float half bfloat16 double contiguous clone".split())
-_COPIES = frozenset({"contiguous", "clone"})
 _TRANSPOSES = frozenset("t T mT transpose swapaxes adjoint".split())
 # A function and the states of what it takes -> the state of its result, and the dimension of the weight with the
 # features of a product.
@@ -136,7 +135,7 @@ class _Walk:
             ``"product"`` of input and weight, or its ``"sum"`` with the bias.
         dim: dimension of the weight with the features of the product.
         reshapes: a function reshapes a tensor.
-        computes: a function computes with one of these tensors alone, or casts it.
+        computes: a function computes with one of these tensors alone, or casts it to another dtype.
     """
 
     def __init__(self, fqn: str, value: Value, weight: str, bias: str) -> None:
@@ -161,7 +160,8 @@ class _Walk:
         state = self._of_one(name, states[0], before == event.result.shape[-1:]) if len(states) == 1 else None
         if state:
             self.reshapes |= name in _VIEWS
-            self.computes |= name not in _VIEWS | _TRANSPOSES | _COPIES
+            is_same = name in _CASTS and isinstance(taken[0], Value) and taken[0].dtype is event.result.dtype
+            self.computes |= not is_same and name not in _VIEWS | _TRANSPOSES
         state = state or self._of_product(name, states, len(event.args), event.kwargs)
         self.states[event.result] = state
         return bool(state)

@@ -47,7 +47,7 @@ class SizesOfRank(TorchFunctionMode):
         name = getattr(function, "__name__", "").strip("_")
         for call in self.calls:
             if call["name"] == name and len(args) > 1:
-                args = self._view(call, args) if "dims" in call else self._numbers(call, args)
+                args = self._view(call, args) if "dims" in call else self._numbers(call, args, kwargs or {})
         return function(*args, **(kwargs or {}))
 
     def _view(self, call: Any, args: Any) -> Any:
@@ -65,9 +65,13 @@ class SizesOfRank(TorchFunctionMode):
                 sizes[at + 1] = total // math.prod(sizes[first : at + 1])
         return (tensor, sizes)
 
-    def _numbers(self, call: Any, args: Any) -> Any:
+    def _numbers(self, call: Any, args: Any, kwargs: Any) -> Any:
         """Change numbers of a call whose tensor has ``local`` elements along the dimension ``at``, from the end."""
         tensor, *others = args
+        if call["name"].startswith("split"):  # of the same sizes along another dimension
+            dim = kwargs.get("dim", others[1] if len(others) > 1 else 0)
+            if dim % tensor.dim() != tensor.dim() + call["at"]:
+                return args
         leaves: list[Any] = []
         changed_leaves(leaves.append, others)
         size = tensor.shape[call["at"]] if tensor.dim() >= -call["at"] else 1

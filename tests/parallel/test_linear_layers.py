@@ -43,9 +43,10 @@ LINEAR = [
     (lambda x, w, b: x @ w + b, (8, 12), 1),
     (lambda x, w, b: b + torch.matmul(x, w.transpose(0, 1)), (12, 8), 0),
     (lambda x, w, b: torch.addmm(b, x.reshape(-1, 8), w).view(*x.shape[:-1], 12), (8, 12), 1),
+    (lambda x, w, b: torch.addmm(b, x.reshape(-1, 8).to(w.dtype), w).view(*x.shape[:-1], 12), (8, 12), 1),
     (lambda x, w, b: F.linear(x, w * 0.5, b), (12, 8), 0),  # equalised learning rate
 ]
-RESHAPES = {5}  # positions of those whose forward reshapes tensors
+RESHAPES = {5, 6}  # positions of those whose forward reshapes tensors
 OTHERS = [
     lambda x, w, b: F.linear(x, w, b).relu(),
     lambda x, w, b: torch.add(x @ w.t(), b, alpha=2),
@@ -54,6 +55,7 @@ OTHERS = [
     lambda x, w, b: F.linear(x, w),
     lambda x, w, b: F.linear(x.exp(), w, b),
     lambda x, w, b: torch.addmm(b, x.reshape(-1, 8), w.t() * 0.5).view(*x.shape[:-1], 12),
+    lambda x, w, b: F.linear(x.reshape(-1, 8).double(), w.double(), b.double()).view(*x.shape[:-1], 12),
 ]
 
 
