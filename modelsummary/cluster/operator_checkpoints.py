@@ -138,7 +138,9 @@ class OperatorCheckpoints:
             working: bytes that it has there, at one time, beside what it keeps.
         """
         temporary = max((self._rank_parts.parts[kind].temporary_bytes for kind, _ in copies), default=0)
-        sizes = sorted({way.again_bytes for kind in {kind for kind, _ in copies} for way in self.ways(kind)})
+        again = [[way.again_bytes for way in self.ways(kind)] for kind in {kind for kind, _ in copies}]
+        least = max(map(min, again), default=0)  # without it, some block has no way
+        sizes = sorted({size for of_kind in again for size in of_kind if size >= least})
         step = -(-len(sizes) * len(copies) // _MOST_SOLVED) or 1
         best: tuple[int, list[Kept]] | None = None
         for most in sizes[::-step]:

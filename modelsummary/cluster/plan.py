@@ -31,7 +31,7 @@ Checkpoint = CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[Any] | str 
 """What a plan computes again, as a user writes it."""
 
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
-DISPATCHERS = ("nccl", "deepep", "hybridep")
+_DISPATCHERS = ("nccl", "deepep", "hybridep")
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
 _LEVELS = (None, *LEVELS)  # by the stage of ZeRO
 
@@ -116,7 +116,7 @@ class Recipe:
             if value is not None or not may_be_none:
                 dtype = dtype_named(value, name, end=" or None" if may_be_none else "")
                 object.__setattr__(self, name, dtype)
-        named = {"optimizer": _STATES, "kernels": ("eager", "fused", "compiled"), "dispatcher": DISPATCHERS}
+        named = {"optimizer": _STATES, "kernels": ("eager", "fused", "compiled"), "dispatcher": _DISPATCHERS}
         for name, choices in named.items():
             object.__setattr__(self, name, choice_of(getattr(self, name), choices, name))
         if self.sequence not in ("torch", "megatron"):

@@ -54,7 +54,7 @@ def least_cost(blocks: Sequence[Sequence[Option]], between: Sequence[int], budge
     most = max([*needed, *(option.peak - budget for options in blocks for option in options)])
     until = max(range(len(needed)), key=needed.__getitem__)
     corners = [corners_of(options) for options in blocks[:until]]
-    cost = _cost_bycorners_of(blocks, corners, between, budget)
+    cost = _cost_by_corners(blocks, corners, between, budget)
     rests = [None] * len(blocks) if cost is None else _rests(corners, needed[until], cost)
     front = UndominatedChoices(most)
     for options, saving, rest in zip_longest(blocks, needed[:-1], rests):
@@ -64,7 +64,7 @@ def least_cost(blocks: Sequence[Sequence[Option]], between: Sequence[int], budge
     return None if cheapest is None else cheapest[1]
 
 
-def _cost_bycorners_of(
+def _cost_by_corners(
     blocks: Sequence[Sequence[Option]], corners: Sequence[Sequence[Option]], between: Sequence[int], budget: int
 ) -> int | None:
     """Return the cost of a choice that fits, for which bytes were saved where the next ones cost least; None if none.
