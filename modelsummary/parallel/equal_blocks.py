@@ -17,7 +17,7 @@ from modelsummary.equality import kinds_of, patterns
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.parallel.applying import check_unsharded
-from modelsummary.parallel.rank_model import copied, on_meta
+from modelsummary.parallel.rank_model import copied
 
 __all__ = ["fold", "kinds_of_blocks", "pass_through", "repeats"]
 
@@ -92,7 +92,8 @@ def fold(model: nn.Module, same: Mapping[str, str]) -> nn.Module:
         InputError: the model cannot be copied: it is sharded already, has weights in TorchScript, or refuses.
     """
     _check_weights(model)
-    twin = copied(model, on_meta)
+    # quantised weights, which have a class of their own, are no more than tensors of their shape here
+    twin = copied(model, lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
     pass_through(twin, same)
     return twin
 
