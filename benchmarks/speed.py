@@ -219,7 +219,7 @@ def imports(count: int = 7) -> str:
 
 
 def machine() -> str:
-    date = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    date = datetime.datetime.now(tz=datetime.UTC).date()
     threads = f"{torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
     return f"{date}, {platform.machine()}, {threads}, modelsummary {modelsummary.__version__}."
 

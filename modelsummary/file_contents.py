@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError
-from modelsummary.extras import needs
 
 __all__ = ["read_toml", "saved", "toml_text"]
 
@@ -39,18 +37,11 @@ def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
 
     Raises:
         InputError: the file cannot be read.
-        MissingExtraError: Python is older than 3.11, and tomli is not installed.
     """
     try:
-        values: dict[str, Any] = _toml().loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, TypeError, ValueError) as error:
         raise InputError(f"path={str(path)!r:.200} is not a readable TOML file: {error}") from error
-    return values
-
-
-def _toml() -> Any:
-    with needs("tomli", "toml"):
-        return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def toml_text(values: Mapping[str, Any]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import assert_type
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from typing_extensions import assert_type
 
 import modelsummary
 from modelsummary import (

@@ -23,7 +23,7 @@ from modelsummary.keywords import nearest
 from modelsummary.units import number_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "AppliedCheckpoint",

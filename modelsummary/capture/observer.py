@@ -25,7 +25,7 @@ from modelsummary.operators.products import factors
 from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from modelsummary.capture.calls import Call, Watch
 

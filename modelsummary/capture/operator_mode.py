@@ -19,7 +19,7 @@ from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_ru
 from modelsummary.operators.tensor_bytes import is_distributed
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Costs", "Counters", "Counting", "Execution", "Operators"]
 

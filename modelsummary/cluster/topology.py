@@ -167,7 +167,6 @@ class Cluster(Printed):
 
         Raises:
             InputError: the file cannot be read, or a key or value is unusable.
-            MissingExtraError: Python is older than 3.11, and tomli is not installed.
         """
         data = read_toml(path)
         preset, name = data.pop("preset", None), data.pop("name", None)

@@ -243,7 +243,6 @@ class DeviceSpec(Printed):
 
         Raises:
             InputError: the file cannot be read, or a key or value is unusable.
-            MissingExtraError: Python is older than 3.11, and tomli is not installed.
         """
         return device_of(read_toml(path))
 

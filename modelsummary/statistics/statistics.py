@@ -31,8 +31,10 @@ from modelsummary.units import parse_bytes
 from modelsummary.views.cells import TableOptions
 
 if TYPE_CHECKING:  # imported on first use
+    from typing import Self
+
     from torch.fx import GraphModule, Node
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepEstimate
     from modelsummary.devices.device_spec import DeviceSpec

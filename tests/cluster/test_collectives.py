@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from math import inf
 
@@ -222,8 +221,6 @@ def test_presets(name):
 
 
 def test_toml(tmp_path):
-    if sys.version_info < (3, 11):
-        pytest.importorskip("tomli")
     path = tmp_path / "cluster.toml"
     path.write_text('preset = "DGX A100"\nnodes = 3\ninterfaces_per_node = 4\n')
     assert Cluster.from_toml(path) == Cluster.preset("DGX A100", nodes=3, interfaces_per_node=4)
