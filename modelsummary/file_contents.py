@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError
 
-__all__ = ["read_toml", "saved", "toml_text"]
+__all__ = ["packaged", "read_toml", "saved", "toml_text"]
 
 
 def saved(content: str | bytes, path: str | PathLike[str]) -> Path:
@@ -30,6 +31,16 @@ def saved(content: str | bytes, path: str | PathLike[str]) -> Path:
             f"path={name!r:.200} cannot be written: {reason}; pass a file in a folder that exists"
         ) from error
     return target
+
+
+def packaged(package: str, name: str) -> dict[str, Any]:
+    """Return the values of a JSON file that a package of this library has beside its modules.
+
+    >>> list(packaged("modelsummary.devices", "kernel_fits.json"))[:2]
+    ['date', 'sources']
+    """
+    values: dict[str, Any] = json.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+    return values
 
 
 def read_toml(path: str | PathLike[str]) -> dict[str, Any]:

@@ -16,10 +16,8 @@ both with published tables.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from math import ceil, log2
 from typing import Any, NamedTuple
 
@@ -32,6 +30,7 @@ from modelsummary.cluster.protocols import (
 )
 from modelsummary.cluster.topology import PCIE_BANDWIDTH, Cluster
 from modelsummary.errors import InputError
+from modelsummary.file_contents import packaged
 from modelsummary.operators.collective_calls import OPERATIONS
 
 __all__ = ["Network", "RankGroup", "collective_fits"]
@@ -65,9 +64,7 @@ def collective_fits() -> dict[str, Any]:
     >>> sorted(collective_fits())[:2]
     ['date', 'error']
     """
-    text = files("modelsummary.cluster").joinpath("collective_fits.json").read_text(encoding="utf-8")
-    fits: dict[str, Any] = json.loads(text)
-    return fits
+    return packaged("modelsummary.cluster", "collective_fits.json")
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ measured peaks where they are published, with what its runs have in common. ``be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.resources import files
 from itertools import pairwise
 from math import sqrt
 from operator import eq
@@ -20,6 +18,7 @@ import torch
 
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.topology import Cluster
+from modelsummary.file_contents import packaged
 from modelsummary.units import number_of, percent
 
 __all__ = ["Case", "PublishedErrors", "PublishedTable", "case_of", "error_of", "published_tables"]
@@ -129,7 +128,6 @@ def published_tables() -> tuple[PublishedTable, ...]:
     >>> sum(len(table.seconds) for table in published_tables() if table.name == "Korthikanti 2022")
     8
     """
-    text = files("modelsummary.cluster").joinpath("published_errors.json").read_text(encoding="utf-8")
     return tuple(
         PublishedTable(
             table["name"],
@@ -138,7 +136,7 @@ def published_tables() -> tuple[PublishedTable, ...]:
             tuple(table["peaks"]),
             {int(steps): tuple(ratios) for steps, ratios in table["calibrated"].items()},
         )
-        for table in json.loads(text)["tables"]
+        for table in packaged("modelsummary.cluster", "published_errors.json")["tables"]
     )
 
 

@@ -18,11 +18,9 @@ coefficients are fitted by ``benchmarks/fit_kernels.py`` and, for half-precision
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
 from math import ceil, exp, prod
 from typing import Any
 
@@ -44,6 +42,7 @@ from modelsummary.devices.kernel_table import HOST_CALLS
 from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_seconds
 from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, is_in_desktop, tensor_factor, vector_share
 from modelsummary.errors import InputError
+from modelsummary.file_contents import packaged
 from modelsummary.operators.operator_work import ALIGNED_BYTES, Work
 from modelsummary.units import number_of
 
@@ -75,9 +74,7 @@ def fits() -> dict[str, Any]:
     >>> sorted(fits())[:2]
     ['coefficients', 'compiled_error']
     """
-    text = files("modelsummary.devices").joinpath("kernel_fits.json").read_text(encoding="utf-8")
-    kernel_fits: dict[str, Any] = json.loads(text)
-    return kernel_fits
+    return packaged("modelsummary.devices", "kernel_fits.json")
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ common. ``benchmarks/serving_truth.py`` writes it.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
-from importlib.resources import files
 from typing import NamedTuple
 
 from modelsummary.cluster.published_errors import PublishedErrors, PublishedTable, error_of
+from modelsummary.file_contents import packaged
 
 __all__ = ["ServedCase", "error_of_serving", "tables_of_engines"]
 
@@ -39,8 +38,7 @@ def tables_of_engines() -> tuple[PublishedTable, ...]:
     >>> tables_of_engines()[0].name
     'LMDeploy, Llama-2-7B'
     """
-    text = files("modelsummary.serving").joinpath("published_errors.json").read_text(encoding="utf-8")
-    tables = json.loads(text)["tables"]
+    tables = packaged("modelsummary.serving", "published_errors.json")["tables"]
     return tuple(PublishedTable(table["name"], ServedCase(**table["case"]), tuple(table["ratios"])) for table in tables)
 
 
