@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import modelsummary
-from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
+from modelsummary.cli.models import accelerator_of, arguments_of, inputs_of_file, statistics_of
 from modelsummary.cli.sources import build_model
 from modelsummary.cluster import Cluster
 from modelsummary.devices.kernel_table import device_here
@@ -114,9 +114,9 @@ def check(options: argparse.Namespace) -> int:
 
 def explore(options: argparse.Namespace) -> int:
     """Write the page of a model, or of two models side by side."""
-    stats = _explored(options.model, options)
-    other = None if options.compare is None else _explored(options.compare, options)
-    memory, stages = _memory(stats, options.memory), _stages(stats, options)
+    stats = _loaded(options.model, options)
+    other = None if options.compare is None else _loaded(options.compare, options)
+    memory, stages = _memory(stats, options.memory, options), _stages(stats, options)
     path = stats.explore(compare=other, memory=memory, stages=stages).save(options.output)
     print(f"written: {path}")
     if options.open:
@@ -124,7 +124,7 @@ def explore(options: argparse.Namespace) -> int:
     return 0
 
 
-def _explored(name: str, options: argparse.Namespace) -> ModelStatistics:
+def _loaded(name: str, options: argparse.Namespace) -> ModelStatistics:
     return ModelStatistics.from_json(Path(name)) if name.endswith(".json") else statistics_of(name, options)
 
 
@@ -257,11 +257,10 @@ def summarize(options: argparse.Namespace) -> int:
     asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]
     if stats.execution == "none" and asked:
         raise InputError(f"--{asked[0]} needs an --input")
-    memory = _memory(
-        stats, "inference" if options.memory is None and options.max_memory is not None else options.memory
-    )
+    step = "inference" if options.memory is None and options.max_memory is not None else options.memory
+    memory = _memory(stats, step, options)
     stages = _stages(stats, options)
-    other = None if options.diff is None else statistics_of(options.diff, options)
+    other = None if options.diff is None else _loaded(options.diff, options)
     for measured in (stats, other) if options.latency else ():
         if measured is not None:
             as_live(measured, "measure_latency").measure_latency()
@@ -275,12 +274,14 @@ def _table_options(options: argparse.Namespace) -> TableOptions:
     return TableOptions(columns=options.columns, units=options.units, sort=options.sort, **depth_options)
 
 
-def _memory(stats: ModelStatistics, step: str | None) -> MemoryEstimate | None:
+def _memory(stats: ModelStatistics, step: str | None, options: argparse.Namespace) -> MemoryEstimate | None:
     """Return the memory of an inference, or of a training step with an optimizer or ``none``; None for no step."""
     if step is None:
         return None
-    live = as_live(stats, "memory")
-    return live.memory("inference") if step == "inference" else live.memory(optimizer=None if step == "none" else step)
+    live, device = as_live(stats, "memory"), accelerator_of(options)
+    if step == "inference":
+        return live.memory("inference", device=device)
+    return live.memory(optimizer=None if step == "none" else step, device=device)
 
 
 def _stages(stats: ModelStatistics, options: argparse.Namespace) -> Stages | None:

@@ -171,7 +171,7 @@ def _trained() -> Parser:
     """Return the options of a model that is placed, trained and split."""
     parent = Parser(add_help=False)
     add = parent.group(_MODEL).add_argument
-    add("--device", help="device of the model (default: the CPU)")
+    add("--device", help="device of the model (default: the CPU), or of --memory, such as H100")
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
     add("--lora", type=parse_count, metavar="RANK", help="freeze the model and train LoRA adapters of peft")
     add = parent.group(_QUESTIONS).add_argument
@@ -234,7 +234,7 @@ def _summarize(commands: _Commands) -> None:
     )
     add = parser.group(_QUESTIONS).add_argument
     add("--latency", action="store_true", help="run the model and time its layers")
-    add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
+    add("--diff", metavar="MODEL", help="compare with another model, made and called likewise, or with the JSON of one")
     add = parser.group("table").add_argument
     add("--columns", type=_names, metavar="A,B", help="columns of the table, see below")
     add("--depth", type=parse_count, metavar="N", help="deepest level shown (default: all, of a large model what fits)")

@@ -11,11 +11,12 @@ import torch
 from modelsummary.capture.devices import available_device
 from modelsummary.cli.arguments import Input
 from modelsummary.cli.sources import Source, add_adapters, build_model, check_unset
+from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.errors import InputError
 from modelsummary.files.loading import is_file, load
 from modelsummary.statistics import ModelStatistics, Statistics
 
-__all__ = ["arguments_of", "inputs_of_file", "statistics_of"]
+__all__ = ["accelerator_of", "arguments_of", "inputs_of_file", "statistics_of"]
 
 
 def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
@@ -36,9 +37,11 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
         if options.mode is not None:
             raise InputError(f"the mode of {name!r} is fixed; leave out --mode {options.mode}")
         return load(name, inputs_of_file(options.input), run=options.run)
-    with_values = latency or options.device not in (None, "meta")
+    moves = options.device is not None and accelerator_of(options) is None
+    device = available_device(options.device) if moves else None
+    with_values = latency or (device is not None and device.type != "meta")
     source = build_model(name, options.kwargs, with_values=with_values)
-    model = source.model if options.device is None else source.model.to(available_device(options.device))
+    model = source.model if device is None else source.model.to(device)
     if options.dtype is not None:
         model.to(options.dtype)
     if lora is not None:
@@ -48,6 +51,28 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
         model.train(options.mode == "train")
     args, kwargs = arguments_of(source, options.input, with_values)
     return Statistics(model, args, **kwargs)
+
+
+def accelerator_of(options: argparse.Namespace) -> str | None:
+    """Return the accelerator that ``--device`` names, on which memory is predicted; None for a device of torch.
+
+    Raises:
+        InputError: the name is neither, or nothing is predicted.
+    """
+    try:
+        torch.device(options.device or "cpu")
+    except RuntimeError:
+        if getattr(options, "memory", None) is None and getattr(options, "max_memory", None) is None:
+            raise InputError(
+                f"device must name a torch device, got {options.device!r}; pass one such as 'cpu' or 'cuda', or add "
+                "--memory for an accelerator such as H100"
+            ) from None
+    else:
+        return None
+    name = DeviceSpec(options.device).name
+    if getattr(options, "latency", False):
+        raise InputError(f"--latency measures on this machine, not on {name}; leave one of the two out")
+    return name
 
 
 def arguments_of(

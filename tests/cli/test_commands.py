@@ -122,6 +122,28 @@ def test_json(capsys):
     assert facts["stages"] == stats.split(2).to_records()
 
 
+def test_memory_on_an_accelerator_that_is_not_here(capsys):
+    arguments = [MLP, "--input", "2,4", "--device", "RTX 4090"]
+    stats = Statistics(mlp(), (2, 4))
+    on_card = stats.memory(optimizer="adamw", device="RTX 4090")
+    assert output(capsys, *arguments, "--memory", "adamw").out == f"{stats}\n\n{on_card}\n"
+    said = output(capsys, *arguments, status=2).err
+    assert "or add --memory for an accelerator" in said
+    assert (
+        "--latency measures on this machine"
+        in output(capsys, *arguments, "--memory", "none", "--latency", status=2).err
+    )
+    unknown = output(capsys, MLP, "--input", "2,4", "--device", "RTX 4091", "--memory", "none", status=2).err
+    assert unknown.startswith("error: no accelerator 'RTX 4091' in the table; the nearest are RTX 3090")
+
+
+def test_differences_from_the_json_of_a_model(capsys, tmp_path):
+    path = tmp_path / "before.json"
+    output(capsys, MLP, "--input", "2,4", "--format", "json", "--output", str(path))
+    said = output(capsys, MLP, "--input", "2,4", "--diff", str(path)).out
+    assert str(Statistics(mlp(), (2, 4)).diff(ModelStatistics.from_json(path))) in said
+
+
 def test_more_than_the_table(capsys):
     stats = Statistics(mlp(), (2, 4))
     said = output(capsys, MLP, "--input", "2,4", "--memory", "none", "--split", "2").out
