@@ -270,7 +270,7 @@ class ServingPlans(Printed, Records):
     def _report(self) -> Report:
         best = self.best
         headers = [
-            "Devices",
+            "Tensor x replicas",
             "Weights",
             "Cache",
             "Requests",
@@ -285,7 +285,8 @@ class ServingPlans(Printed, Records):
         if self.price is not None:
             below.insert(0, f"Requests for a price of 1: {decimals(self.requests_per_price or 0.0, 1)}")
         below += [f"Refused: {name}: {reason}" for name, reason in self.refused.items()]
-        limits = f"TTFT {self.ttft_ms or 'any'} ms, TPOT {self.tpot_ms or 'any'} ms at p95"
+        set_limits = [f"{name} {ms} ms" for name, ms in (("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms)) if ms]
+        limits = f"{', '.join(set_limits)} at p95" if set_limits else "no limit of latency"
         above = [f"{best.simulation.model} on {best.devices} x {best.simulation.device}: {limits}; {self.tried} ways"]
         rows = [plan._row() for plan in self.plans]
         return Report(rows, headers, "lllrrrrrrr", above=above, below=below)
