@@ -307,8 +307,8 @@ class ModelStatistics(ReadableNumbers):
         """
         check_integers(n=n)
         amounts = find_amounts(self.root, by)
-        own = amounts.self_amount
-        ranked = sorted((row for row in own if own[row]), key=lambda row: -own[row])
+        self_amount = amounts.self_amount
+        ranked = sorted((row for row in self_amount if self_amount[row]), key=lambda row: -self_amount[row])
         return Ranking(ranked[:n], amounts)
 
     def __str__(self) -> str:
