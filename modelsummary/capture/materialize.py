@@ -77,10 +77,11 @@ def materialize(
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    empty = [part for module in modules for part in module.modules() if is_empty(part)]
+    parts = [part for module in modules for part in module.modules()]
+    empty = list(filter(is_empty, parts))
     held = [
         (table, name, tensor)
-        for part in (part for module in modules for part in module.modules())
+        for part in parts
         for table in (part._parameters, part._buffers)
         for name, tensor in table.items()
         if tensor is not None

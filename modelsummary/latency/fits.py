@@ -16,7 +16,7 @@ from modelsummary.keywords import choice_of
 from modelsummary.latency import predicted
 from modelsummary.latency.options import TimeOptions, time_plan
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory import predict
+from modelsummary.memory.predict import predict
 from modelsummary.memory.reserve import AllocatorSettings
 from modelsummary.memory.step_options import OptimizerLike
 from modelsummary.tables import Printed, Report

@@ -332,7 +332,7 @@ def _add_boundaries(twin: nn.Module, chunks: Chunks, n_ranks: int) -> None:
     def on_entry(position: int | str, change: Callable[[Any], Any], _: nn.Module, args: Any, kwargs: Any) -> Any:
         arguments = {**dict(enumerate(args)), **kwargs}
         arguments |= {position: change(arguments[position])} if position in arguments else {}
-        return tuple(arguments[place] for place in range(len(args))), {name: arguments[name] for name in kwargs}
+        return tuple(arguments[position] for position in range(len(args))), {name: arguments[name] for name in kwargs}
 
     def on_exit(position: int, change: Callable[[Any], Any], _: nn.Module, _args: Any, result: Any) -> Any:
         if not isinstance(result, tuple):
