@@ -24,7 +24,7 @@ class RankMemory:
             float32, if the optimizer keeps float32 weights.
         gradients: sums of gradients, of trained parameters.
         optimizer: states of the optimizer, and its float32 weights where these are not the parameters.
-        activations: kept from forwards to backwards, of all micro-batches in flight.
+        activations: kept from forwards to backwards, and inputs, of all micro-batches in flight.
         recomputed: activations of the block whose backward runs, where it is recomputed, and where they and
             ``temporary`` take most together.
         gathered: whole parameters of the units of FSDP that are used or gathered ahead, and whole gradients until they

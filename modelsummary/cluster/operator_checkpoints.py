@@ -87,7 +87,8 @@ class OperatorCheckpoints:
             fullest = max(moments, key=lambda moment: sum(map(mul, moment, kept_bytes)))
             copies = tuple((kind, count) for stage, count in zip(of_rank, fullest, strict=True) for _, kind in stage)
             working = max(stage.working_bytes + stage.temporary_bytes for stage in of_stages)
-            ranks.append(([fqn for stage in of_rank for fqn, _ in stage], copies, working))
+            freed = min(stage.freed_bytes for stage in of_stages)
+            ranks.append(([fqn for stage in of_rank for fqn, _ in stage], copies, working + freed))
         lacking: list[int | None] = [0] * len(ranks)  # None: of a rank that saves as much as it can
         while True:
             kept: dict[str, Kept] = {}
@@ -135,7 +136,7 @@ class OperatorCheckpoints:
         Args:
             copies: the blocks.
             lacking: bytes that the rank lacks without checkpoints.
-            working: bytes that it has there, at one time, beside what it keeps.
+            working: bytes that it may have there while a block runs, beside what it keeps in the forward.
         """
         temporary = max((self._rank_parts.parts[kind].temporary_bytes for kind, _ in copies), default=0)
         again = [[way.again_bytes for way in self.ways(kind)] for kind in {kind for kind, _ in copies}]

@@ -92,7 +92,7 @@ class Part:
             products in the backward of column-parallel layers, for gradients of their input, and of their weights.
         operators: ``"forward"``, ``"backward"`` and ``"again"`` -> number of operators that the host dispatches.
         collectives: what is communicated for tensor, context and expert parallelism.
-        kept_bytes: bytes kept for the backward.
+        kept_bytes: bytes kept for the backward; before the blocks, with the inputs.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
         result_bytes: bytes of the results that the checkpoint around it keeps.
@@ -287,13 +287,14 @@ def parts_of(
         shares,
         compiled=mode == "compiled",
     )
-    kept: Counter[str] = Counter()
+    inputs = CATEGORIES.index("inputs")
+    kept = Counter({BEFORE: max((point.held[inputs] for point in observed.timeline), default=0)})
     core: Counter[str] = Counter()
     for part_name, _, nbytes, is_core in storages:
         kept[part_name] += nbytes
         core[part_name] += nbytes * is_core
     results = _results(observed.operators, part_names, labelled, positions, storages)
-    temporary = _temporary(observed.timeline, part_names)
+    temporary = _temporary(observed.timeline, part_names, adds_in_products=sum_dtype is not None)
     backward_flops: Counter[str] = Counter()
     recomputed_flops: Counter[str] = Counter()
     uncounted: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -662,9 +663,19 @@ def _keys(call: OperatorCall) -> Sequence[TensorSpec]:
     return tensors[first : first + 2]
 
 
-def _temporary(timeline: Sequence[TimelinePoint], part_names: Sequence[str]) -> Counter[str]:
-    column = CATEGORIES.index("temporary")
+def _temporary(timeline: Sequence[TimelinePoint], part_names: Sequence[str], *, adds_in_products: bool) -> Counter[str]:
+    """Return the bytes of each part that are alive for a moment, in addition to what is kept as its backward begins.
+
+    A gradient of a weight is there until it is added to its sum, unless the product that computes it adds.
+    """
+    of_kept, of_moment, of_grads = map(CATEGORIES.index, ("activations", "temporary", "grads"))
+    kept: Counter[str] = Counter()
     most: Counter[str] = Counter()
+    summed = 0
     for point, part_name in zip(timeline, part_names, strict=False):
-        most[part_name] = max(most[part_name], point.held[column])
-    return most
+        gradient = 0 if adds_in_products else max(point.held[of_grads] - summed, 0)
+        summed = point.held[of_grads]
+        if point.phase == "backward":
+            kept[part_name] = max(kept[part_name], point.held[of_kept])
+        most[part_name] = max(most[part_name], point.held[of_kept] + point.held[of_moment] + gradient)
+    return most - kept

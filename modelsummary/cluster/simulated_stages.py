@@ -83,7 +83,7 @@ class SimulatedStage:
         units: its blocks, and what precedes and follows them, in the order of the calls; equal ones are one object.
         crossing_bytes: bytes that it takes from the stage before it.
         working_bytes, temporary_bytes: bytes of activations that exist only while a block is recomputed, and bytes that
-            are alive for a moment, of the unit where both are most together.
+            are alive for a moment, less what later units have freed by then, of the unit where both are most together.
         root: what stays gathered under FSDP: what precedes and what follows the blocks, if they share a parameter.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
@@ -100,6 +100,12 @@ class SimulatedStage:
         """The distinct units, and how many of each there are."""
         unit_of = {id(unit): unit for unit in self.units}
         return [(unit_of[key], count) for key, count in Counter(map(id, self.units)).items()]
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes of activations that are freed before the backward of its last block."""
+        last = self.units[-1]
+        return 0 if last.is_block else last.kept_bytes
 
     @cached_property
     def forward(self) -> SecondsByCause:
@@ -371,14 +377,16 @@ def _stage(
     root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
-    moments = [
-        (
-            _working_bytes(rank_parts.keeping(name, kept)[0], name, plan, is_recomputed=kept is not None),
-            parts[name].temporary_bytes,
-        )
-        for name, kept in distinct
-    ]
-    working, temporary = max(moments, key=sum)
+    freed, moments = 0, {}
+    for call, unit in zip(reversed(calls), reversed(units), strict=True):
+        if call not in moments:
+            name, kept = call
+            part = rank_parts.keeping(name, kept)[0]
+            working = _working_bytes(part, name, plan, is_recomputed=kept is not None)
+            moments[call] = working, part.temporary_bytes - freed
+        # With checkpoints, any block counts as the last one: so choices of what blocks keep depend on sums alone.
+        freed += unit.kept_bytes if plan.checkpoint is None or not unit.is_block else 0
+    working, temporary = max(moments.values(), key=sum)
     return SimulatedStage(
         units=units,
         crossing_bytes=crossing_bytes,

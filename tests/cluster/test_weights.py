@@ -122,8 +122,8 @@ def test_one_device_holds_what_memory_says(make):
     assert rank.buffers == memory.buffers
     assert rank.gradients == memory.grads
     assert rank.optimizer == memory.optimizer_state
-    assert rank.activations == memory.activations
-    assert memory.peak <= rank.total < 1.05 * memory.peak
+    assert rank.activations == memory.activations + memory.inputs
+    assert rank.total == pytest.approx(memory.peak, rel=5e-4)
 
 
 def checkpointed():
@@ -203,7 +203,8 @@ def test_stages_behind_frozen_layers_still_send():
     plan = Plan(pipeline=2, micro_batch=BATCH, checkpoint="every")
     first, second = simulator.stages(plan)
     assert second.crossing_bytes == 2 * BATCH * LENGTH * 32
-    assert sum(first.backward.values()) == first.of_weights == first.kept_bytes == 0
+    assert sum(first.backward.values()) == first.of_weights == 0
+    assert first.kept_bytes == BATCH * LENGTH * 8  # token numbers
     assert simulator.items(plan).loads[0].message > 0
 
 
@@ -247,7 +248,10 @@ def test_a_rank_holds_what_the_applied_plan_holds(make, plan):
     alone = {"device": "cuda", "block_bytes": 1, "workspaces": False}
     memory, rank = applied.memory(optimizer="adamw", accumulates=True, **alone), step.memory[0]
     assert rank.gradients == memory.grads
-    assert 0.9 < rank.total / memory.peak < 1.05
+    frozen_bytes = sum(weight.nbytes for weight in model.blocks[0].parameters() if not weight.requires_grad)
+    # one rank gathers copies of the frozen weights of a block in bfloat16, which the estimate leaves out
+    copied = frozen_bytes // 2 // plan.tensor if plan.shard == 1 else 0
+    assert 0.97 < (rank.total + copied) / memory.peak < 1.05
     if plan.zero_stage == 3:
         assert (rank.parameters, rank.optimizer) == (memory.params, memory.optimizer_state)
     else:
