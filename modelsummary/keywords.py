@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "autocast_dtype",
     "check_names",
     "choice_of",
     "dtype_named",
@@ -175,6 +176,23 @@ def dtype_named(value: Any, argument: str, kind: str = "floating point ", end: s
     raise InputError(
         f"{argument} must be a {kind}torch.dtype{end}, or its name such as 'bfloat16', got {value!r:.80}{hint}"
     )
+
+
+def autocast_dtype(value: Any) -> torch.dtype:
+    """Return the dtype, or the one with that name, to which ``torch.autocast`` is asked to cast.
+
+    Raises:
+        InputError: torch ignores it.
+
+    >>> autocast_dtype("fp16")
+    torch.float16
+    """
+    import torch
+
+    dtype = dtype_named(value, "autocast")
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {dtype}")
+    return dtype
 
 
 def check_names(

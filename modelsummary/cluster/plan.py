@@ -12,7 +12,7 @@ from torch import Tensor
 from modelsummary.capture.step_plan import check_loss
 from modelsummary.devices.attention_time import KERNELS
 from modelsummary.errors import InputError, check_integers, is_number
-from modelsummary.keywords import choice_of, dtype_named, takes_keywords
+from modelsummary.keywords import autocast_dtype, choice_of, dtype_named, takes_keywords
 from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.parallel.plan_arguments import (
     LEVELS,
@@ -33,6 +33,7 @@ Checkpoint = CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[Any] | str 
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
 _DISPATCHERS = ("nccl", "deepep", "hybridep")
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
+_PRECISION = torch.bfloat16
 _LEVELS = (None, *LEVELS)  # by the stage of ZeRO
 
 
@@ -45,6 +46,9 @@ class Recipe:
         precision: dtype of floating-point weights, activations and products; None: as the model has them. One of 8 bits
             is the dtype of the operands of linear layers' products alone: all else is in bfloat16, as with torchao's
             ``convert_to_float8_training``.
+        autocast: ``torch.float16`` or ``torch.bfloat16`` for ``torch.autocast`` around the forward and the loss, as in
+            most training loops of DDP. Weights stay as the model has them, so there is no ``precision`` beside it.
+            Default: None, no autocast.
         gradient_dtype: dtype in which gradients are summed and reduced; None: dtype of the parameters.
         optimizer: ``"adamw"``, ``"adam"``, ``"sgd-momentum"`` or ``"sgd"``.
         state_dtype: dtype of the optimizer's states.
@@ -88,11 +92,12 @@ class Recipe:
     Raises:
         InputError: a value is unusable.
 
-    >>> Recipe(optimizer="sgd").state_bytes
-    0
+    >>> Recipe(optimizer="sgd").state_bytes, Recipe(autocast="fp16").precision
+    (0, None)
     """
 
-    precision: torch.dtype | None = torch.bfloat16
+    precision: torch.dtype | None = _PRECISION
+    autocast: torch.dtype | None = None
     gradient_dtype: torch.dtype | None = torch.float32
     optimizer: str = "adamw"
     state_dtype: torch.dtype = torch.float32
@@ -116,6 +121,14 @@ class Recipe:
             if value is not None or not may_be_none:
                 dtype = dtype_named(value, name, end=" or None" if may_be_none else "")
                 object.__setattr__(self, name, dtype)
+        if self.autocast is not None:
+            object.__setattr__(self, "autocast", autocast_dtype(self.autocast))
+            if self.precision not in (None, _PRECISION):
+                raise InputError(
+                    f"autocast={self.autocast} leaves weights as the model has them, and precision={self.precision} "
+                    "casts them; pass one of the two"
+                )
+            object.__setattr__(self, "precision", None)
         named = {"optimizer": _STATES, "kernels": ("eager", "fused", "compiled"), "dispatcher": _DISPATCHERS}
         for name, choices in named.items():
             object.__setattr__(self, name, choice_of(getattr(self, name), choices, name))

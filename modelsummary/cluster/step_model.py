@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from math import gcd, prod
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from modelsummary import _torch
 from modelsummary.capture.containers import tensors_of
+from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.cuda_kernels import cuda_kernels
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
@@ -119,14 +120,18 @@ class StepModel:
     @cached_property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of the products: the recipe's, or the dtype that most floating-point parameters have."""
-        return self.recipe.precision or dtype_of(self._live.model)
+        return self.recipe.autocast or self.recipe.precision or dtype_of(self._live.model)
+
+    @cached_property
+    def _weight_dtype(self) -> torch.dtype:
+        return self.recipe.stored_dtype or dtype_of(self._live.model)
 
     @cached_property
     def subject(self) -> str:
         """The model, its dtype, and what it is trained with."""
         recipe = self.recipe
-        masters = ", float32 master weights" if recipe.master_weights and self.compute_dtype.itemsize < 4 else ""
-        dtype = dtype_name(self.compute_dtype)
+        masters = ", float32 master weights" if self.weights.total.masters else ""
+        dtype = dtype_name(self.compute_dtype) + (" autocast" if recipe.autocast else "")
         return f"{self._root.class_name}, {dtype}, {recipe.kernels} kernels, {recipe.optimizer}{masters}"
 
     @cached_property
@@ -352,11 +357,11 @@ class StepModel:
 
     @property
     def _step(self) -> StepPlan:
-        return StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
+        return StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss, autocast=self.recipe.autocast)
 
     @contextmanager
     def _on_shapes(self) -> Iterator[None]:
-        with cuda_kernels(), _without_values():
+        with cuda_kernels(), cuda_autocast() if self.recipe.autocast else nullcontext(), _without_values():
             yield
 
     def check_length(self, tokens: int) -> None:
@@ -396,7 +401,7 @@ class StepModel:
             sends_round=self.recipe.kernels != "fused" and self.recipe.sequence == "torch",
             eight_bits=self.recipe.precision if self.recipe.stored_dtype != self.recipe.precision else None,
             dispatcher=self.recipe.dispatcher,
-            sum_dtype=(self.recipe.gradient_dtype or self.compute_dtype) if self.recipe.adds_in_products else None,
+            sum_dtype=(self.recipe.gradient_dtype or self._weight_dtype) if self.recipe.adds_in_products else None,
             stops_early=self.recipe.stops_early,
         )
 

@@ -15,7 +15,7 @@ from modelsummary.capture.devices import available_device, named_device
 from modelsummary.capture.step_plan import MakeOptimizer, StepPlan, check_loss
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.errors import InputError, check_integers
-from modelsummary.keywords import check_names, choice_of, dtype_named
+from modelsummary.keywords import autocast_dtype, check_names, choice_of, dtype_named
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
 from modelsummary.memory.optimizers import AdamW8bit, Lion, MuonWithAdamW
@@ -33,8 +33,6 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adamw-8bit": AdamW8bit,
     **({"muon": MuonWithAdamW} if hasattr(torch.optim, "Muon") else {}),  # since torch 2.9
 }
-
-_CASTS_TO = (torch.float16, torch.bfloat16)
 
 
 class StepOptions(TypedDict, total=False):
@@ -166,15 +164,13 @@ def _checked(options: StepOptions) -> StepOptions:
     """Return the options with dtypes for their names. Raise ``InputError`` for an unknown or unusable one."""
     check_names("a step", options, StepOptions.__annotations__)
     options = {**options}
-    for name in ("dtype", "autocast"):
-        if options.get(name) is not None:
-            options[name] = dtype_named(options[name], name)
+    if options.get("dtype") is not None:
+        options["dtype"] = dtype_named(options["dtype"], "dtype")
+    if options.get("autocast") is not None:
+        options["autocast"] = autocast_dtype(options["autocast"])
     for name in ("accumulates", "workspaces"):
         if not isinstance(options.get(name, False), bool):
-            raise InputError(f"{name} must be True or False, got {options[name]!r:.80}")  # type: ignore[literal-required]
-    cast_to = options.get("autocast")
-    if cast_to is not None and cast_to not in _CASTS_TO:
-        raise InputError(f"autocast must be torch.float16 or torch.bfloat16; torch.autocast ignores {cast_to}")
+            raise InputError(f"{name} must be True or False, got {options[name]!r:.80}")
     check_loss(options.get("loss"))
     block = options.get("block_bytes")
     if block is not None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from modelsummary import Statistics, apply_checkpoint
+from modelsummary import InputError, Statistics, apply_checkpoint
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.weights import Weight, Weights, weight_of
 from tests.cluster.models import LAYERS, LENGTH, gpt
@@ -124,6 +124,29 @@ def test_one_device_holds_what_memory_says(make):
     assert rank.optimizer == memory.optimizer_state
     assert rank.activations == memory.activations + memory.inputs
     assert rank.total == pytest.approx(memory.peak, rel=5e-4)
+
+
+@pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [dense, lora])
+def test_autocast_keeps_what_memory_says(make, autocast):
+    stats = statistics_of(make())
+    recipe = Recipe(autocast=autocast, gradient_dtype=None, kernels="eager")
+    step = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), 2 * BATCH, recipe=recipe)
+    options = {"optimizer": "adamw", "accumulates": True, "device": "cuda", "block_bytes": 1, "workspaces": False}
+    memory, rank = stats.memory(autocast=autocast, **options), step.memory[0]
+    assert (rank.parameters, rank.gradients, rank.optimizer) == (memory.params, memory.grads, memory.optimizer_state)
+    assert rank.activations == memory.activations + memory.inputs
+    assert rank.total == pytest.approx(memory.peak, rel=5e-4)
+    assert f"{str(autocast).removeprefix('torch.')} autocast" in step.subject
+    assert step.parallel_plan().precision is None
+
+
+def test_autocast_and_a_precision_are_one_too_many():
+    assert Recipe(autocast="bf16") == Recipe(autocast=torch.bfloat16, precision=None)
+    with pytest.raises(InputError, match=r"autocast=torch.bfloat16 leaves weights .* pass one of the two$"):
+        Recipe(autocast="bf16", precision=torch.float16)
+    with pytest.raises(InputError, match=r"^autocast must be torch.float16 or torch.bfloat16"):
+        Recipe(autocast="fp32")
 
 
 def checkpointed():
