@@ -7,7 +7,7 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -92,7 +92,8 @@ class Part:
             products in the backward of column-parallel layers, for gradients of their input, and of their weights.
         operators: ``"forward"``, ``"backward"`` and ``"again"`` -> number of operators that the host dispatches.
         collectives: what is communicated for tensor, context and expert parallelism.
-        kept_bytes: bytes kept for the backward; before the blocks, with the inputs.
+        kept_bytes: bytes kept for the backward, or cached; before the blocks, with the inputs.
+        cached_bytes: bytes that its forward makes and the result of the model holds, as the keys and values of a cache.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
         result_bytes: bytes of the results that the checkpoint around it keeps.
@@ -116,6 +117,7 @@ class Part:
     operators: Mapping[str, int] = field(default_factory=dict)
     collectives: tuple[MicrobatchCollective, ...] = ()
     kept_bytes: int = 0
+    cached_bytes: int = 0
     core_bytes: int = 0
     entered_bytes: int = 0
     result_bytes: int = 0
@@ -189,6 +191,7 @@ class Observed(NamedTuple):
     Attributes:
         operators: in the order in which they ran.
         saved: storages kept for the backward.
+        outliving: storages that the forward makes and that outlive the step.
         timeline: bytes alive at each operator.
         callers: call of a module -> the call around it.
         entered: FQN of a block -> its ``entered_bytes`` and ``crossing_bytes``.
@@ -200,6 +203,7 @@ class Observed(NamedTuple):
 
     operators: Sequence[StepOperator]
     saved: Sequence[Storage]
+    outliving: Sequence[Storage]
     timeline: list[TimelinePoint]
     callers: Mapping[CallKey, CallKey | None]
     entered: Mapping[str, tuple[int, int]]
@@ -215,9 +219,25 @@ class Observed(NamedTuple):
         """Return the facts of a trace, whose note is ``entered``."""
         callers = {call.key: call.parent for call in trace.calls}
         gradients = frozenset(storage.identity for storage in trace.storages if storage.kind == "grads")
-        timeline = timeline_of(trace, None)
+        outliving = [
+            storage
+            for storage in trace.storages
+            if storage.kind in ("activations", "temporary")
+            and storage.born >= 0
+            and (storage.died is None or storage.died >= len(trace.operators))
+            and trace.operators[storage.born].phase == "forward"
+        ]
         return cls(
-            trace.operators, trace.saved, timeline, callers, trace.noted or {}, gradients, groups, cut_once, choices
+            trace.operators,
+            trace.saved,
+            outliving,
+            timeline_of(trace, None),
+            callers,
+            trace.noted or {},
+            gradients,
+            groups,
+            cut_once,
+            choices,
         )
 
 
@@ -287,14 +307,20 @@ def parts_of(
         shares,
         compiled=mode == "compiled",
     )
+    caches = _of_caches(observed, part_names, blocks)
+    kept_identities = {storage.identity for storage in storages}
+    storages += [
+        KeptStorage(part_names[storage.born], storage.identity, storage.nbytes, is_core=False)
+        for storage in caches
+        if storage.identity not in kept_identities
+    ]
     inputs = CATEGORIES.index("inputs")
-    kept = Counter({BEFORE: max((point.held[inputs] for point in observed.timeline), default=0)})
-    core: Counter[str] = Counter()
-    for part_name, _, nbytes, is_core in storages:
-        kept[part_name] += nbytes
-        core[part_name] += nbytes * is_core
+    input_bytes = max((point.held[inputs] for point in observed.timeline), default=0)
+    kept = _sums([(BEFORE, input_bytes), *((storage.part_name, storage.nbytes) for storage in storages)])
+    core = _sums((storage.part_name, storage.nbytes * storage.is_core) for storage in storages)
+    cached = _sums((part_names[storage.born], storage.nbytes) for storage in caches)
     results = _results(observed.operators, part_names, labelled, positions, storages)
-    temporary = _temporary(observed.timeline, part_names, adds_in_products=sum_dtype is not None)
+    temporary = _temporary(observed.timeline, part_names, caches, adds_in_products=sum_dtype is not None)
     backward_flops: Counter[str] = Counter()
     recomputed_flops: Counter[str] = Counter()
     uncounted: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -315,6 +341,7 @@ def parts_of(
             operators={phase: counts[name, phase] for phase in phases[:3]},
             collectives=tuple(collectives[name]),
             kept_bytes=kept[name],
+            cached_bytes=cached[name],
             core_bytes=core[name],
             entered_bytes=entered_bytes,
             again_bytes=kept[name] - entered_bytes,
@@ -663,19 +690,54 @@ def _keys(call: OperatorCall) -> Sequence[TensorSpec]:
     return tensors[first : first + 2]
 
 
-def _temporary(timeline: Sequence[TimelinePoint], part_names: Sequence[str], *, adds_in_products: bool) -> Counter[str]:
+def _sums(nbytes: Iterable[tuple[str, int]]) -> Counter[str]:
+    """Return the sum of the bytes of each part."""
+    sums: Counter[str] = Counter()
+    for part_name, value in nbytes:
+        sums[part_name] += value
+    return sums
+
+
+def _of_caches(observed: Observed, part_names: Sequence[str], blocks: Collection[str]) -> list[Storage]:
+    """Return the storages of blocks that outlive the step and are not read behind the block, as its result is.
+
+    Equal blocks run once, so each of them makes as many.
+    """
+    of_blocks = {storage.identity: storage for storage in observed.outliving if part_names[storage.born] in blocks}
+    for operator, part_name in zip(observed.operators, part_names, strict=True):
+        if operator.phase == "forward":
+            for identity in of_blocks.keys() & set(operator.run.reads):
+                if part_names[of_blocks[identity].born] != part_name:
+                    del of_blocks[identity]
+    return list(of_blocks.values())
+
+
+def _temporary(
+    timeline: Sequence[TimelinePoint],
+    part_names: Sequence[str],
+    caches: Sequence[Storage],
+    *,
+    adds_in_products: bool,
+) -> Counter[str]:
     """Return the bytes of each part that are alive for a moment, in addition to what is kept as its backward begins.
 
     A gradient of a weight is there until it is added to its sum, unless the product that computes it adds.
+
+    Args:
+        timeline: bytes alive at each operator.
+        part_names: part that each operator belongs to.
+        caches: what outlives the step, which is kept beside what autograd saves.
+        adds_in_products: products add gradients of weights to their sums.
     """
     of_kept, of_moment, of_grads = map(CATEGORIES.index, ("activations", "temporary", "grads"))
     kept: Counter[str] = Counter()
     most: Counter[str] = Counter()
     summed = 0
-    for point, part_name in zip(timeline, part_names, strict=False):
+    for index, (point, part_name) in enumerate(zip(timeline, part_names, strict=False)):
+        in_caches = sum(storage.nbytes for storage in caches if storage.born <= index and not storage.is_saved)
         gradient = 0 if adds_in_products else max(point.held[of_grads] - summed, 0)
         summed = point.held[of_grads]
         if point.phase == "backward":
             kept[part_name] = max(kept[part_name], point.held[of_kept])
-        most[part_name] = max(most[part_name], point.held[of_kept] + point.held[of_moment] + gradient)
+        most[part_name] = max(most[part_name], point.held[of_kept] + point.held[of_moment] - in_caches + gradient)
     return most - kept

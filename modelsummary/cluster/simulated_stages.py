@@ -416,7 +416,7 @@ def _unit(
 ) -> StageUnit:
     kept, backward = part.kept_bytes, dict(seconds.backward)
     if is_recomputed:
-        kept = part.entered_bytes + part.result_bytes
+        kept = part.entered_bytes + part.result_bytes + part.cached_bytes
         for cause, value in seconds.again.items():
             again = cause if cause in ("tensor", "context", "expert") else "recomputation"
             backward[again] = backward.get(again, 0.0) + value

@@ -141,6 +141,51 @@ def test_autocast_keeps_what_memory_says(make, autocast):
     assert step.parallel_plan().precision is None
 
 
+class CachingBlock(nn.Module):
+    """Attention whose keys, which autograd saves, and a copy of whose values, which it does not, go to a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96, device="meta"), nn.Linear(32, 32, device="meta")
+
+    def forward(self, x, cache):
+        query, key, value = self.qkv(x).chunk(3, -1)
+        key = key.contiguous()
+        cache.append((key, value.clone()))
+        return x + self.out((query @ key.mT).softmax(-1) @ value)
+
+
+class Caching(nn.Module):
+    """Returns the cache beside the result, as decoders of transformers do by default."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(CachingBlock() for _ in range(4)), nn.Linear(32, 64, device="meta")
+
+    def forward(self, x):
+        cache = []
+        for block in self.blocks:
+            x = block(x, cache)
+        return self.head(x), cache
+
+
+@pytest.mark.parametrize("checkpoint", [None, "every"])
+def test_caches_that_the_result_holds(checkpoint):
+    stats = Statistics(Caching(), torch.zeros(BATCH, LENGTH, 32, device="meta"))
+    recipe = Recipe(
+        precision=None, gradient_dtype=None, master_weights=False, kernels="eager", loss=lambda result: result[0].sum()
+    )
+    plan = Plan(micro_batch=BATCH, checkpoint=checkpoint)
+    rank = stats.simulate(plan, Cluster("A100"), 2 * BATCH, recipe=recipe).memory[0]
+    options = {"optimizer": "adamw", "accumulates": True, "device": "cuda", "block_bytes": 1, "workspaces": False}
+    fqns = [f"blocks.{index}" for index in range(4)] if checkpoint else None
+    memory = stats.memory(loss=recipe.loss, checkpoint=fqns, **options)
+    assert 0.999 * memory.peak < rank.total < (1.1 if checkpoint else 1.001) * memory.peak
+    if checkpoint is None:
+        values = 4 * BATCH * LENGTH * 32 * 4  # of four blocks in float32
+        assert rank.activations == memory.activations + memory.inputs + values
+
+
 def test_autocast_and_a_precision_are_one_too_many():
     assert Recipe(autocast="bf16") == Recipe(autocast=torch.bfloat16, precision=None)
     with pytest.raises(InputError, match=r"autocast=torch.bfloat16 leaves weights .* pass one of the two$"):
