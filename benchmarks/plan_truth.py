@@ -47,7 +47,7 @@ CONFIGS = {
     "Gemma": ("GemmaForCausalLM", "GemmaConfig", {**_SMALL_CONFIG, "num_key_value_heads": 2, "head_dim": 32}),
     "Phi": ("PhiForCausalLM", "PhiConfig", _SMALL_CONFIG),
     "OLMo": ("OlmoForCausalLM", "OlmoConfig", _SMALL_CONFIG),
-    "StableLM": ("StableLmForCausalLM", "StableLmConfig", _SMALL_CONFIG),
+    "StableLM": ("StableLmForCausalLM", "StableLmConfig", {**_SMALL_CONFIG, "num_key_value_heads": 4}),
     "GPT-NeoX": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _SMALL_CONFIG),
     "GPT-2": ("GPT2LMHeadModel", "GPT2Config", _GPT2),
     "GPT-J": ("GPTJForCausalLM", "GPTJConfig", {**_GPT2, "rotary_dim": 16}),

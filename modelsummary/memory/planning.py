@@ -10,8 +10,10 @@ simulated before it is returned.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -296,7 +298,7 @@ class Planner:
         movable = movable_in(self._trace, fqns) if can_move else [[] for _ in fqns]
         distinct: dict[Hashable, _Choices] = {}
         self._blocks: dict[str, _Choices] = {}
-        self._options: list[list[Option]] = []
+        self._peaks = inside
         self._inputs: list[dict[int, int]] = []  # what the checkpoint of each block alone keeps: storage -> bytes
         for row, operators, peak, spent, storages in zip(blocks, runs, inside, times, movable, strict=True):
             kind = kinds[id(row)], operators, tuple((storage.number, storage.nbytes) for storage in storages)
@@ -309,29 +311,15 @@ class Planner:
                 distinct[kind] = replace(choices, ways=ways)
             self._blocks[row.fqn] = distinct[kind]
             self._inputs.append(kept_only_by_checkpoint(self._trace, row.fqn, distinct[kind].inputs))
-            nbytes = sum(self._inputs[-1].values())
-            options = [Option(0, 0, peak)]
-            for way in distinct[kind].ways[1:]:
-                (cost, saving, more), inputs = way.option, 0 if way.kept is None else nbytes
-                options.append(Option(cost, saving - inputs, peak + more + inputs))
-            self._options.append(options)
+        keepers = Counter(chain.from_iterable(self._inputs))
+        self._shared = frozenset(storage for storage, count in keepers.items() if count > 1)
         # A choice is made as if all libraries had their workspaces.
         ways = [way for block in self._blocks.values() for way in block.ways]
         self._reserved = self._workspace(ways)
         # What is on its way to the host or back takes as many bytes as one block moves at most: so much room, and the
         # options of each block that do with it. Ways that move more come later.
         most = max((way.nbytes for way in ways), default=0)
-        rooms = sorted({most // share for share in _SHARES} if most else {0})
-        self._rooms = [
-            (
-                room,
-                [
-                    options[: _n_within(block.ways, room)]
-                    for options, block in zip(self._options, self._blocks.values(), strict=True)
-                ],
-            )
-            for room in rooms
-        ]
+        self._rooms = sorted({most // share for share in _SHARES} if most else {0})
 
     # ------------------------------------------------------------------------------------------- simulated steps
 
@@ -577,20 +565,69 @@ class Planner:
 
     def _least_peak(self) -> int:
         """Return the least peak for which ``_chosen_for`` has a choice."""
-        least = (least_peak(options, self._between) + room for room, options in self._rooms)
+        kept_sets = {self._shared, frozenset()}
+        least = (least_peak(*self._options(kept, room)) + room for kept in kept_sets for room in self._rooms)
         return min(least) + self._reserved
 
     def _chosen_for(self, budget: int) -> list[int]:
-        """Return the number of the way in which each block runs, for the least cost at a predicted peak."""
+        """Return the number of the way in which each block runs, for the least cost at a predicted peak.
+
+        Storages that the checkpoints of several blocks keep are taken as kept from the first of these blocks on. If no
+        chosen block keeps some of them, blocks are chosen again without these.
+        """
+        kept = self._shared
+        choice = self._cheapest(budget, kept)
+        while kept and kept != (used := kept.intersection(self._inputs_kept(choice))):
+            kept = used
+            choice = self._cheapest(budget, kept) or choice
+        assert choice is not None
+        return choice
+
+    def _inputs_kept(self, choice: list[int] | None) -> set[int]:
+        """Return the storages from before blocks that only the checkpoints of a choice keep."""
+        ways = () if choice is None else self._chosen_ways(choice).values()
+        pairs = zip(self._inputs, ways, strict=False)
+        return {storage for inputs, way in pairs if way.kept is not None for storage in inputs}
+
+    def _cheapest(self, budget: int, kept: frozenset[int]) -> list[int] | None:
+        """Return the same if these storages are taken as kept; None if no choice fits.
+
+        Of the others, each block that runs again is taken to keep its own copy.
+        """
         choices = []
-        for room, options in self._rooms:
-            choice = least_cost(options, self._between, budget - self._reserved - room)
+        for room in self._rooms:
+            options, between = self._options(kept, room)
+            choice = least_cost(options, between, budget - self._reserved - room)
             if choice is not None:
                 cost = sum(block[number].cost for block, number in zip(options, choice, strict=True))
                 choices.append((cost, choice))
-        assert choices
-        _, choice = min(choices, key=itemgetter(0))
-        return choice
+        return min(choices, key=itemgetter(0), default=(0, None))[1]
+
+    def _options(self, kept: frozenset[int], room: int) -> tuple[list[list[Option]], list[int]]:
+        """Return the options of each block that move at most some bytes, and the bytes between the blocks.
+
+        Args:
+            kept: storages that are kept from the first block on whose checkpoint keeps them.
+            room: the bytes.
+        """
+        blocks: list[list[Option]] = []
+        between = [self._between[0]]
+        kept_before: set[int] = set()
+        nbytes_before = 0
+        for block, peak, inputs, after in zip(
+            self._blocks.values(), self._peaks, self._inputs, self._between[1:], strict=True
+        ):
+            alone = sum(nbytes for storage, nbytes in inputs.items() if storage not in kept)
+            first = sum(nbytes for storage, nbytes in inputs.items() if storage in kept - kept_before)
+            blocks.append([])
+            for way in block.ways[: _n_within(block.ways, room)]:
+                cost, saving, more = way.option
+                again, begins = (0, 0) if way.kept is None else (alone, first)
+                blocks[-1].append(Option(cost, saving - again, peak + nbytes_before + more + again + begins))
+            kept_before.update(inputs)
+            nbytes_before += first
+            between.append(after + nbytes_before)
+        return blocks, between
 
     def _chosen_ways(self, choice: list[int]) -> dict[str, _Way]:
         return {fqn: block.ways[number] for (fqn, block), number in zip(self._blocks.items(), choice, strict=True)}
@@ -604,13 +641,12 @@ class Planner:
         ways, chosen = by_block.values(), _Chosen.of(by_block)
         options: list[Option] = []
         kept_before: set[int] = set()
-        for block, number, inputs, way in zip(self._options, choice, self._inputs, ways, strict=True):
-            option = block[number]
-            if way.kept is not None:  # blocks may keep the same input, such as a mask
-                twice = sum(nbytes for storage, nbytes in inputs.items() if storage in kept_before)
-                option = Option(option.cost, option.saving + twice, option.peak - twice)
-                kept_before.update(inputs)
-            options.append(option)
+        for way, peak, inputs in zip(ways, self._peaks, self._inputs, strict=True):
+            again = inputs.keys() if way.kept is not None else set()  # blocks may keep the same input, such as a mask
+            nbytes = sum(inputs[storage] for storage in again - kept_before)
+            kept_before |= again
+            cost, saving, more = way.option
+            options.append(Option(cost, saving - nbytes, peak + more + nbytes))
         macs = self._plain.recomputed_macs + sum(way.macs for way in ways)
         room = max((way.nbytes for way in ways), default=0)
         peak = peak_of(options, self._between) + self._workspace(ways) + room
