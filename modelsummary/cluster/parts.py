@@ -22,7 +22,8 @@ from modelsummary.cluster.weights import RankWeights, Weight
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
-from modelsummary.memory.kept_results import DETACH, result_names
+from modelsummary.memory.kept_inputs import DETACH
+from modelsummary.memory.kept_results import result_names
 from modelsummary.memory.timeline import timeline_of
 from modelsummary.operators.attention import scores_again
 from modelsummary.operators.collective_calls import collective_of

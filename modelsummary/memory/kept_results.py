@@ -6,18 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from modelsummary.capture.checkpoints import result_name
-from modelsummary.capture.trace import Storage, Trace
-from modelsummary.memory.estimate import TimelinePoint
+from modelsummary.capture.trace import Storage
+from modelsummary.memory.kept_inputs import DETACH, BlockRerun
 from modelsummary.memory.saved import PERSISTENT, Remaking, contents_read, draws_random_numbers
 from modelsummary.memory.timeline import is_held
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun
 
-__all__ = ["DETACH", "KeptGroup", "RecomputedBlock", "result_names"]
-
-DETACH = torch.ops.aten.detach.default  # a checkpoint adds some of its own, and numbers none
+__all__ = ["KeptGroup", "RecomputedBlock", "result_names"]
 
 
 @dataclass
@@ -111,29 +107,19 @@ class RecomputedBlock:
         return peak
 
     @classmethod
-    def of(
-        cls,
-        trace: Trace,
-        fqn: str,
-        again: Sequence[int],
-        timeline: Sequence[TimelinePoint],
-        *,
-        communicates_again: bool = False,
-    ) -> RecomputedBlock | None:
+    def of(cls, rerun: BlockRerun, fqn: str, *, communicates_again: bool = False) -> RecomputedBlock | None:
         """Return the region of a block in a step in which a checkpoint runs it again.
 
         Return None if a checkpoint would compute something else: what the block reads is written later in the forward,
         or by the block itself after it has read it.
 
         Args:
-            trace: the step; storages were followed.
+            rerun: how it runs again.
             fqn: name of the block.
-            again: numbers of the operators that run again, without ``DETACH``.
-            timeline: the bytes alive while each operator of the step runs.
             communicates_again: the step is of a rank: collectives may run again. Functions of autograd that contain
-                them run with gradients disabled, so their operators lack among ``again``.
+                them run with gradients disabled, so their operators lack among ``rerun.again``.
         """
-        held = {index: point.total for index, point in enumerate(timeline) if f"{point.fqn}.".startswith(f"{fqn}.")}
+        trace, again, held = rerun.trace, rerun.again, rerun.held
         call = trace.first_call(fqn)
         runs = [operator.run for operator in trace.operators]
         inside = [index for index in range(call.begin, call.end) if runs[index].call.func is not DETACH]
@@ -184,7 +170,7 @@ class RecomputedBlock:
                 for storage in storages
                 if storage in region_storages
                 and storage in storages_by_id
-                and not is_held(storages_by_id[storage], trace)
+                and (storage in rerun.kept_by_others or not is_held(storages_by_id[storage], trace))
             )
             is_from_outside = any(storage not in region_storages and storage in storages_by_id for storage in storages)
             group.is_forced = is_from_outside or any(map(obstacle, indices))

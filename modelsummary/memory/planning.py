@@ -30,8 +30,8 @@ from modelsummary.errors import InputError, StepError, is_number
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, block_of, blocks_of, bytes_by_block
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.kept_inputs import BlockInput, inputs_of, kept_only_by_checkpoint
-from modelsummary.memory.kept_results import DETACH, KeptGroup, RecomputedBlock
+from modelsummary.memory.kept_inputs import DETACH, BlockInput, BlockRerun, kept_only_by_checkpoint, reruns_of
+from modelsummary.memory.kept_results import KeptGroup, RecomputedBlock
 from modelsummary.memory.least_cost import Option, least_cost, least_peak, peak_of, undominated_options
 from modelsummary.memory.moving import LEAST_MOVED, BlockTimes, Movable, host_cost_on, movable_in, saves_in, times_of
 from modelsummary.memory.predict import memory_of
@@ -296,21 +296,27 @@ class Planner:
         times = times_of(self._trace, fqns, self._cost_of, self._host_cost_of)
         can_move = link is not None and not self._has_checkpoints
         movable = movable_in(self._trace, fqns) if can_move else [[] for _ in fqns]
+        keys = [
+            (kinds[id(row)], operators, tuple((storage.number, storage.nbytes) for storage in storages))
+            for row, operators, storages in zip(blocks, runs, movable, strict=True)
+        ]
+        first = dict(reversed([*zip(keys, range(len(blocks)), strict=True)]))  # of each kind
+        running = [fqns[number] for number in sorted(first.values()) if runs[number] != ()]
+        # what may move depends on what other checkpoints keep
+        groups = [[fqn] for fqn in running] if can_move else [running]
+        reruns = {fqn: rerun for group in groups for fqn, rerun in self._reruns(group).items()}
         distinct: dict[Hashable, _Choices] = {}
-        self._blocks: dict[str, _Choices] = {}
+        for key, number in first.items():
+            fqn, peak, spent = fqns[number], inside[number], times[number]
+            choices = _Choices([_PLAIN], futility="runs no operators")  # as a block that passes on what it takes
+            if fqn in reruns:
+                choices = self._choices_of(fqn, reruns[fqn], peak, spent, whole=granularity == "block", moves=can_move)
+            ways = [*choices.ways, *self._moving_ways(fqn, peak, spent, movable[number])]
+            distinct[key] = replace(choices, ways=sorted(ways, key=lambda way: way.nbytes))
+        self._blocks = {fqn: distinct[key] for fqn, key in zip(fqns, keys, strict=True)}
         self._peaks = inside
-        self._inputs: list[dict[int, int]] = []  # what the checkpoint of each block alone keeps: storage -> bytes
-        for row, operators, peak, spent, storages in zip(blocks, runs, inside, times, movable, strict=True):
-            kind = kinds[id(row)], operators, tuple((storage.number, storage.nbytes) for storage in storages)
-            if kind not in distinct:
-                choices = _Choices([_PLAIN], futility="runs no operators")  # as a block that passes on what it takes
-                if operators != ():
-                    choices = self._choices_of(row.fqn, peak, spent, whole=granularity == "block", moves=can_move)
-                moving = self._moving_ways(row.fqn, peak, spent, storages)
-                ways = sorted([*choices.ways, *moving], key=lambda way: way.nbytes)
-                distinct[kind] = replace(choices, ways=ways)
-            self._blocks[row.fqn] = distinct[kind]
-            self._inputs.append(kept_only_by_checkpoint(self._trace, row.fqn, distinct[kind].inputs))
+        # what the checkpoint of each block alone keeps: storage -> bytes
+        self._inputs = [kept_only_by_checkpoint(self._trace, fqn, block.inputs) for fqn, block in self._blocks.items()]
         keepers = Counter(chain.from_iterable(self._inputs))
         self._shared = frozenset(storage for storage, count in keepers.items() if count > 1)
         # A choice is made as if all libraries had their workspaces.
@@ -362,38 +368,54 @@ class Planner:
 
     # ---------------------------------------------------------------------------------------------- ways of a block
 
-    def _choices_of(self, fqn: str, peak: int, times: BlockTimes, *, whole: bool, moves: bool) -> _Choices:
+    def _reruns(self, fqns: Sequence[str]) -> dict[str, BlockRerun | str]:
+        """Return how blocks run under checkpoints, or as the end of a sentence about a block why it does not.
+
+        All of them run in one step. If it raises, or does not tell the blocks apart, each half of them runs in a step.
+        """
+        if not fqns:
+            return {}
+        step = replace(self._step, make_optimizer=None)  # the state of the optimizer is there while blocks run
+        try:
+            simulated = self._simulate(step, _NOTHING._replace(kept=dict.fromkeys(fqns, ())))
+            reruns = reruns_of(self._trace, self._plain, *simulated, fqns)
+            if reruns is not None:
+                return {**reruns}
+        except StepError as error:  # such as one whose input is written in place
+            if len(fqns) == 1:
+                return {fqns[0]: f"does not run under a checkpoint: {error}"}
+        middle = len(fqns) // 2
+        return self._reruns(fqns[:middle]) | self._reruns(fqns[middle:])
+
+    def _choices_of(
+        self, fqn: str, rerun: BlockRerun | str, peak: int, times: BlockTimes, *, whole: bool, moves: bool
+    ) -> _Choices:
         """Return the ways in which a block may run: without a checkpoint, and with one that keeps some of its results.
 
         Args:
             fqn: name of the block.
+            rerun: how it runs under a checkpoint, or why it does not.
             peak: the most bytes alive while it runs in the step without checkpoints.
             times: what it takes there.
             whole: it keeps no results.
             moves: what its checkpoint keeps may move to the host.
         """
-        step = replace(self._step, make_optimizer=None)  # the state of the optimizer is there while the block runs
-        try:
-            trace, estimate = self._simulate(step, _NOTHING._replace(kept={fqn: ()}))
-        except StepError as error:  # such as one whose input is written in place
-            return _Choices([_PLAIN], obstacle=f"does not run under a checkpoint: {error}")
-        again = [index for index in recomputed_operators(trace) if trace.operators[index].run.call.func is not DETACH]
-        region = RecomputedBlock.of(trace, fqn, again, estimate.timeline, communicates_again=self._communicates_again)
+        if isinstance(rerun, str):
+            return _Choices([_PLAIN], obstacle=rerun)
+        trace, again, nbytes, saving = rerun.trace, rerun.again, rerun.input_bytes, rerun.saving
+        region = RecomputedBlock.of(rerun, fqn, communicates_again=self._communicates_again)
         if region is None:
             return _Choices([_PLAIN], obstacle=_WRITTEN_LATER)
         if not (whole or region.can_keep):
             obstacle = "changes the model, such as statistics of batch norm, or communicates, and would do so twice"
             return _Choices([_PLAIN], obstacle=obstacle, can_run_whole=True)
         calls = {index: trace.operators[index].run.call for index in again}
-        inputs = inputs_of(self._trace, trace, fqn)
-        nbytes = sum(kept_only_by_checkpoint(self._trace, fqn, inputs).values())
-        state = self._plain.optimizer_state - estimate.optimizer_state
         cost = self._cost(calls.values())
-        saving = self._plain.held_after_forward - estimate.held_after_forward - state + nbytes
         candidates: list[_Candidate] = [] if whole else _best(self._candidates(region, cost, saving))
         if whole or not region.kept_at_least()[0]:  # to keep nothing needs no policy, which the host is asked for
             candidates.append((Option(cost, saving), []))
-        workspace = self._workspace([_Way(_LEAVE, 0, (), _libraries_of(calls.values()) - self._libraries)])
+        libraries = _libraries_of(recomputed_calls(trace)) - self._libraries  # also of other blocks
+        workspace = self._workspace([_Way(_LEAVE, 0, (), libraries)])
         call = trace.first_call(fqn)
         asked = self._policy * sum(run.call.func is not DETACH for run, *_ in trace.operators[call.begin : call.end])
         asked_again = self._policy * len(again)
@@ -407,7 +429,7 @@ class Planner:
             names = tuple(name for group in groups for name in group.names)
             again_calls = [calls[index] for index in left]
             way = _Way(
-                option._replace(peak=region.peak_keeping(groups) + state - nbytes - peak - workspace),
+                option._replace(peak=region.peak_keeping(groups) - nbytes - peak - workspace),
                 sum(map(_macs_of, again_calls)),
                 names,
                 _libraries_of(again_calls) - self._libraries,
@@ -426,7 +448,7 @@ class Planner:
             futility = "keeps nothing for the backward that a checkpoint would free"
         else:
             futility = "has no backward, as neither its parameters nor its input need a gradient"
-        return _Choices([_PLAIN, *ways], inputs, futility=futility, can_run_whole=True)
+        return _Choices([_PLAIN, *ways], rerun.inputs, futility=futility, can_run_whole=True)
 
     def _transfer(self, moved: Iterable[Movable]) -> int:
         """Return the time in which storages pass the link to the host in one direction."""

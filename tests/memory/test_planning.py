@@ -427,6 +427,25 @@ def test_predicted_figures_are_the_simulated_ones(name, device):
         assert (memory.peak, memory.recomputed_macs) == (plan.peak, plan.recomputed_macs)
 
 
+@pytest.mark.parametrize("name", ["decoder", "frozen", "encoder with dropout", "batch norm", "stacks"])
+def test_one_step_shows_what_each_kind_of_block_does_alone(name, monkeypatch):
+    """The figures are the ones of steps in which one block runs again; what one keeps is no saving of another."""
+    make, size = {**MODELS, "stacks": (Stacks, (16, 64, 32))}[name]
+    stats = Statistics(make(), size)
+    step = step_plan("train", {"optimizer": "adamw"}, stats.root)
+    together, alone = [], []
+    at_once = Planner(stats._live, stats.root, step, None, "operator", lambda: together.append(1))
+    tell_apart = planning.reruns_of
+    monkeypatch.setattr(
+        "modelsummary.memory.planning.reruns_of",
+        lambda *steps: tell_apart(*steps) if len(steps[-1]) == 1 else None,
+    )
+    one_by_one = Planner(stats._live, stats.root, step, None, "operator", lambda: alone.append(1))
+    assert len(together) == 2  # without checkpoints, and with all of them
+    assert name == "batch norm" or len(alone) > 3
+    assert [block.ways for block in at_once._blocks.values()] == [block.ways for block in one_by_one._blocks.values()]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers under a former name
 def test_adapters_of_peft():
