@@ -71,12 +71,14 @@ class Result(NamedTuple):
     Attributes:
         nbytes: bytes of the storages that it makes, but for one that leaves the part, which is there as the input of
             what follows; 0 of a view.
-        saved_bytes: bytes among them that the part keeps for the backward without a checkpoint.
+        sent_bytes: bytes of what leaves it, which a checkpoint keeps where nothing follows on the rank.
+        saved_bytes: bytes of both that the part keeps for the backward without a checkpoint.
         operator: the operator, if recomputation repeats it; else None.
         collective: position of the collective that it is, in ``Part.collectives``; None for another operator.
     """
 
     nbytes: int
+    sent_bytes: int
     saved_bytes: int
     operator: StepOperator | None
     collective: int | None
@@ -97,7 +99,8 @@ class Part:
         cached_bytes: bytes that its forward makes and the result of the model holds, as the keys and values of a cache.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
-        result_bytes: bytes of the results that the checkpoint around it keeps.
+        result_bytes: bytes of the results that the checkpoint around it keeps, without results that leave it.
+        sent_bytes: bytes of results that leave it and that the checkpoint keeps.
         again_bytes: bytes of activations that exist only while it runs again.
         crossing_bytes: bytes that a stage takes which begins with it: the same, or if nothing of it has a gradient, as
             behind frozen layers, its floating-point tensors.
@@ -122,6 +125,7 @@ class Part:
     core_bytes: int = 0
     entered_bytes: int = 0
     result_bytes: int = 0
+    sent_bytes: int = 0
     again_bytes: int = 0
     crossing_bytes: int = 0
     temporary_bytes: int = 0
@@ -166,6 +170,7 @@ class Part:
             operators={**self.operators, "again": count},
             collectives=collectives,
             result_bytes=sum(result.nbytes for result in kept),
+            sent_bytes=sum(result.sent_bytes for result in kept),
             again_bytes=self.again_bytes - sum(result.saved_bytes for result in kept),
             asked={"forward": len(self.results), "again": len(repeated)},
         )
@@ -456,7 +461,8 @@ def _results(
                 repeated = None
             nbytes = sum(size for key, size in made.items() if readers[key] <= {part_name})
             saved_bytes = sum(saved.get((part_name, key), 0) for key in made)
-            results[part_name][name] = Result(nbytes, saved_bytes, repeated, positions.get(index))
+            sent_bytes = sum(made.values()) - nbytes
+            results[part_name][name] = Result(nbytes, sent_bytes, saved_bytes, repeated, positions.get(index))
     return results
 
 

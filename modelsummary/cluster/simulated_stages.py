@@ -275,14 +275,31 @@ class RankParts:
         return self._timed[key]
 
     def unit(
-        self, name: str, kept: Kept = None, *, has_core_recomputed: bool = False, is_in_root: bool = False
+        self,
+        name: str,
+        kept: Kept = None,
+        *,
+        has_core_recomputed: bool = False,
+        is_in_root: bool = False,
+        sends_result: bool = False,
     ) -> StageUnit:
-        """Return a part as a unit of a stage, the same object for all stages."""
-        key = name, kept, has_core_recomputed, is_in_root
+        """Return a part as a unit of a stage, the same object for all stages.
+
+        Args:
+            name, kept: the part, and what its checkpoint keeps.
+            has_core_recomputed: attention between scores and context runs again.
+            is_in_root: FSDP has it in the root.
+            sends_result: the next part is on another rank, so what leaves this part is there only if it is kept.
+        """
+        part, seconds = self.keeping(name, kept)
+        sent_bytes = part.sent_bytes if sends_result else 0
+        key = name, kept, has_core_recomputed, is_in_root, sent_bytes
         if key not in self._units:
             self._units[key] = _unit(
-                *self.keeping(name, kept),
+                part,
+                seconds,
                 name,
+                sent_bytes,
                 is_recomputed=kept is not None,
                 has_core_recomputed=has_core_recomputed,
                 is_in_root=is_in_root,
@@ -365,15 +382,18 @@ def _stage(
     distinct = dict.fromkeys(calls)
     ends = [name for name, _ in distinct if name in (BEFORE, AFTER)]
     unit_of = {
-        (name, kept): rank_parts.unit(
+        (name, kept, sends_result): rank_parts.unit(
             name,
             kept,
             has_core_recomputed=selective and name not in ends and parts[name].has_backward,
             is_in_root=bool(tied) and name in ends,
+            sends_result=sends_result,
         )
         for name, kept in distinct
+        for sends_result in (False, True)
     }
-    units = tuple(unit_of[call] for call in calls)
+    last = len(calls) - 1
+    units = tuple(unit_of[*call, index == last and not is_last] for index, call in enumerate(calls))
     root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
@@ -409,6 +429,7 @@ def _unit(
     part: Part,
     seconds: PartSeconds,
     name: str,
+    sent_bytes: int,
     *,
     is_recomputed: bool,
     has_core_recomputed: bool,
@@ -416,7 +437,7 @@ def _unit(
 ) -> StageUnit:
     kept, backward = part.kept_bytes, dict(seconds.backward)
     if is_recomputed:
-        kept = part.entered_bytes + part.result_bytes + part.cached_bytes
+        kept = part.entered_bytes + part.result_bytes + part.cached_bytes + sent_bytes
         for cause, value in seconds.again.items():
             again = cause if cause in ("tensor", "context", "expert") else "recomputation"
             backward[again] = backward.get(again, 0.0) + value

@@ -95,6 +95,17 @@ def test_what_keeping_a_result_adds(name, kept_bytes, saved_bytes):
     assert whole.recomputed - keeping.recomputed == saved_bytes
 
 
+def test_what_a_stage_sends_is_kept_if_a_checkpoint_keeps_it():
+    """The next block is on another rank: its input does not hold what the last block of the stage returns."""
+    simulator = simulator_of(kernels="eager")
+    plan = Plan(micro_batch=8, pipeline=2, schedule="gpipe")
+    whole, keeping = (
+        simulator.simulate(replace(plan, checkpoint=dict.fromkeys(BLOCKS, names))).memory for names in ([], [OUTPUT])
+    )
+    added = [memory.activations - before.activations for memory, before in zip(keeping, whole, strict=True)]
+    assert added == [8 * WIDTH_BYTES, 0]  # of 8 micro-batches in flight; the head of the last stage reads its input
+
+
 @pytest.mark.parametrize("names", [[QKV, UP], [DOWN], [MIDDLE, OUTPUT]])
 def test_kept_results_as_torch_keeps_them(names):
     """``memory`` runs torch's selective checkpoints on shapes; the batch and the dtype are the ones of the plan."""
