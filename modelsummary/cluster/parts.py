@@ -21,8 +21,8 @@ from modelsummary.cluster.megatron import tokens_first
 from modelsummary.cluster.weights import RankWeights, Weight
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
+from modelsummary.memory.block_reruns import DETACH
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
-from modelsummary.memory.kept_inputs import DETACH
 from modelsummary.memory.kept_results import result_names
 from modelsummary.memory.timeline import timeline_of
 from modelsummary.operators.attention import scores_again

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from modelsummary.capture.checkpoints import result_name
 from modelsummary.capture.trace import Storage
-from modelsummary.memory.kept_inputs import DETACH, BlockRerun
+from modelsummary.memory.block_reruns import DETACH, BlockRerun
 from modelsummary.memory.saved import PERSISTENT, Remaking, contents_read, draws_random_numbers
 from modelsummary.memory.timeline import is_held
 from modelsummary.operators.operator_calls import OperatorCall, OperatorRun

@@ -2,8 +2,8 @@
 
 A block that runs under a checkpoint keeps what goes into it, and runs its operators again in the backward, except those
 whose results it keeps. What a block keeps, with a checkpoint or without one, may wait on the host. What each costs,
-saves and needs while it runs is read off observed steps: one without checkpoints, and one for each distinct block, with
-a checkpoint around it. A choice is exact for these figures, from which the peak of any plan follows; a plan is
+saves and needs while it runs is read off two observed steps: one without checkpoints, and one with a checkpoint around
+one block of each kind. A choice is exact for these figures, from which the peak of any plan follows; a plan is
 simulated before it is returned.
 """
 
@@ -28,9 +28,9 @@ from modelsummary.devices.target import Target, names_own_device, seconds_of_cal
 from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError, StepError, is_number
 from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.block_reruns import DETACH, BlockInput, BlockRerun, kept_only_by_checkpoint, reruns_of
 from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, block_of, blocks_of, bytes_by_block
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.kept_inputs import DETACH, BlockInput, BlockRerun, kept_only_by_checkpoint, reruns_of
 from modelsummary.memory.kept_results import KeptGroup, RecomputedBlock
 from modelsummary.memory.least_cost import Option, least_cost, least_peak, peak_of, undominated_options
 from modelsummary.memory.moving import LEAST_MOVED, BlockTimes, Movable, host_cost_on, movable_in, saves_in, times_of
