@@ -186,7 +186,8 @@ def _add_pairs(derivation: Derivation) -> None:
         sink = _only_sink(calls, fqn)
         if sink is None or sink in derivation.layers or _owner(sink) != _owner(fqn):
             continue
-        values = [value for position in calls.places[sink] for value in values_in(calls.events[position].args)]
+        takers = [calls.events[position] for position in calls.places[sink]]
+        values = [value for event in takers for value in values_in((event.args, event.kwargs))]
         sources = dict.fromkeys(source for value in values for source in calls.sources(value))
         columns = [
             source for source in sources if source not in derivation.layers and _only_sink(calls, source) == sink

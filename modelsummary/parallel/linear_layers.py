@@ -71,16 +71,19 @@ class LinearLayer:
 def linear_layers(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, LinearLayer]:
     """Return FQN -> linear layer, for each module that is one in all its calls."""
     layers: dict[str, LinearLayer | None] = {}
-    for event in record.root.walk():
-        if event.is_module and event.parent is not None:
+    calls = [event for event in record.root.walk() if event.is_module and event.parent is not None]
+    named = {event.fqn for event in calls if event.kwargs}  # torch's styles look for the input among the positions
+    for event in calls:
+        if event.fqn not in layers or layers[event.fqn] is not None:
             module = modules[event.fqn]
-            layer = _of_class(module) if is_linear(module) else _of_functions(event, module)
+            is_torch = event.fqn not in named
+            layer = _of_class(module, is_torch=is_torch) if is_linear(module) else _of_functions(event, module)
             layers[event.fqn] = layer if layers.get(event.fqn, layer) == layer else None
     return {fqn: layer for fqn, layer in layers.items() if layer is not None}
 
 
-def _of_class(module: nn.Module) -> LinearLayer:
-    return LinearLayer("weight", "" if module._parameters.get("bias") is None else "bias", 0, True)
+def _of_class(module: nn.Module, *, is_torch: bool) -> LinearLayer:
+    return LinearLayer("weight", "" if module._parameters.get("bias") is None else "bias", 0, is_torch)
 
 
 def _of_functions(event: Event, module: nn.Module) -> LinearLayer | None:
@@ -89,7 +92,8 @@ def _of_functions(event: Event, module: nn.Module) -> LinearLayer | None:
     by_dim = {parameter.dim(): name for name, parameter in parameters.items() if parameter.dtype.is_floating_point}
     if not parameters or len(parameters) != len(by_dim) or not {2} <= set(by_dim) <= {1, 2} or not event.children:
         return None
-    (value,) = event.args if len(event.args) == 1 and not event.kwargs else (None,)
+    arguments = [*event.args, *event.kwargs.values()]
+    value = arguments[0] if len(arguments) == 1 else None
     if not isinstance(value, Value) or not isinstance(event.result, Value):
         return None
     walk = _Walk(event.fqn, value, by_dim[2], by_dim.get(1, ""))

@@ -209,7 +209,7 @@ class Propagation:
     def _layer(self, call: FunctionCall) -> None:
         """Note a layer with parameters of its own: a norm."""
         if any(True for _ in self.calls.modules[call.event.fqn].parameters()):
-            placement = self.placement(sole_input(call.event))
+            placement = self.placement(sole_input(self.calls, call.event))
             if not isinstance(placement, Shard) or not self.takes_norm(call.event, placement):
                 raise Blocked(f"{call.at} takes pieces of a dimension; one chunk of it on each rank works")
             self.add_norm(call.event, placement)
@@ -241,10 +241,12 @@ def first_complete(first: _Propagation, most: int = sys.maxsize) -> _Propagation
     return propagation
 
 
-def sole_input(event: Event) -> Value:
-    """Return the only tensor that a layer takes, by position: torch's styles look for it there."""
+def sole_input(calls: Calls, event: Event) -> Value:
+    """Return the only tensor that a layer takes. Torch's styles look for it among the positions."""
     values: list[Value] = values_in((event.args, event.kwargs))
-    if len(values) != 1 or not is_first(event, values[0]):
+    linear = calls.linears.get(event.fqn)
+    takes_names = linear is not None and not linear.is_torch
+    if len(values) != 1 or not (takes_names or is_first(event, values[0])):
         raise Blocked(f"{event.fqn} is not called with one tensor by position; one positional tensor works")
     return values[0]
 

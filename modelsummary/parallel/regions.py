@@ -222,7 +222,7 @@ class _Columns(Region):
 
     def _begin(self, event: Event) -> None:
         self.calls.check_hooks(event)
-        if self.placement(sole_input(event)) is not None:
+        if self.placement(sole_input(self.calls, event)) is not None:
             raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
         (result,) = values_in(event.result)
         width, dim = result.shape[-1], len(result.shape) - 1
@@ -238,7 +238,7 @@ class _Columns(Region):
 
     def _end(self, event: Event) -> None:
         self.calls.check_hooks(event)
-        value = sole_input(event)
+        value = sole_input(self.calls, event)
         if self.placement(value) != Shard(len(value.shape) - 1):
             raise Blocked(f"{event.fqn} takes a tensor that is sharded along tokens or heads; features can be split")
         if event.fqn in self._taken or len(value.shape) < 2:

@@ -216,8 +216,9 @@ class Chunks(Propagation):
         prepared = prepared_inputs(self.calls, self._layers, self)
         within = set(chain(*prepared.values()))
         for fqn, dim in self.gathered.items():
-            if fqn not in within:
-                yield Redistribution(fqn, True, 0, Shard(dim), None)
+            event, *_ = self.calls.spans[fqn][0]
+            for key in (0, *event.kwargs) if fqn not in within else ():
+                yield Redistribution(fqn, True, key, Shard(dim), None)
         for fqn, dim in self.scattered.items():
             yield Redistribution(fqn, False, 0, None, Shard(dim))
         yield from (*prepared, *self.redistributions)
@@ -321,7 +322,7 @@ class Chunks(Propagation):
     def _gather(self, event: Event, layer: LayerPlan) -> None:
         """Let a column-parallel layer gather the chunk that it takes."""
         self.calls.check_hooks(event)
-        value = sole_input(event)
+        value = sole_input(self.calls, event)
         placement = self.placement(value)
         assert placement is not None
         if layer.role not in ("column", "head") or not self._can_gather(event, value, placement):
@@ -466,7 +467,11 @@ class Chunks(Propagation):
         wrong: list[Any] = [
             fqn
             for fqn in (*self.gathered, *self.norms)
-            if any(self.placement_at(event.args[0], begin) is None for event, begin, _ in self.calls.spans[fqn])
+            if any(
+                self.placement_at(value, begin) is None
+                for event, begin, _ in self.calls.spans[fqn]
+                for value in values_in((event.args, event.kwargs))[:1]
+            )
         ]
         for redistribution in self.redistributions:
             for event, begin, end in self.calls.spans[redistribution.fqn]:

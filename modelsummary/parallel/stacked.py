@@ -110,9 +110,6 @@ class _Chunks(Region):
         leaf, placement = refused.value, refused.placement
         fqn = self.calls.parameter_behind(self._factor(leaf, placement.dim) if isinstance(placement, Shard) else leaf)
         if fqn is None or fqn in self.parameters:
-            self.refused = Blocked(
-                f"a whole tensor meets a sharded one in {self._module.fqn}; one made of one parameter works"
-            )
             return
         if not isinstance(placement, Shard):
             yield _Chunks(self.calls, self._module, {**self.parameters, fqn: Partial()})

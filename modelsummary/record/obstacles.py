@@ -5,6 +5,7 @@ What a function of torch does follows from its name.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,10 +53,10 @@ _SHAPED_BY_FIRST = frozenset(
 _TAKES_APART = frozenset("__iter__ unbind split chunk tensor_split split_with_sizes".split())
 
 
-def obstacle_of_module(module: nn.Module, kwargs: dict[str, Any]) -> str:
+def obstacle_of_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return why a module cannot be replaced by its calls; empty if it can.
 
-    >>> obstacle_of_module(nn.ReLU(), {})
+    >>> obstacle_of_module(nn.ReLU(), (), {})
     ''
     """
     if isinstance(module, torch.jit.ScriptModule):
@@ -63,8 +64,10 @@ def obstacle_of_module(module: nn.Module, kwargs: dict[str, Any]) -> str:
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hooks):
         return "has hooks, which run only if it is called"
-    if isinstance(module, nn.TransformerEncoder) and kwargs.get("src_key_padding_mask") is not None:
-        return "may run on nested tensors in evaluation"
+    if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+        arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        if arguments.get("src_key_padding_mask") is not None:
+            return "may run on nested tensors in evaluation"
     return ""
 
 

@@ -243,7 +243,7 @@ class Tracer(TorchFunctionMode):
             event.prepared = first_difference(self._states[id(module)], before)
         event.grad = _is_grad_enabled()
         event.regions = tuple(self._regions)
-        event.obstacle = obstacle_of_module(module, kwargs)
+        event.obstacle = obstacle_of_module(module, args, kwargs)
         if parent is not None:
             parent.children.append(event)
             self._note_surroundings(parent)

@@ -280,6 +280,28 @@ class FusedAttention(nn.Module):
         return self.c_proj(a.transpose(1, 2).flatten(2))
 
 
+class Named(nn.Module):
+    """An attention and an MLP whose linear layers are called by the names of their arguments."""
+
+    class Attention(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.qkv, self.proj = nn.Linear(width, 3 * width), Conv1D(width, width)
+
+        def forward(self, x):
+            q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in self.qkv(input=x).chunk(3, -1))
+            return self.proj(x=nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.attention = nn.LayerNorm(width), nn.LayerNorm(width), self.Attention(width)
+        self.up, self.down = Conv1D(4 * width, width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(input=self.up(x=self.norm2(x)).relu())
+
+
 class FusedBlock(nn.Module):
     """Fused attention, and a gated MLP whose gate and up projection are one ``nn.Linear``."""
 
@@ -723,6 +745,7 @@ def _encoder() -> nn.Module:
 
 MODELS |= {
     "encoder": lambda: (_encoder(), (_tokens(16),)),
+    "named": lambda: (nn.Sequential(nn.Embedding(48, 16), Named(), Named()), (_ids(),)),
     "packed": lambda: (nn.Sequential(Packed(), Packed()), (_tokens(16),)),
     "alibi": lambda: (nn.Sequential(Alibi(), Alibi()), (_tokens(16),)),
 }

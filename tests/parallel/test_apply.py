@@ -63,6 +63,7 @@ shards_on_the_cpu = pytest.mark.skipif(torch.__version__ < "2.7", reason="FSDP o
         ("odd", {"tensor": 2}),
         ("merged", {"tensor": 2, "sequence": True}),
         pytest.param("fused", {"tensor": 2}, marks=gathers_pieces),
+        pytest.param("named", {"tensor": 2, "sequence": True}, marks=gathers_pieces),
         ("mixture", {"expert": 2}),
         ("list", {"expert": 2}),
         pytest.param("local", {"tensor": 2}, marks=gathers_pieces),

@@ -255,3 +255,17 @@ def test_a_layer_that_is_called_in_two_ways_is_not_linear():
     statistics = Statistics(Both(), (2, 3, 8))
     with pytest.raises(InputError, match="no layer of Both can be split"):
         statistics.parallel_plan(tensor=2)
+
+
+def test_the_reason_of_a_module_that_stays_whole_names_the_function():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))
+
+        def forward(self, x):
+            return x + (x @ self.up).relu() @ self.down
+
+    statistics = Statistics(nn.Sequential(Residual()), (2, 3, 8))
+    with pytest.raises(InputError, match=r"0: add\(\) in 0 takes a whole tensor and a sharded tensor; one that is"):
+        statistics.parallel_plan(tensor=2)

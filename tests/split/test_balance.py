@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import Statistics
+from modelsummary import SplitError, Statistics
 from tests.idioms import rows
 from tests.models import Call
 
@@ -40,6 +40,24 @@ def test_a_body_stays_whole_where_nothing_is_lost_by_it():
     assert [each.first for each in stages.facts] == ["0", "1"]
     assert "Valid for" not in str(stages)
     assert torch.equal(stages(rows(1, 16)), model(rows(1, 16)))
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_encoder_stays_whole_only_where_it_may_run_on_nested_tensors(by_name):
+    def forward(self, x, padding):
+        return self.body(x, src_key_padding_mask=padding) if by_name else self.body(x, None, padding)
+
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    inputs = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    for is_nested in (True, False):
+        model = Call(forward, body=nn.TransformerEncoder(layer, 4, enable_nested_tensor=is_nested)).eval()
+        statistics = Statistics(model, inputs)
+        if is_nested:
+            with pytest.raises(SplitError, match="it may run on nested tensors in evaluation"):
+                statistics.split(2)
+        else:
+            with torch.no_grad():
+                assert torch.equal(statistics.split(2)(*inputs), model(*inputs))
 
 
 def test_what_must_stay_whole_and_costs_balance_is_named():
