@@ -170,6 +170,8 @@ class FunctionCall:
         self.operands = [
             tensor for leaf in leaves_of((event.args, event.kwargs)) if (tensor := operand(leaf)) is not None
         ]
+        if name in ("to", "type_as"):  # they take dtype and device of the other tensor
+            del self.operands[1:]
 
     @property
     def along(self) -> str:

@@ -189,7 +189,7 @@ class Propagation:
                 f"{event.fqn or 'the model'} decides by values that are sharded; values of whole tensors work"
             )
         call = self.call_of(event, reduced)
-        if call.name.startswith("new_"):
+        if call.name.startswith("new_") or all(operand.placement is None for operand in call.operands):
             return  # it takes the dtype and the device
         placements = placements_after(call)
         results = values_in(event.result)

@@ -281,7 +281,10 @@ class FusedAttention(nn.Module):
 
 
 class Named(nn.Module):
-    """An attention and an MLP whose linear layers are called by the names of their arguments."""
+    """An attention and an MLP whose linear layers are called by the names of their arguments.
+
+    The attention computes scores in float32, and casts them to the dtype of its input.
+    """
 
     class Attention(nn.Module):
         def __init__(self, width: int) -> None:
@@ -290,7 +293,8 @@ class Named(nn.Module):
 
         def forward(self, x):
             q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in self.qkv(input=x).chunk(3, -1))
-            return self.proj(x=nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            scores = (q @ k.mT).softmax(-1, dtype=torch.float32).type_as(x)
+            return self.proj(x=(scores @ v).transpose(1, 2).flatten(2))
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()

@@ -269,3 +269,10 @@ def test_the_reason_of_a_module_that_stays_whole_names_the_function():
     statistics = Statistics(nn.Sequential(Residual()), (2, 3, 8))
     with pytest.raises(InputError, match=r"0: add\(\) in 0 takes a whole tensor and a sharded tensor; one that is"):
         statistics.parallel_plan(tensor=2)
+
+
+def test_a_cast_to_the_dtype_of_a_whole_tensor_keeps_its_shards():
+    model, inputs = make("named")
+    plan = Statistics(model, inputs).parallel_plan(tensor=2)
+    assert [layer.reason for layer in plan.layers if layer.reason] == []
+    assert [layer.style for layer in plan.layers].count("LinearParallel") == 8  # four in each block
