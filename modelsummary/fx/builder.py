@@ -156,7 +156,7 @@ class GraphBuilder:
     # ------------------------------------------------------------------------------------------- calls
 
     def _call(self, event: Event) -> Node:
-        args = tuple(self._argument(argument, event) for argument in event.args)
+        args = tuple(self._argument(argument, event) for argument in (*event.args, *event.unknown))
         kwargs = {name: self._argument(kwarg, event) for name, kwarg in event.kwargs.items()}
         function = event.function
         if function is None:

@@ -178,6 +178,7 @@ class Event:
         regions: numbers of the regions of activation checkpointing around it, outermost first, if these are opened.
         assigned: FQNs of the attributes that the module assigned or changed during the call.
         prepared: name of an attribute of the module that the calling code has changed since its last call; empty: none.
+        unknown: what the call depends on besides its arguments, which no record tells: it cannot be called as a whole.
         reads_sizes: whether the module's own forward read the size of a tensor.
         dtype_bound: whether an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
@@ -201,6 +202,7 @@ class Event:
     regions: tuple[int, ...] = ()
     assigned: frozenset[str] = frozenset()
     prepared: str = ""
+    unknown: tuple[Any, ...] = ()
     reads_sizes: bool = False
     dtype_bound: bool = False
     training: bool = False

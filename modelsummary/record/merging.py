@@ -106,11 +106,12 @@ class _Merge:
         event.training, event.regions, event.is_decision = first.training, first.regions, first.is_decision
         event.args, event.kwargs = self._template([(call.args, call.kwargs) for call in events], first.training)
         event.checkpointed = self._constant([call.checkpointed for call in events], first.training)
+        event.unknown = next((call.unknown for call in events if call.unknown), ())
         if isinstance(event.checkpointed, Unknown):
-            event.args = (*event.args, event.checkpointed)
+            event.unknown += (event.checkpointed,)
         event.prepared = next((call.prepared for call in events if call.prepared), "")
         if event.prepared:
-            event.args = (*event.args, Unknown(f"another {event.prepared} by the code that calls it"))
+            event.unknown += (Unknown(f"another {event.prepared} by the code that calls it"),)
         event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(call.reads_sizes for call in events)
         event.dtype_bound = any(call.dtype_bound for call in events)
         event.writes = tuple(call.writes[0] for call in events)

@@ -105,7 +105,8 @@ class Openings:
 
 
 def _unknown_in(event: Event) -> str:
-    unknown = next((leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Unknown)), None)
+    leaves = leaves_of((event.args, event.kwargs, event.unknown))
+    unknown = next((leaf for leaf in leaves if isinstance(leaf, Unknown)), None)
     return f"is given {unknown.reason}" if unknown is not None else ""
 
 

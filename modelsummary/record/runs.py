@@ -186,8 +186,7 @@ def _holds_for_both(event: Event, merged_event: Event) -> bool:
 
     Objects that each run makes anew, such as a cache, differ by identity alone; what they do shows in the calls.
     """
-    merged_args = merged_event.args[: len(event.args)]  # reasons against a whole call are behind them
-    pairs = [(event.args, merged_args), (event.kwargs, merged_event.kwargs), (event.result, merged_event.result)]
+    pairs = [(event.args, merged_event.args), (event.kwargs, merged_event.kwargs), (event.result, merged_event.result)]
     leaves = [pair for sides in pairs for pair in zip(*map(leaves_of, sides), strict=True)]
     return all(
         isinstance(traced, (Unknown, Foreign)) or not isinstance(leaf, Unknown) or _has_identity_alone(traced)

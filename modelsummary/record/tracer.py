@@ -298,7 +298,7 @@ class Tracer(TorchFunctionMode):
             return
         event.obstacle = "is called under activation checkpointing"
         if not hooks[0].__qualname__.startswith(_torch.CHECKPOINT_HOOK):
-            event.args = (*event.args, Unknown("hooks for saved tensors by the code that calls it"))
+            event.unknown = (Unknown("hooks for saved tensors by the code that calls it"),)
         calls = (vars(kind).get("__call__") for kind in type(module).__mro__[: -len(nn.Module.__mro__)])
         event.checkpointed = not any(calls)  # a layer with its own __call__ applies the checkpointing itself
 

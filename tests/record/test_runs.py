@@ -138,6 +138,18 @@ def test_obstacles(forward, obstacle):
     assert all(each.root.obstacle.startswith(obstacle) for each in records)
 
 
+def test_what_the_caller_changed_is_no_argument():
+    def forward(self, x):
+        self.layer.state = object()
+        return self.layer(x)
+
+    model = Call(forward, layer=nn.Linear(4, 4))
+    model.layer.state = None
+    (layer,) = recorded(model, rows(2, 4))[0].root.children
+    assert (len(layer.args), layer.kwargs) == (1, {})
+    assert [leaf.reason for leaf in layer.unknown] == ["another state by the code that calls it"]
+
+
 def test_records_for_one_mode_and_one_batch_size_come_last():
     model = Call(lambda self, x: self.a(x) if self.training and x.shape[0] == 2 else self.b(x), a=nn.Identity())
     model.b = nn.Linear(4, 4)
