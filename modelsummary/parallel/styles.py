@@ -212,11 +212,11 @@ class LinearParallel(LocalParallel):
             return super()._call(module, forward, args, kwargs, device_mesh)
         local = {name: self._get(module, name) for name in self._names()}
         weight, is_transposed = local.pop(self.weight), (self.shards[self.weight].dim == 1) != self.sums_result
-        (x,), bias = (*args, *kwargs.values()), next(iter(local.values()), None)
+        x, bias = next(iter((*args, *kwargs.values()))), next(iter(local.values()), None)
         return F.linear(x, weight.t() if is_transposed else weight, bias)
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
-        (x,) = (*args, *kwargs.values())
+        x = next(iter((*args, *kwargs.values())))
         entered = self._entered(x, self.input_layouts, self.wanted, device_mesh)
         return ((entered,), {}) if args else ((), dict.fromkeys(kwargs, entered))
 
