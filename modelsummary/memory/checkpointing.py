@@ -332,15 +332,21 @@ def blocks_of(root: LayerInfo) -> list[LayerInfo]:
     pending = list(reversed(root.children))
     while pending:
         row = pending.pop()
-        parent = row.parent_info
-        in_container = parent is not None and isinstance(parent.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
         is_whole = not isinstance(row.module, (nn.Sequential, ParametrizationList))
-        if row.executed and in_container and not row.is_leaf and is_whole:
+        if row.executed and _is_in_container(row) and not row.is_leaf and is_whole:
             blocks.append(row)
         else:
             pending.extend(reversed(row.children))
     blocks = blocks or [row for row in root.children if row.executed]
     return [row for row in blocks if row.call_index == 0]
+
+
+def _is_in_container(row: LayerInfo) -> bool:
+    """Return True for a module in a container, or in a module there of which the model calls only submodules."""
+    parent = row.parent_info
+    if parent is None or isinstance(parent.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return parent is not None
+    return not parent.executed and _is_in_container(parent)
 
 
 def square_root(blocks: Sequence[LayerInfo]) -> list[str]:

@@ -39,6 +39,22 @@ def test_blocks():
     assert [row.fqn for row in blocks_of(Statistics(nn.Sequential(nn.ReLU(), nn.Tanh()), (1, 2)).root)] == ["0", "1"]
 
 
+def test_modules_of_which_only_submodules_are_called_are_containers_in_a_list():
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.head = nn.ModuleList(nn.Module() for _ in range(2)), nn.Linear(4, 4)
+            for layer in self.layers:
+                layer.norm, layer.mlp = nn.LayerNorm(4), Call(lambda mlp, x: mlp.up(x), up=nn.Linear(4, 4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer.mlp(layer.norm(x))
+            return self.head(x)
+
+    assert [row.fqn for row in blocks_of(Statistics(Blocks(), (2, 4)).root)] == ["layers.0.mlp", "layers.1.mlp"]
+
+
 def test_suggestion():
     model = model_of(64, 512, 64, 256)
     stats = Statistics(model, (1000, 8))
