@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary._torch import tree_leaves
 from modelsummary.capture.containers import map_leaves, tensors_of
 from modelsummary.equality import kinds_of, patterns
 from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.parallel.applying import check_unsharded
 from modelsummary.parallel.rank_model import copied
 
@@ -28,15 +29,21 @@ def kinds_of_blocks(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str
     """Return the block that runs for each block: the first one that looks the same, and is passed by the same gradient.
 
     Blocks that follow no trained parameter take no gradient. Leaf layers are not folded: tensor parallelism splits
-    neighbours differently.
+    neighbours differently. Blocks that return no tensor of a size that they take, as in a U-Net, are not folded either.
     """
     kinds = kinds_of(root)
     kind_of: dict[str, str] = {}
     first: dict[Any, str] = {}
     for row in rows:
-        looks = row.fqn if row.is_leaf else (_trains_before(root, row), kinds[id(row)], _settings(row.module))
+        is_folded = not row.is_leaf and any(shape in _shapes(row.input_size) for shape in _shapes(row.output_size))
+        looks = (_trains_before(root, row), kinds[id(row)], _settings(row.module)) if is_folded else row.fqn
         kind_of[row.fqn] = first.setdefault(looks, row.fqn)
     return kind_of
+
+
+def _shapes(sizes: Sizes) -> list[list[int]]:
+    leaves = tree_leaves(sizes, is_leaf=lambda value: isinstance(value, list))
+    return [leaf for leaf in leaves if isinstance(leaf, list)]
 
 
 def repeats(kinds: Sequence[Hashable]) -> dict[int, int]:

@@ -82,6 +82,32 @@ def test_activations_of_a_unet_are_what_autograd_keeps(unet):
     assert step.memory[0].parameters == 4 * stats.total_params
 
 
+def test_equal_blocks_that_return_another_size_all_run():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.layer(x).relu()
+
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Half() for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(torch.cat([x, x], -1))
+            return x
+
+    step = Statistics(Joined(), (BATCH, 4)).simulate(
+        Plan(micro_batch=BATCH), Cluster.preset("DGX A100"), BATCH, recipe=EAGER
+    )
+    assert step.memory[0].parameters == 3 * (8 * 4 + 4) * 4
+    assert step.model_flops == 2 * BATCH * 8 * 4 * (3 + 3 + 2)  # the first layer's input takes no gradient
+
+
 def test_bytes_of_a_residual_block(unet):
     """Norms keep what they take, the functions after them what they take, convolutions what they take."""
     model = StepModel(unet[2].live, unet[2].root, EAGER)
