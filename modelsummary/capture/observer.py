@@ -350,9 +350,9 @@ class Observer:
 
     def save(self, tensor: Tensor) -> SavedTensor:
         """Note that a tensor is kept for the backward, for ``saved_tensors_hooks``."""
-        self._meet(tensor, max(len(self.inside) - 1, 0))
-        allocation = self.of(tensor)
-        self.saves.append((self._innermost(), self._identity(tensor), len(self.inside)))
+        kept = self._meet_argument(tensor, max(len(self.inside) - 1, 0))
+        allocation = self.of(kept)
+        self.saves.append((self._innermost(), self._identity(kept), len(self.inside)))
         if allocation is not None:
             allocation.save(self._innermost())
         return SavedTensor.of(tensor)
@@ -396,22 +396,30 @@ class Observer:
                 saved.register_hooks(self._hold_number, lambda factor: factor)
 
     def _hold_number(self, factor: Tensor) -> Tensor:
-        if self.of(factor) is None:
+        if self.of(factor) is None and not self.host_is_apart:
             self._follow(factor, Allocation(self._rounded(factor), len(self.inside) - 1, "activations"))
         return factor
 
     def _meet_arguments(self, value: Any, func: Any, operator_number: int) -> None:
-        """Follow arguments; of a tensor of other code, such as a teacher of the loss, the one that stands for it.
-
-        Torch makes a tensor of a Python number before it gets here, and one of a list of them.
-        """
+        """Follow arguments. Torch makes a tensor of a Python number before it gets here, and one of a list of them."""
+        meet = self._meet if func is _LIFT_FRESH else self._meet_argument
         for tensor in tensors_in(value):
-            is_of_others = type(tensor) in _REAL and tensor.dim() and func is not _LIFT_FRESH
-            stand_in = self._execution.stand_in(tensor) if is_of_others else tensor
-            if stand_in is tensor:
-                self._meet(tensor, operator_number)
-            elif self._has_bytes(stand_in) and self.of(stand_in) is None:
-                self._follow(stand_in, Allocation(self._rounded(stand_in), 0, "inputs"))
+            meet(tensor, operator_number)
+
+    def _meet_argument(self, tensor: Tensor, operator_number: int) -> Tensor:
+        """Follow a tensor and return it; of one of other code, such as labels of the loss, the one that stands for it.
+
+        The stand-in copies the values of a tensor of other code outside of the step.
+        """
+        stand_in = tensor
+        if type(tensor) in _REAL and tensor.dim():
+            with disable_current_modes():
+                stand_in = self._execution.stand_in(tensor)
+        if stand_in is tensor:
+            self._meet(tensor, operator_number)
+        elif self._has_bytes(stand_in) and self.of(stand_in) is None:
+            self._follow(stand_in, Allocation(self._rounded(stand_in), 0, "inputs"))
+        return stand_in
 
     def _meet(self, value: Any, operator_number: int) -> None:
         for tensor in tensors_in(value):

@@ -59,12 +59,27 @@ def _roll(x: Tensor, shifts: Shape, dims: Shape = ()) -> Tensor | None:
     return new_contiguous(x.shape, x.dtype) if is_valid else None
 
 
+def _in_storage_of_elements(loss: Tensor, x: Tensor, target: Tensor, *_: object) -> Tensor:
+    """Return a loss whose kernel writes a value per element, and then resizes the result, which keeps its storage.
+
+    See ``mse_loss`` and ``smooth_l1_loss`` in aten/src/ATen/native/BinaryOps.cpp, the others in Loss.cpp next to it.
+    """
+    elements = torch.broadcast_shapes(x.shape, target.shape).numel()
+    return loss.new_empty(elements).resize_(()) if not loss.dim() and elements else loss
+
+
 register(
     "aten",
     "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus exp log neg abs sqrt rsqrt"
     " reciprocal sin cos erf clamp_min",
     overload="default",
     shape=_same,
+)
+register(
+    "aten",
+    "mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy",
+    overload="default",
+    result=_in_storage_of_elements,
 )
 register("aten", "pow", overload="Tensor_Scalar", shape=_same)
 register("aten", "add sub mul div", overload="Tensor", shape=_arithmetic)

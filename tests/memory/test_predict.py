@@ -916,6 +916,52 @@ def test_tensors_that_the_loss_holds():
     assert plain.predicted.peak == plain.peak + labels.nbytes + weights  # a measurement does not know that these exist
 
 
+def test_labels_that_autograd_saves_count_once():
+    """By hand: 4 x 8 log-probabilities, 4 labels of 8 bytes, the sum of weights, the loss; and 4 x 8 results."""
+    model, labels = nn.Linear(8, 8, bias=False), torch.tensor([1, 2, 3, 4])
+    memory = Statistics(model, (4, 8)).memory(loss=lambda output: nn.functional.cross_entropy(output, labels))
+    before = 4 * 8 * 8 + 4 * 8 * 4
+    assert (memory.params + memory.inputs, memory.held_after_forward) == (
+        before + labels.nbytes,
+        before + labels.nbytes + 2 * 4 * 8 * 4 + 4 + 4,
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    ("loss", "nbytes"),
+    [
+        ("mse_loss", 4 * 4 * 16),
+        ("smooth_l1_loss", 4 * 4 * 16),
+        ("soft_margin_loss", 4 * 4 * 16),
+        ("binary_cross_entropy", 4 * 4 * 16),
+        ("huber_loss", 4),
+    ],
+)
+def test_losses_in_the_storage_of_their_elements(loss, nbytes, reduction):
+    """Torch reduces all but the last in place: a storage that is resized keeps its bytes."""
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 16)
+
+        def forward(self, x, target):
+            return getattr(nn.functional, loss)(self.linear(x).sigmoid(), target, reduction=reduction)
+
+    memory = held_exactly(Loss(), (torch.randn(4, 8), torch.rand(4, 16)))
+    if reduction != "none":
+        sigmoid, total = 4 * 4 * 16, 4
+        assert memory.held_after_forward - memory.params - memory.inputs == sigmoid + nbytes + total
+
+
+def test_numbers_that_autograd_keeps_are_in_the_memory_of_the_host():
+    """By hand: a double for each factor on the CPU."""
+    model = Call(lambda self, x: self.a(x) * 0.5 * 2.0, a=nn.Linear(8, 64))
+    assert held_exactly(model, torch.randn(2, 8)).activations == 2 * 8
+    assert Statistics(model, (2, 8)).memory(device="cuda").activations == 0
+
+
 def test_rows_without_operators():
     """By hand: a product of 16 x 64 floats and its bias; what lives when a call begins lives while it does nothing."""
     stats = Statistics(nn.Sequential(nn.Linear(64, 64), nn.Identity(), nn.ReLU(), nn.Identity()), (16, 64))
