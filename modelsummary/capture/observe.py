@@ -131,7 +131,7 @@ def observe(
         converted=plan.dtype is not None,
         checkpointed=bool(plan.checkpoint),
     )
-    optimized = plan.optimized(model)
+    groups = plan.groups_of(model)
     block = plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1)
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in parts.modules)
     with (
@@ -155,7 +155,7 @@ def observe(
             shapes.assume_values((args, kwargs))
         kind = StepRun if plan.stage is None else StageRun
         level: Level = "storages" if storages else "arguments"
-        run = kind(model, args, kwargs, plan, device, block, level=level, optimized=optimized)
+        run = kind(model, args, kwargs, plan, device, block, level=level, groups=groups)
         run.observer.host_is_apart = wanted.type != "cpu"
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
@@ -172,7 +172,7 @@ def observe(
     real = running(parts.modules, call, on_shapes=False, grad=plan.train, as_is=True)
     with nullcontext() if plan.compiled else eager_optimizers(), real as (execution, args, kwargs):
         # storages that are not followed would all stay alive
-        run = StepRun(model, args, kwargs, plan, model_device, block, level="storages", optimized=optimized)
+        run = StepRun(model, args, kwargs, plan, model_device, block, level="storages", groups=groups)
         run.observer.host_is_apart = wanted.type != "cpu"
         with as_step_error(lambda: run.doing, remedies), _operators(run, execution, on_shapes=False):
             apply_checkpoint(model, dict(plan.checkpoint), offload=dict(plan.offload))

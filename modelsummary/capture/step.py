@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 from weakref import ref
@@ -21,7 +21,7 @@ from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
 from modelsummary.capture.observer import Level, Observer
-from modelsummary.capture.step_plan import StepPlan
+from modelsummary.capture.step_plan import ParameterGroup, StepPlan
 from modelsummary.capture.trace import Trace, TracedCall, TracedSave, storages_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
@@ -35,8 +35,7 @@ class StepRun:
     """One step on shapes or for real, and what was observed of it.
 
     Args:
-        optimized: names of the parameters that the optimizer steps, see ``StepPlan.optimized``; None: all that are
-            trained.
+        groups: what the optimizer steps, see ``StepPlan.groups_of``; None: there is none.
 
     Attributes:
         graphs: what the model is compiled to; None if it is not.
@@ -52,16 +51,15 @@ class StepRun:
         block_bytes: int = 1,
         *,
         level: Level,
-        optimized: Collection[str] | None = None,
+        groups: Sequence[ParameterGroup] | None = None,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
         self._follows = level == "storages"
         self.observer = Observer(block_bytes, level)
         self.graphs = CompiledGraphs(self._n_operators) if plan.compiled else None
-        trained = [pair for pair in model.named_parameters() if pair[1].requires_grad] if plan.train else []
-        self._trained = [parameter for _, parameter in trained]
-        self._optimized = [parameter for name, parameter in trained if optimized is None or name in optimized]
+        self._trained = [tensor for tensor in model.parameters() if tensor.requires_grad] if plan.train else []
+        self._groups = groups or ()
         self._optimizer: torch.optim.Optimizer | None = None
         self._watches: list[Watch] = []  # one per forward
         self._backwards: list[BackwardNodes] = []
@@ -110,8 +108,8 @@ class StepRun:
 
     def _prepare(self) -> None:
         """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""
-        if self.plan.make_optimizer is not None and self._optimized:
-            self._optimizer = self.plan.make_optimizer(self._optimized)
+        self._optimizer = self.plan.optimizer_of(self._groups, dict(self.model.named_parameters()))
+        if self._optimizer is not None:
             is_on_cuda = (self.plan.device or self._device).type == "cuda"
             if is_on_cuda:
                 _choose_foreach(self._optimizer)

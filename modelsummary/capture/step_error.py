@@ -63,7 +63,7 @@ def remedies_for(
         if checkpointed
         else "pass loss=, a function from the model's result to the scalar that you train on"
         + (f", or {forward_only}" if forward_only else ""),
-        "step": "pass another optimizer",
+        "step": "pass another optimizer, or a function from parameters to an optimizer",
     }
 
 

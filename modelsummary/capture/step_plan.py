@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from modelsummary.errors import InputError
 
-__all__ = ["MakeOptimizer", "StageShare", "StepPlan", "check_loss"]
+__all__ = ["MakeOptimizer", "ParameterGroup", "StageShare", "StepPlan", "check_loss"]
 
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer: TypeAlias = Callable[[Any], torch.optim.Optimizer]
+"""A function of parameters, or of groups of them, as the classes of ``torch.optim``."""
+ParameterGroup: TypeAlias = tuple[list[str], Mapping[str, Any]]
+"""The names of the parameters that an optimizer steps with the same settings, and these settings."""
 
 
 class StageShare(NamedTuple):
@@ -48,15 +51,15 @@ class StepPlan:
 
     Attributes:
         train: True: forward, backward and optimizer step; False: a forward without gradients.
-        make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
+        make_optimizer: makes the optimizer of the trained parameters; None: no optimizer step.
         device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``memory.step_options.StepOptions``.
         checkpoint: modules that run under activation checkpointing, each with the results that it keeps, as
             ``apply_checkpoint`` takes them.
         offload: modules, each with the numbers of the saved tensors that move to the host, likewise.
         stage: what a stage of a pipeline runs; None: the model is not a stage.
         compiled: the model runs as ``torch.compile`` compiles it; loss and optimizer step do not.
-        optimized_ids: ids of the parameters that the optimizer holds which ``make_optimizer`` is made of; None if it is
-            made of a class or a name.
+        optimized_ids: of the optimizer that ``make_optimizer`` is made of, the ids of the parameters in each group, and
+            its settings; empty if it is made of a class or a name.
     """
 
     train: bool = True
@@ -72,16 +75,33 @@ class StepPlan:
     workspaces: bool = True
     stage: StageShare | None = None
     compiled: bool = False
-    optimized_ids: frozenset[int] | None = None  # plans are kept with what they traced: no optimizer, no states
+    # Plans are kept with what they traced: no optimizer, no states. ``make_optimizer`` tells two optimizers apart.
+    optimized_ids: tuple[tuple[list[int], Mapping[str, Any]], ...] = field(default=(), compare=False)
 
-    def optimized(self, model: nn.Module) -> frozenset[str]:
-        """Return the names of the trained parameters that the optimizer holds, which it steps.
+    def groups_of(self, model: nn.Module) -> list[ParameterGroup]:
+        """Return the trained parameters that the optimizer holds, which it steps, in its groups.
 
         An optimizer that holds no parameter of the model, such as one of another copy, steps all.
         """
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        ids = self.optimized_ids or frozenset()
-        return frozenset(name for name, parameter in trained.items() if id(parameter) in ids) or frozenset(trained)
+        trained = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        groups = [([trained[key] for key in ids if key in trained], settings) for ids, settings in self.optimized_ids]
+        return [group for group in groups if group[0]] or [(list(trained.values()), {})]
+
+    def optimizer_of(
+        self, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
+    ) -> torch.optim.Optimizer | None:
+        """Return the optimizer of parameters by name; None if nothing is optimized.
+
+        Raises:
+            InputError: the user's function returns something else.
+        """
+        if self.make_optimizer is None or not any(names for names, _ in groups):
+            return None
+        chosen = [{**settings, "params": [parameters[name] for name in names]} for names, settings in groups]
+        optimizer = self.make_optimizer(chosen if self.optimized_ids else chosen[0]["params"])
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(f"optimizer must return a torch.optim.Optimizer of its parameters, got {optimizer!r:.80}")
+        return optimizer
 
 
 def check_loss(loss: Any) -> None:

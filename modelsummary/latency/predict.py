@@ -71,7 +71,7 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
             for name, parameter in parameters.items()
             if parameter.requires_grad and name not in trace.without_gradient
         }
-        optimized = trained & {id(parameters[name]) for name in plan.optimized(live.model)}
+        optimized = trained & {id(parameters[name]) for names, _ in plan.groups_of(live.model) for name in names}
         asks_policy = under_policy(dict(plan.checkpoint), live.model)
         calls_of_host = _dispatches(kernels, target, mode)
         calls_of_host += _calls_beside_kernels(operators, asks_policy, root, trained, optimized, mode)

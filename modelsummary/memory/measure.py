@@ -86,9 +86,7 @@ class _RealStep:
         self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
         self.call: Callable[..., Any] = model
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if plan.train else []
-        make, names = plan.make_optimizer, plan.optimized(model)
-        optimized = [parameter for name, parameter in model.named_parameters() if name in names]
-        self._optimizer = make(optimized) if make is not None and trained else None
+        self._optimizer = plan.optimizer_of(plan.groups_of(model), dict(model.named_parameters()))
         self._trained = trained
         self._kept: Any = None
         self.doing = "forward"

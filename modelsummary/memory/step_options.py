@@ -22,7 +22,7 @@ from modelsummary.memory.optimizers import AdamW8bit, Lion, MuonWithAdamW
 
 __all__ = ["OPTIMIZERS", "OptimizerLike", "StepOptions", "step_plan"]
 
-OptimizerLike = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
+OptimizerLike = str | type[torch.optim.Optimizer] | torch.optim.Optimizer | MakeOptimizer
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": partial(torch.optim.SGD, lr=1e-3),
     "sgd-momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
@@ -41,8 +41,9 @@ class StepOptions(TypedDict, total=False):
     Attributes:
         optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, ``"lion"``,
             ``"adamw-8bit"`` (as bitsandbytes' ``AdamW8bit``), ``"muon"`` (all matrices, embeddings too; AdamW for
-            the rest), a class of any library, or an instance, whose class and settings are used, and which steps the
-            parameters that it holds. Default: None, no optimizer step.
+            the rest), a class of any library, a function that returns the optimizer of parameters, or an instance,
+            whose class, groups and settings are used, and which steps the parameters that it holds. Default: None, no
+            optimizer step.
         dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
         device: device whose kernels to choose; an accelerator goes by its name, too, such as ``"A100"``. Default:
             None, the model's device, or the CPU for a model on meta.
@@ -119,7 +120,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     return StepPlan(
         train=mode != "inference",
         make_optimizer=_optimizer(optimizer) if mode != "inference" else None,
-        optimized_ids=_held_by(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None,
+        optimized_ids=_groups_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else (),
         device=None if device is None else _target(device),
         dtype=dtype,
         loss=options.get("loss"),
@@ -192,9 +193,13 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer) or (isinstance(value, str) and value.lower() in OPTIMIZERS)
 
 
-def _held_by(optimizer: torch.optim.Optimizer) -> frozenset[int]:
-    """Return the ids of the parameters that an optimizer holds."""
-    return frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+def _groups_of(optimizer: torch.optim.Optimizer) -> tuple[tuple[list[int], Mapping[str, Any]], ...]:
+    """Return the groups of an optimizer: the ids of the parameters, and the settings."""
+    groups = []
+    for group in optimizer.param_groups:
+        settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        groups.append((list(map(id, group["params"])), settings))
+    return tuple(groups)
 
 
 def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
@@ -202,7 +207,7 @@ def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
         return None
     if isinstance(optimizer, torch.optim.Optimizer):
         return partial(type(optimizer), **_accepted(type(optimizer), optimizer.defaults))
-    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
-        return optimizer
-    others = ", or an optimizer of any library, as class or instance"
+    if _is_optimizer(optimizer) if isinstance(optimizer, type) else callable(optimizer):
+        return optimizer  # type: ignore[return-value]
+    others = ", a function from parameters to an optimizer, or an optimizer of any library, as class or instance"
     return OPTIMIZERS[choice_of(optimizer, OPTIMIZERS, "optimizer", others)]

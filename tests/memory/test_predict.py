@@ -91,6 +91,50 @@ def test_optimizers(optimizer, floats):
     assert memory.grads == 848
 
 
+def test_groups_of_an_optimizer():
+    """By hand: momentum of the second layer (16*4 + 4) alone; three states of it, and two of the first (8*16 + 16)."""
+    model = mlp()
+    first, second = ({"params": layer.parameters()} for layer in (model[0], model[2]))
+    momentum = torch.optim.SGD([first, {**second, "momentum": 0.9}], lr=0.1)
+    assert Statistics(model, (2, 8)).memory(optimizer=momentum).optimizer_state == 4 * 68
+    first, second = ({"params": layer.parameters()} for layer in (model[0], model[2]))
+    largest = torch.optim.Adam([first, {**second, "amsgrad": True}])
+    measured = Statistics(model, torch.randn(2, 8)).measure_memory(optimizer=largest)
+    assert measured.predicted.optimizer_state == 4 * (2 * 144 + 3 * 68 + 4)
+    assert measured.predicted.held_after_forward == measured.held_after_forward
+    assert largest.state == {}
+
+
+def test_an_optimizer_whose_groups_have_settings_of_its_own():
+    class Signed(torch.optim.Optimizer):
+        def __init__(self, groups):
+            super().__init__(groups, {"lr": 0.1})
+
+        def step(self):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if group["keeps_momentum"]:
+                        self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+
+    model = mlp()
+    kinds = [[each for each in model.parameters() if each.dim() == dim] for dim in (1, 2)]
+    groups = [{"params": members, "keeps_momentum": members[0].dim() == 2} for members in kinds]
+    assert Statistics(model, (2, 8)).memory(optimizer=Signed(groups)).optimizer_state == 4 * (8 * 16 + 16 * 4)
+
+
+def test_a_function_that_returns_an_optimizer():
+    class Scheduled(torch.optim.SGD):
+        def __init__(self, params, n_steps):
+            super().__init__(params, lr=1 / n_steps, momentum=0.9)
+
+    stats = Statistics(mlp(), (2, 8))
+    assert stats.memory(optimizer=lambda parameters: Scheduled(parameters, 100)).optimizer_state == 4 * 212
+    with pytest.raises(InputError, match=r"^optimizer must return a torch.optim.Optimizer of its parameters, got \("):
+        stats.memory(optimizer=lambda parameters: ())
+    with pytest.raises(StepError, match=r"argument: 'n_steps'; pass another .*, or a function from parameters"):
+        stats.memory(optimizer=Scheduled(stats.live.model.parameters(), 100))
+
+
 def test_frozen_and_tied_parameters():
     model = mlp()
     model[0].requires_grad_(False)
