@@ -423,6 +423,8 @@ class Observer:
 
     def _meet(self, value: Any, operator_number: int) -> None:
         for tensor in tensors_in(value):
+            if tensor.is_meta and tensor.is_sparse:
+                raise self._execution.needing_values("the number of elements that a sparse tensor stores")
             for inner in (tensor,) if type(tensor) is ShapeTensor else stored_tensors(tensor):
                 if inner.layout is torch.strided and self._has_bytes(inner) and self.of(inner) is None:
                     self._follow(inner, Allocation(self._rounded(inner), operator_number, made_in=self._innermost()))

@@ -26,7 +26,7 @@ from modelsummary.capture.trace import Trace, TracedCall, TracedSave, storages_o
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import StepOperator
-from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed
+from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
 
 __all__ = ["StepRun", "casting", "loss_of"]
 
@@ -150,8 +150,11 @@ class StepRun:
                 alike[(index, spec_of(parameter)) if type(parameter) is ShapeTensor else id(parameter)].append(
                     parameter
                 )
+        embeddings = (module for module in self.model.modules() if getattr(module, "sparse", False) is True)
+        sparse = {id(weight) for module in embeddings for weight in module._parameters.values()}
         for first, *_ in alike.values():
-            first.grad = torch.zeros_like(first)  # a real step continues with these parameters
+            zeros = torch.zeros_like(first)  # a real step continues with these parameters
+            first.grad = zeros.to_sparse(1) if id(first) in sparse else zeros
         optimizer.step()
         attributes = [value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")]
         shared = frozenset(map(id, tensors_of(attributes)))  # such as the tables of 8-bit optimizers
@@ -162,10 +165,10 @@ class StepRun:
                 )
 
     def _mark_gradients(self) -> None:
-        for parameter in self._trained:
-            allocation = self.observer.of(parameter.grad) if parameter.grad is not None else None
-            if allocation is not None and not allocation.kind:
-                allocation.kind = "grads"
+        for gradient in [parameter.grad for parameter in self._trained if parameter.grad is not None]:
+            for allocation in map(self.observer.of, stored_tensors(gradient)):
+                if allocation is not None and not allocation.kind:
+                    allocation.kind = "grads"
 
     def _forward(self, *, has_loss: bool) -> tuple[Any, Tensor | None]:
         """Run the forward; return its result, and the loss if there is one."""

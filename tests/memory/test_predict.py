@@ -557,6 +557,18 @@ def test_tensors_in_plain_attributes_are_buffers():
     assert held_exactly(model, torch.randn(2, 8)).buffers == 64 * 4
 
 
+def test_sparse_gradients():
+    """By hand: a row of 8 floats and an index of 8 bytes for each of 24 tokens; two states of 100 x 8 floats."""
+    model, x = nn.Embedding(100, 8, sparse=True), torch.randint(100, (4, 6))
+    with untouched(model):
+        memory = held_exactly(model, x, optimizer=torch.optim.SparseAdam)
+    assert (memory.grads, memory.optimizer_state) == (24 * (8 * 4 + 8), 2 * 100 * 8 * 4)
+    with pytest.raises(StepError, match="Adam does not support sparse gradients"):
+        Statistics(model, x).memory(optimizer="adamw")
+    with pytest.raises(InputError, match=r"^the number of elements that a sparse tensor stores needs the values"):
+        Statistics(model.to("meta"), x.to("meta")).memory()
+
+
 def test_a_sparse_buffer():
     class Averages(nn.Module):
         def __init__(self):

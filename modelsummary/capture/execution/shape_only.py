@@ -150,7 +150,7 @@ class ShapeOnly:
         with disable_current_modes(), _torch.DisableTorchFunction():
             value = self._known.value(twin) if self._known.cover((twin,)) else None
         if value is None:
-            raise self._needing_values(asker)
+            raise self.needing_values(asker)
         return value
 
     def follow_values(self, most_elements: int) -> None:
@@ -287,7 +287,7 @@ class ShapeOnly:
         written = list(tensors_in(rule.written(args, kwargs)))
         # The write would change only the twin, while Python would read the tensor itself.
         if not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
-            raise self._needing_values(rule.name)
+            raise self.needing_values(rule.name)
         return written
 
     def _run_on_elements(
@@ -328,7 +328,8 @@ class ShapeOnly:
     def _note_obstacle(self, what: str) -> None:
         self.obstacle = self.obstacle or what
 
-    def _needing_values(self, name: str) -> DataDependentError:
+    def needing_values(self, name: str) -> DataDependentError:
+        """Return the error for ``name``, such as an operator, which needs values that are not known."""
         if self.obstacle is None:
             self.obstacle, self.needs_values = name, True
         return DataDependentError(name)
@@ -415,7 +416,7 @@ class ShapeOnly:
                 continue
             values = self._value_of(index)
             if values is None:
-                raise self._needing_values("aten.index")
+                raise self.needing_values("aten.index")
             positions += map(self._know, values.nonzero(as_tuple=True))
         return positions
 
@@ -474,7 +475,7 @@ class ShapeOnly:
         computes = are_known and (not rule.needs_values or self.computes(func, rule, args))
         values = self._known.filled_in(args, kwargs) if computes else None
         if values is None:
-            raise self._needing_values(rule.name)
+            raise self.needing_values(rule.name)
         return map_tensors(self._know, func(*values[0], **values[1]))
 
     def _value_of(self, tensor: Tensor) -> Tensor | None:
