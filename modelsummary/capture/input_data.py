@@ -88,7 +88,7 @@ def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> Cal
             f"the input must have the dtypes {expected} of these statistics, got {dtypes}; convert the input, "
             "or make Statistics with it"
         )
-    return call
+    return replace(call, computes_gradients=recorded.computes_gradients)
 
 
 def _holds_something(value: Any) -> bool:

@@ -65,12 +65,14 @@ class CallArguments:
         device: device that real execution moves the inputs to; None keeps tensors where they are and puts sizes on
             the model's device.
         nothing_found: message to raise if the forward fails and no argument holds a tensor; else None.
+        computes_gradients: the forward computes gradients itself, such as forces, so that it never runs without them.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     device: torch.device | None
     nothing_found: str | None = None
+    computes_gradients: bool = False
 
     def on_meta(self, twin: Callable[[Tensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with ``twin(tensor)`` for tensors and arrays; sizes become tensors on meta first."""

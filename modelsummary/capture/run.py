@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -37,7 +37,6 @@ from modelsummary.progress import counted
 
 __all__ = [
     "EVEN_ROUTES",
-    "WANTS_GRADIENT",
     "Recording",
     "arguments_in",
     "capture",
@@ -53,7 +52,7 @@ _META, _CPU = torch.device("meta"), torch.device("cpu")
 _FORWARD = StepPlan(train=False)
 _AUTOCAST = "autocast of an accelerator was on, and operators of a model on meta run as on the CPU"
 # Matches torch's errors for a forward that computes, retains or hooks a gradient.
-WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
+_WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
 
 
 EVEN_ROUTES = (
@@ -73,6 +72,7 @@ class Recording:
         error: exception of the forward, if it raised; the tree then reaches up to the failing layer.
         failed: the layers that were running when it raised, innermost first.
         added: FQN of a module that the forward added to the model, which is gone again; None if it added none.
+        computes_gradients: as in ``CallArguments``.
     """
 
     root: LayerInfo
@@ -81,6 +81,7 @@ class Recording:
     error: Exception | None = None
     failed: list[LayerInfo] = field(default_factory=list)
     added: str | None = None
+    computes_gradients: bool = False
 
 
 def list_layers(parts: ModelParts) -> Recording:
@@ -215,6 +216,7 @@ class _Run:
     Attributes:
         parts: the model before the run, which is as it was again.
         facts: facts of its modules during the run.
+        computes_gradients: as in ``CallArguments``.
         lacks_autocast: whether the autocast of an accelerator was on, which has no effect on a CPU.
     """
 
@@ -223,6 +225,7 @@ class _Run:
     execution: ShapeOnly | RealExecution
     error: Exception | None
     facts: dict[int, ModuleFacts]
+    computes_gradients: bool
     lacks_autocast: bool = False
 
 
@@ -231,7 +234,7 @@ def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
     names = frozenset(run.parts.names.values())
     added = next((facts.fqn for facts in run.facts.values() if facts.fqn not in names), None)
     if run.error is None:
-        return Recording(root, execution, added=added)
+        return Recording(root, execution, added=added, computes_gradients=run.computes_gradients)
     rows = {row.key: row for row in root.walk() if row.executed}
     return Recording(root, execution, error=run.error, failed=[rows[key] for key in run.trace.failed])
 
@@ -239,12 +242,12 @@ def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
 def _attempt(parts: ModelParts, call: CallArguments, **options: bool) -> _Run:
     """Run without gradients; if the forward computes gradients itself, run again with gradients enabled."""
     compiles = "torch._dynamo" in sys.modules
-    run = _run_once(parts, call, **options, grad=False)
+    run = _run_once(parts, call, **options)
     if run.error is not None and not compiles and "torch._dynamo" in sys.modules:
         # the forward was the first to compile (``torch.cond`` does), and now compiling can be switched off
-        run = _run_once(parts, call, **options, grad=False)
-    if run.error is not None and WANTS_GRADIENT.search(str(run.error)):
-        run = _run_once(parts, call, **options, grad=True)
+        run = _run_once(parts, call, **options)
+    if run.error is not None and _WANTS_GRADIENT.search(str(run.error)):
+        run = _run_once(parts, replace(call, computes_gradients=True), **options)
     return run
 
 
@@ -253,13 +256,12 @@ def _run_once(
     call: CallArguments,
     *,
     on_shapes: bool,
-    grad: bool,
     raw_arrays: bool = False,
     routes_evenly: bool = False,
 ) -> _Run:
     """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
     error: Exception | None = None
-    on = running(parts.modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad)
+    on = running(parts.modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=False)
     device = _device_of(parts.modules, call)
     is_on_meta = on_shapes and device.type == "meta"
     seen = nullcontext() if on_shapes else counted("real run", "operator")
@@ -283,7 +285,8 @@ def _run_once(
         names = {id(module.module): module.fqn for module in facts.values()}
         way = "shape" if on_shapes else "real"
         trace = step.trace(names, device=str(device), execution=way, notes=[EVEN_ROUTES] if routes_evenly else [])
-    return _Run(parts, trace, execution, error, facts, is_on_meta and step.watch.under_foreign_autocast)
+    lacks_autocast = is_on_meta and step.watch.under_foreign_autocast
+    return _Run(parts, trace, execution, error, facts, call.computes_gradients, lacks_autocast)
 
 
 @contextmanager
@@ -319,7 +322,8 @@ def running(
     """Return a context in which a model may run, and which leaves everything untouched.
 
     Args:
-        grad: whether gradients are enabled; on shapes, only for a device on which autograd can record operators.
+        grad: whether gradients are enabled, as they are for a forward that computes gradients itself; on shapes, only
+            for a device on which autograd can record operators.
         as_is: whether to keep fused fast paths and compiled functions, which hide operators.
         device: on shapes, the device that tensors report, which need not exist; None: the model's device, or the CPU
             for a model on meta.
@@ -329,6 +333,7 @@ def running(
         The execution, and the positional and keyword arguments to call the model with.
     """
     _check_whole(modules)
+    grad = grad or call.computes_gradients
     model_device = _device_of(modules, call)
     reported = device or (_CPU if model_device.type == "meta" else model_device)  # meta has no autocast
     pause = no_collection() if on_shapes else nullcontext()

@@ -92,7 +92,7 @@ class Fits(Printed, Records, tuple[DeviceFit, ...]):
         ]
         needed = scaled(self[0].needed_bytes, "B") if self else NOTHING
         above = [
-            f"Devices for a {self.step}",
+            f"Devices for one {self.step}",
             f"It needs {needed}: the reserve of torch's allocator, and CUDA's context",
         ]
         return Report(rows, ["Device", "Memory", "Of it", "Fits", "Step (eager)"], "lrrlr", above=above)

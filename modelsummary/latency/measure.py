@@ -21,7 +21,7 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators
-from modelsummary.capture.run import WANTS_GRADIENT, no_collection, nothing_hidden, running
+from modelsummary.capture.run import no_collection, nothing_hidden, running
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.timer import Timer, cost_of_timing
 from modelsummary.errors import InputError, check_flags
@@ -137,14 +137,7 @@ def measure_latency(
     _check_values(model, call, run_device)
     if run_device != model_device:
         model, call = copy.deepcopy(model).to(run_device), replace(call, device=run_device)
-    try:
-        return _measured(model, call, root, run_device, warmup, runs, grad=backward, backward=backward)
-    except RuntimeError as error:
-        if backward or not WANTS_GRADIENT.search(str(error)):
-            raise
-    return _measured(
-        model, call, root, run_device, warmup, runs, grad=True, backward=False
-    )  # its forward needs gradients
+    return _measured(model, call, root, run_device, warmup, runs, backward=backward)
 
 
 def _check_values(model: nn.Module, call: CallArguments, device: torch.device) -> None:
@@ -165,10 +158,9 @@ def _measured(
     warmup: int,
     runs: int,
     *,
-    grad: bool,
     backward: bool,
 ) -> LatencyMeasurement:
-    with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
+    with running(modules_of(model), call, on_shapes=False, grad=backward, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
         with as_step_error(lambda: measurement.doing, _REMEDIES):
             with nothing_hidden(), Operators(execution):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -48,7 +49,10 @@ def record_model(
         input_data = getattr(parts.model, "example_input_array", None)
     call = call_arguments(parts, input_data, args, kwargs, **described)
     check_execution(execution)
-    return call, list_layers(parts) if call is None else capture(parts, call, execution)
+    if call is None:
+        return call, list_layers(parts)
+    recording = capture(parts, call, execution)
+    return replace(call, computes_gradients=recording.computes_gradients), recording
 
 
 def _meant(model: Any, input_data: Any) -> str:

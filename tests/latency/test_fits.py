@@ -36,7 +36,7 @@ def test_the_table_says_where_it_does_not_fit(stats):
     assert fits[1].fits
     assert fits[1].step_ms is None  # it lacks bfloat16
     assert small[0].needed_bytes < fits[0].needed_bytes
-    assert str(fits).startswith("Devices for a training step on cuda: Sequential, [16, 4096], bfloat16, AdamW")
+    assert str(fits).startswith("Devices for one training step on cuda: Sequential, [16, 4096], bfloat16, AdamW")
     assert [record["fits"] for record in fits.to_records()] == [fit.fits for fit in fits]
     with pytest.raises(InputError, match="no accelerator 'H1000' in the table"):
         stats.fits_on(["H1000"])

@@ -61,6 +61,29 @@ def test_inference():
     assert memory.peak_at.fqn == "1"
 
 
+def test_an_inference_that_computes_gradients():
+    """Forces are gradients of an energy: without gradients, no such forward runs."""
+
+    class Forces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.energy = mlp()
+
+        def forward(self, positions):
+            positions = positions.requires_grad_()
+            energy = self.energy(positions).sum()
+            return energy, torch.autograd.grad(energy, positions)[0]
+
+    model, x = Forces(), torch.randn(2, 8)
+    with untouched(model):
+        stats = Statistics(model, x)
+        held_exactly(model, x, mode="inference")
+        assert stats.max_batch_size(100_000, "inference") > 2
+        assert stats.estimate_latency("A100") > 0
+        assert stats.measure_latency(x, warmup=0, runs=1).root.latency_ms > 0
+    assert not x.requires_grad
+
+
 def test_a_forward_that_runs_no_operator():
     stats = Statistics(nn.Identity(), (2, 8))
     memory = stats.memory("inference")
