@@ -32,6 +32,7 @@ def max_batch_size(
     Raises:
         InputError: ``memory_bytes`` is unusable, no input has a batch dimension, the forward needs values, or
             ``expandable_segments`` is asked for on another device than CUDA.
+        StepError: the step raised, for instance because its loss holds labels of one batch size.
     """
     memory_bytes = parse_bytes(memory_bytes, "memory_bytes")
     settings = allocator_settings(memory_bytes, expandable_segments=expandable_segments)
@@ -54,6 +55,14 @@ def max_batch_size(
                     f"max_batch_size runs steps of other batch sizes on shapes, but {error.reason}; compare memory() "
                     "of inputs with several batch sizes instead"
                 ) from error
+            except StepError as error:
+                if error.phase != "loss" or batch == recorded_batch:
+                    raise
+                remedy = (
+                    f"this is a batch of {batch}, but what the loss holds has the batch that was passed: make labels "
+                    "from the result, or pass them to the model"
+                )
+                raise StepError(error.message, error.phase, error.line, remedy) from error
             done()
             if torch.device(trace.device).type != "cuda" and not expandable_segments:
                 return memory_of(trace, plan).peak

@@ -744,6 +744,12 @@ def test_max_batch_size():
         stats.max_batch_size(0)
 
 
+def test_a_loss_for_one_batch_size():
+    labels = torch.zeros(6, dtype=torch.long)
+    with pytest.raises(StepError, match=r"this is a batch of 2, .*: make labels from the result, or pass them to the"):
+        Statistics(mlp(), (6, 8)).max_batch_size(10**5, loss=lambda out: nn.functional.cross_entropy(out, labels))
+
+
 def test_max_batch_size_of_an_object():
     @dataclass
     class Batch:
