@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from modelsummary._torch import ConvNd
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.operator_mode import Execution, Operators
+from modelsummary.capture.step import loss_of
 from modelsummary.operators.attention import scores_again
 from modelsummary.operators.operator_rules import OpCost, OpRule
 from modelsummary.operators.table import Arguments
@@ -52,6 +53,7 @@ class RoutedWatch(Watch):
         has_unknown_masks: whether the values of a block mask are not known.
         recomputed_macs: multiply-adds of the forward that the backward computes again: of checkpoints, and of scores in
             fused attention.
+        phase: ``"forward"``, ``"loss"`` or ``"backward"``, whichever runs or ran last.
     """
 
     def __init__(self, model: nn.Module, execution: Execution, on_operator: Callable[..., object]) -> None:
@@ -61,7 +63,7 @@ class RoutedWatch(Watch):
         self.macs = self.recomputed_macs = 0
         self.skipped_macs, self.has_unknown_masks = 0, False
         self.input = execution.input
-        self._execution, self._operators, self._is_in_backward = execution, Operators(self), False
+        self._execution, self._operators, self.phase = execution, Operators(self), "forward"
 
     def choices(self) -> list[RoutingChoice]:
         """Return the choices, maxima first: where a layer takes both, ``topk`` is the router."""
@@ -73,12 +75,17 @@ class RoutedWatch(Watch):
         with self._operators:
             return self.call(args, kwargs)
 
-    def backward(self, loss: Tensor) -> int:
-        """Run the backward of a loss; return its multiply-adds without recomputation."""
-        before, self._is_in_backward = self.macs, True
+    def backward(self, output: Any, loss: Callable[[Any], Tensor] | None) -> None:
+        """Run the loss of a result, and the backward of it.
+
+        Raises:
+            InputError: the loss is not a scalar that requires a gradient.
+        """
         with self._operators:
-            loss.backward()
-        return self.macs - before - self.recomputed_macs
+            self.phase = "loss"
+            scalar = loss_of(output, loss)
+            self.phase = "backward"
+            scalar.backward()
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and note it; return its result and cost."""
@@ -90,9 +97,11 @@ class RoutedWatch(Watch):
         self.macs += cost.macs
         self.skipped_macs += cost.skipped_macs or 0
         self.has_unknown_masks |= cost.skipped_macs is None
-        if not self._is_in_backward:
+        if self.phase == "forward":
             self.on_operator(rule, args, kwargs, out, cost.macs)
-        elif torch.is_grad_enabled():  # a backward computes without gradients; this is the forward of a checkpoint
+        elif (
+            self.phase == "backward" and torch.is_grad_enabled()
+        ):  # a backward computes without gradients; this is the forward of a checkpoint
             self.recomputed_macs += cost.macs
         return out, cost
 

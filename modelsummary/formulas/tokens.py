@@ -15,7 +15,6 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import no_collection, running
-from modelsummary.capture.step import loss_of
 from modelsummary.capture.step_error import as_step_error
 from modelsummary.capture.step_plan import check_loss
 from modelsummary.errors import check_integers
@@ -29,7 +28,7 @@ from modelsummary.units import grouped, scaled
 __all__ = ["FlopsPerToken", "flops_per_token"]
 
 _LARGEST_MASK = 2**25  # elements of a mask whose values are followed
-_LOSS = "; pass loss=, a function from the model's result to the scalar that you train on"
+_LOSS = "pass loss=, a function from the model's result to the scalar that you train on"
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,8 +38,8 @@ class FlopsPerToken(Printed):
     Attributes:
         unit: ``"token"``, or ``"sample"`` for a model without token ids.
         count: number of tokens (samples) in the call.
-        forward_flops, training_flops: FLOPs of the whole call: of the forward; of forward and backward. Dense: scores
-            that a mask hides count.
+        forward_flops, training_flops: FLOPs of the whole call: of the forward; of forward, loss and backward. Dense:
+            scores that a mask hides count.
         hidden_forward_flops, hidden_training_flops: the part of these for attention scores that causal masks, windows
             and padding hide.
         params: elements of all parameters.
@@ -113,9 +112,9 @@ def flops_per_token(
     unit, count = _tokens(call, live.batch_dim or 0) if tokens is None else ("token", tokens)
     check_integers(tokens=count)
     check_loss(loss)
-    on_shapes, phase = live.execution == "shape", "forward"
+    on_shapes, watch = live.execution == "shape", None
     with (
-        as_step_error(lambda: phase, {"loss": _LOSS, "backward": _LOSS}),
+        as_step_error(lambda: "forward" if watch is None else watch.phase, {"loss": _LOSS, "backward": _LOSS}),
         no_collection(),
         running(modules_of(live.model), call, on_shapes=on_shapes, grad=True) as (execution, args, kwargs),
     ):
@@ -129,10 +128,8 @@ def flops_per_token(
         active = active_params(live.model, watch.choices())
         training, has_backward = forward, loss is not None or any(tensor.requires_grad for tensor in tensors_of(output))
         if has_backward:
-            phase = "loss"
-            scalar = loss_of(output, loss)
-            phase = "backward"
-            training += watch.backward(scalar)
+            watch.backward(output, loss)
+            training = watch.macs - watch.recomputed_macs
     hidden = skipped + scores.hidden_macs
     notes = []
     if scores.unknown or has_unknown_masks:

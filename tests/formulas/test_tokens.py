@@ -78,6 +78,16 @@ def test_of_a_real_step():
     assert Statistics(Decoder(), ids()).flops_per_token().training_flops == counter.get_total_flops()
 
 
+def test_products_of_the_loss():
+    """By hand: 4 x 8 by 8 x 16, its gradient once; and a head of 16 x 50 that the loss holds, both of its gradients."""
+    model, head, labels = nn.Linear(8, 16), nn.Linear(16, 50), torch.zeros(4, dtype=torch.long)
+    found = Statistics(model, (4, 8)).flops_per_token(loss=lambda out: nn.functional.cross_entropy(head(out), labels))
+    assert found.forward_flops == 2 * 4 * 8 * 16
+    assert found.training_flops == 2 * 2 * 4 * 8 * 16 + 3 * 2 * 4 * 16 * 50
+    with pytest.raises(StepError, match=r"failed: ZeroDivisionError: .* by zero; pass loss=, a function"):
+        Statistics(model, (4, 8)).flops_per_token(loss=lambda out: out.sum() * (1 // 0))
+
+
 def test_a_window_over_many_positions():
     # 500 x 500 scores: the first two rows see one and two keys, every other row three
     found = Statistics(Decoder(window=3), ids(500)[:1]).flops_per_token()
