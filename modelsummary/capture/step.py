@@ -407,7 +407,8 @@ def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
         tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
         if not tensors:
             raise InputError(
-                "nothing in the model's result requires a gradient; run the forward alone, or unfreeze parameters"
+                "nothing in the model's result requires a gradient; run the forward alone, unfreeze parameters, or "
+                "pass loss=, if the loss is elsewhere"
             )
         return torch.stack([tensor.sum() for tensor in tensors]).sum() if len(tensors) > 1 else tensors[0].sum()
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:

@@ -99,9 +99,7 @@ class RoutedWatch(Watch):
         self.has_unknown_masks |= cost.skipped_macs is None
         if self.phase == "forward":
             self.on_operator(rule, args, kwargs, out, cost.macs)
-        elif (
-            self.phase == "backward" and torch.is_grad_enabled()
-        ):  # a backward computes without gradients; this is the forward of a checkpoint
+        elif self.phase == "backward" and torch.is_grad_enabled():  # a backward runs without; a checkpoint's forward
             self.recomputed_macs += cost.macs
         return out, cost
 

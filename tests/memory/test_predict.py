@@ -1047,6 +1047,16 @@ def test_numbers_that_autograd_keeps_are_in_the_memory_of_the_host():
     assert Statistics(model, (2, 8)).memory(device="cuda").activations == 0
 
 
+def test_a_loss_that_the_model_keeps():
+    def forward(self, x):
+        self.loss = self.a(x).square().mean()
+
+    model = Call(forward, a=nn.Linear(8, 8))
+    with pytest.raises(InputError, match=r"^nothing in the model's result requires a gradient; .*or pass loss="):
+        Statistics(model, (2, 8)).memory()
+    assert Statistics(model, (2, 8)).memory(loss=lambda _: model.loss).grads == 4 * 72
+
+
 def test_rows_without_operators():
     """By hand: a product of 16 x 64 floats and its bias; what lives when a call begins lives while it does nothing."""
     stats = Statistics(nn.Sequential(nn.Linear(64, 64), nn.Identity(), nn.ReLU(), nn.Identity()), (16, 64))
