@@ -259,6 +259,7 @@ class _Group:
         self.outer: Counter[int] = Counter()  # storage -> operators that read it as others made it
         self.rows: set[int] = set()  # elements of the results of its reductions
         self.is_turned = False  # a reduction whose elements are not next to each other has loops of its own
+        self.is_sent = False  # a collective waits for it
         self.again = 0  # bytes that a reduction to few elements reads before the rest reads them
         self.dtype = torch.float32
         self.alone = 0  # bytes that the first operator moves if it stays alone
@@ -267,7 +268,7 @@ class _Group:
     def takes(self, operator: StepOperator, work: Work, elements: int) -> bool:
         """Return True if an operator that reads a result of the kernel joins it."""
         covers = elements in self.rows or (elements == self.elements and not self.is_turned)
-        return covers and work.op_class in _FUSES and self.operator.phase == operator.phase
+        return covers and work.op_class in _FUSES and self.operator.phase == operator.phase and not self.is_sent
 
     def add(self, operator: StepOperator, work: Work) -> None:
         """Add an operator, or the bias of a convolution, to the kernel."""
@@ -392,6 +393,16 @@ class _Launches:
         self._producers[index] |= producers - {index}
         self._last[index] = number
         self._writers.update(dict.fromkeys(run.makes, index))
+
+    def send(self, run: OperatorRun) -> None:
+        """Note an operator without kernels, such as a collective: what reads its results waits for what it reads."""
+        producers = self.writers(run.reads)
+        for index in producers:
+            group = self.items[index]
+            if isinstance(group, _Group):
+                group.is_sent = True
+        if producers:
+            self._writers.update(dict.fromkeys(run.makes, max(producers, key=self._last.__getitem__)))
 
     def group_for(self, operator: StepOperator, work: Work, producers: set[int]) -> int | None:
         """Return the group that an operator joins, after merging all that it reads from; None if it joins none.
@@ -525,6 +536,8 @@ def _launched(
     indices: list[int | None] = [None] * len(operators)
     for number, operator in enumerate(operators):
         run = operator.run
+        if not works[id(run.call)] and not run.call.rule.is_view:
+            launches.send(run)
         is_single = len(works[id(run.call)]) == 1
         for index, work in enumerate(works[id(run.call)]):
             adds_bias = work.part == "bias" and work.op_class == "elementwise"
