@@ -132,8 +132,8 @@ def check(name: str, kinds: Sequence[str | None]) -> list[dict[str, Any]]:
             continue
         try:
             for length in LENGTHS:
-                made = run_request(model, request, 2, length, make_cache=cache_maker(kind))
-                record["predicted"].append(made.decode.cache.nbytes)
+                _, decode = run_request(model, request, 2, length, make_cache=cache_maker(kind))
+                record["predicted"].append(decode.cache.nbytes)
         except InputError as error:
             record["refused"] = str(error)[:300]
         record["equal"] = record["real"] == record["predicted"]

@@ -96,7 +96,7 @@ def row(name: str, make: Make, inputs: dict[str, torch.Tensor]) -> list[str]:
     model = make().eval()
     stats = Statistics(model, inputs)
     request = request_of(stats.live)
-    predicted = [run_request(model, request, BATCH, each).decode.cache.nbytes for each in LENGTHS]
+    predicted = [run_request(model, request, BATCH, each)[1].cache.nbytes for each in LENGTHS]
     real = [real_cache(model, request, each) for each in LENGTHS]
     found = stats.serving(LENGTHS[0], device="A100", batches=[1])
     cells = [name, "equal" if predicted == real else f"{predicted} for {real}"]

@@ -122,9 +122,9 @@ class Decoder:
 
     def replay(self, rounds: int) -> None:
         """Measure the operators in their order, with random arguments and without the code of the model."""
-        made = run_request(self.model, request_of(self.stats.live), 1, self.context)
-        for phase in self.replayed:
-            calls = [each.run.call for each in getattr(made, phase).operators if each.run.call.rule.launches_kernel]
+        phases = run_request(self.model, request_of(self.stats.live), 1, self.context)
+        for phase, forward in zip(("prefill", "decode"), phases, strict=True):
+            calls = [each.run.call for each in forward.operators if each.run.call.rule.launches_kernel]
             ready = [(call.func, *arguments_of(call, torch.device("cpu"))[:2]) for call in calls]
             with torch.no_grad():
                 for _ in range(rounds + 1):

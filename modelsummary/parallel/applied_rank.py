@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,6 @@ __all__ = [
     "device_of_rank",
     "rank_of",
     "sharded_copy",
-    "sharded_model",
 ]
 
 
@@ -166,24 +165,6 @@ def _mesh(plan: ParallelPlan) -> DeviceMesh | None:
 
     sizes = {name: size for name, size in plan.mesh_shape.items() if name != "pipeline"}
     return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
-
-
-@contextmanager
-def sharded_model(plan: ParallelPlan, rank: int, *folded: Mapping[str, str]) -> Iterator[list[nn.Module]]:
-    """Return a context with the model that one rank of a plan runs, on meta, in a fake process group.
-
-    Args:
-        plan: the plan.
-        rank: number of the rank.
-        *folded: for each further version of the model, FQN of a block that returns what it takes -> FQN of the equal
-            one that runs.
-
-    Yields:
-        The whole model, and its further versions.
-    """
-    with rank_of(plan, rank, plan.world_size, "the model of a rank"), ExitStack() as stack:
-        copies = (sharded_copy(plan, plan._live.model, None, same) for same in ({}, *folded))
-        yield [stack.enter_context(context)[0] for context in copies]
 
 
 # ---------------------------------------------------------------------------------------------- collectives

@@ -148,28 +148,32 @@ def cache_in(output: Any, parameters: Iterable[str]) -> tuple[str, Any] | None:
 
 
 def bytes_of_cache(
-    cache: Any, model: nn.Module, before: frozenset[int], storage_bytes: Callable[[Tensor], int]
-) -> CacheBytes:
+    cache: Any, model: nn.Module, before: frozenset[int], storage_of: Callable[[Tensor], tuple[int, int]]
+) -> tuple[CacheBytes, int]:
     """Return the bytes of a cache, and of the states that the forward left in attributes of modules.
 
     Args:
         cache: the cache.
         model: the model after the forward.
         before: ids of the tensors in attributes of its modules before the forward.
-        storage_bytes: returns the bytes of the storage behind a tensor.
+        storage_of: returns the bytes of the storage behind a tensor, and how often it counts.
+
+    Returns:
+        The bytes, and the bytes of storages that each count once.
     """
     left = [tensor for tensor in tensors_in_attributes(modules_of(model)) if id(tensor) not in before]
     layers = _layers(cache)
     if any(tensor.dim() for tensor in left):
         layers["module attribute"] = sum(tensor.dim() > 0 for tensor in left)
-    by_storage: dict[int, tuple[int, int]] = {}  # identity of a storage -> bytes of tensors in it, its own bytes
+    by_storage: dict[int, tuple[int, int, int]] = {}  # storage -> bytes of tensors in it, its own, how often it counts
     for tensor in {id(tensor): tensor for tensor in (*tensors_of(cache), *left)}.values():
         for inner in inner_tensors(tensor) if tensor.dim() else ():
             storage = inner.untyped_storage()._cdata
-            viewed, _ = by_storage.get(storage, (0, 0))
-            by_storage[storage] = (viewed + nbytes_of(inner), storage_bytes(inner))
-    nbytes = sum(min(viewed, whole) for viewed, whole in by_storage.values())
-    return CacheBytes(nbytes, sum(whole for _, whole in by_storage.values()), layers)
+            viewed, *_ = by_storage.get(storage, (0, 0, 0))
+            by_storage[storage] = viewed + nbytes_of(inner), *storage_of(inner)
+    nbytes = sum(times * min(viewed, whole) for viewed, whole, times in by_storage.values())
+    held_bytes = sum(times * whole for _, whole, times in by_storage.values())
+    return CacheBytes(nbytes, held_bytes, layers), sum(whole for _, whole, _ in by_storage.values())
 
 
 def _layers(cache: Any) -> dict[str, int]:

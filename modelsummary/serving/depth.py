@@ -10,54 +10,45 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
 
-__all__ = ["Folds", "folds_of"]
+__all__ = ["Fold", "fold_of"]
 
-_LEAST = 6  # repetitions of a pattern that is folded: forwards with two and with three of them run in its place
+_LEAST = 6  # repetitions of a pattern that is folded: three of them run
 
 
-class Folds(NamedTuple):
-    """Versions of a model in which blocks return what they take.
+class Fold(NamedTuple):
+    """A version of a model in which blocks return what they take, and others stand for them.
 
     Attributes:
-        same: for each version, FQN of a block that does not run -> FQN of the equal one that runs before it. In the
-            first version, the first and the last repetition of each pattern of blocks run; in each other one, one more
-            repetition of one pattern.
-        factors: by which the figures of each version are multiplied, so that their sum is the figure of all blocks.
+        same: FQN of a block that does not run -> FQN of the equal one that runs before it. Of each pattern of blocks,
+            the first two and the last repetition run.
+        times: FQN of a block -> the number of blocks that its figures count for, other than 1: of the second
+            repetition, the ones that do not run as well, which count for none.
     """
 
-    same: tuple[Mapping[str, str], ...]
-    factors: tuple[float, ...]
+    same: Mapping[str, str]
+    times: Mapping[str, int]
 
 
-def folds_of(root: LayerInfo) -> Folds | None:
-    """Return versions of a model with few of its equal blocks; None if no pattern of blocks comes often.
+def fold_of(root: LayerInfo) -> Fold | None:
+    """Return the version of a model with few of its equal blocks; None if no pattern of blocks comes often.
 
     >>> import torch
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(8)))
-    >>> folds = folds_of(Statistics(model, (1, 4)).root)
-    >>> [len(same) for same in folds.same], folds.factors  # the first block takes no gradient, so it is another kind
-    ([5, 4], (-4.0, 5.0))
+    >>> fold = fold_of(Statistics(model, (1, 4)).root)
+    >>> list(fold.same), fold.times  # the first block takes no gradient, so it is another kind
+    (['3', '4', '5', '6'], {'3': 0, '4': 0, '5': 0, '6': 0, '2': 5})
     """
     rows = blocks_of(root)
     kinds, names = kinds_of_blocks(root, rows), [row.fqn for row in rows]
     numbers: dict[str, int] = {}
-    repeated = [
-        (begin, period, times)
-        for begin, period, times in patterns([numbers.setdefault(kinds[name], len(numbers)) for name in names])
-        if times >= _LEAST
-    ]
-    if not repeated:
-        return None
-
-    def left_out(begin: int, period: int, times: int, first: int) -> dict[str, str]:
-        between = range(begin + first * period, begin + (times - 1) * period)
-        return {names[position]: names[begin + (position - begin) % period] for position in between}
-
-    first = [left_out(*pattern, 1) for pattern in repeated]
-    one_more = [left_out(*pattern, 2) for pattern in repeated]
-    versions = [first, *([*first[:index], one_more[index], *first[index + 1 :]] for index in range(len(repeated)))]
-    same = tuple({fqn: kind for part in version for fqn, kind in part.items()} for version in versions)
-    missing = [float(times - 2) for _, _, times in repeated]
-    return Folds(same, (1 - sum(missing), *missing))
+    same: dict[str, str] = {}
+    times: dict[str, int] = {}
+    for begin, period, repeats in patterns([numbers.setdefault(kinds[name], len(numbers)) for name in names]):
+        if repeats >= _LEAST:
+            left_out = range(begin + 2 * period, begin + (repeats - 1) * period)
+            same |= {names[position]: names[begin + (position - begin) % period] for position in left_out}
+            second = names[begin + period : begin + 2 * period]
+            times |= dict.fromkeys((names[position] for position in left_out), 0) | dict.fromkeys(second, repeats - 2)
+    return Fold(same, times) if same else None

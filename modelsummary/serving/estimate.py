@@ -60,10 +60,11 @@ class _Serving:
         """Return the estimate."""
         options, context, batch = self.options, self.options.context, self.options.batch
         self._check_context()
-        weights = self.points.at(1, min(context, _SHORT)).weight_bytes
+        weights = self.points.decode(1, min(context, _SHORT)).weight_bytes
         self._check_weights(weights)
-        one, half = self.points.at(1, context), self.points.at(1, _half(context))
-        point, shorter = self.points.at(batch, context), self.points.at(batch, _half(context))
+        one, half = self.points.decode(1, context), self.points.decode(1, _half(context))
+        decode, shorter = self.points.decode(batch, context), self.points.decode(batch, _half(context))
+        prefill = self.points.prefill(1, context).timed
         tokens = context - _half(context) or context  # the shortest context has no half
         peak = self._peak(batch, context)
         return ServingEstimate(
@@ -78,18 +79,18 @@ class _Serving:
             cache_bytes=one.cache.nbytes,
             cache_bytes_per_token=(one.cache.nbytes - (half.cache.nbytes if half is not one else 0)) / tokens,
             weight_bytes=weights,
-            workspace_bytes=peak - weights - point.cache.held_bytes,
+            workspace_bytes=peak - weights - decode.cache.held_bytes,
             peak_bytes=peak,
             memory_bytes=self.memory,
             max_context=self._max_context,
             max_context_limited_by=self._max_context_limited_by(),
             max_batch=self._max_batch,
-            prefill_ms=1e3 * one.prefill.seconds,
-            decode_ms=1e3 * point.decode.seconds,
-            decode_ms_per_token=1e3 * (point.decode.seconds - shorter.decode.seconds) / tokens,
-            prefill_limited_by=one.prefill.limited_by,
-            decode_limited_by=point.decode.limited_by,
-            collective_ms=1e3 * point.decode.collective_seconds,
+            prefill_ms=1e3 * prefill.seconds,
+            decode_ms=1e3 * decode.seconds,
+            decode_ms_per_token=1e3 * (decode.seconds - shorter.seconds) / tokens,
+            prefill_limited_by=prefill.limited_by,
+            decode_limited_by=decode.timed.limited_by,
+            collective_ms=1e3 * decode.timed.collective_seconds,
             throughput=self._throughput(),
             source=self._source(),
             typical_error=self._error(),
@@ -116,7 +117,7 @@ class _Serving:
     def _refusal(self, context: int) -> InputError | None:
         """Return the error of a request with this context, None if it runs."""
         try:
-            self.points.at(1, context)
+            self.points.decode(1, context)
         except InputError as error:
             return error
         return None
@@ -140,12 +141,12 @@ class _Serving:
 
     def _peak(self, batch: int, context: int) -> int:
         """Return the most bytes alive: one request is prefilled while all others wait with their caches."""
-        one = self.points.at(1, context)
-        prefilling = one.prefill_peak + (batch - 1) * one.cache.held_bytes
+        one = self.points.decode(1, context)
+        prefilling = self.points.prefill(1, context).peak_bytes + (batch - 1) * one.cache.held_bytes
         # Requests hold tensors of their own, so a decode step grows at most with the batch, and often need not be run.
-        if one.weight_bytes + batch * (one.decode_peak - one.weight_bytes) <= prefilling:
+        if one.weight_bytes + batch * (one.peak_bytes - one.weight_bytes) <= prefilling:
             return prefilling
-        return max(prefilling, self.points.at(batch, context).decode_peak)
+        return max(prefilling, self.points.decode(batch, context).peak_bytes)
 
     @cached_property
     def _max_context(self) -> int:
@@ -174,7 +175,7 @@ class _Serving:
         batches = sorted({*(self.options.batches or usual), self.options.batch})
         throughputs = []
         for batch in batches:
-            seconds, peak = self.points.at(batch, context).decode.seconds, self._peak(batch, context)
+            seconds, peak = self.points.decode(batch, context).seconds, self._peak(batch, context)
             throughputs.append(Throughput(batch, 1e3 * seconds, batch / seconds, peak, peak <= self.memory))
         return tuple(throughputs)
 

@@ -27,7 +27,7 @@ from modelsummary.keywords import choice_of, dtype_named
 from modelsummary.operators.kernels import StepOperator, WorkFormats
 from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_work import Work
-from modelsummary.serving.run import Phase, RequestRun
+from modelsummary.serving.run import Phase, times_of
 
 __all__ = ["WEIGHTS", "NumberFormats", "WeightFormat", "check_device", "named_formats"]
 
@@ -68,15 +68,21 @@ class NumberFormats:
     weights: WeightFormat | None = None
     cache_dtype: torch.dtype | None = None
 
-    def bytes_of(self, run: RequestRun) -> RequestRun:
-        """Return a run with the bytes of weights, caches and peaks as they are kept."""
-        weights = self._saved_of_weights((*run.prefill.operators, *run.decode.operators))
-        return replace(
-            run,
-            weight_bytes=run.weight_bytes - weights,
-            prefill=self._phase(run.prefill, weights),
-            decode=self._phase(run.decode, weights),
-        )
+    def bytes_of(self, phases: Sequence[Phase]) -> list[Phase]:
+        """Return the phases of a run with the bytes of weights and caches as they are kept."""
+        if self == NumberFormats():
+            return list(phases)
+        weights = self._saved_of_weights([operator for phase in phases for operator in phase.operators])
+        return [
+            replace(
+                phase,
+                weight_bytes=phase.weight_bytes - weights,
+                cache=phase.cache._replace(
+                    nbytes=phase.cache.nbytes - saved, held_bytes=phase.cache.held_bytes - saved
+                ),
+            )
+            for phase, saved in zip(phases, map(self._saved_of_cache, phases), strict=True)
+        ]
 
     def works_in(self, phase: Phase) -> WorkFormats | None:
         """Return the function from an operator call of a phase and its kernels to the kernels for what is kept."""
@@ -121,26 +127,23 @@ class NumberFormats:
         if self.weights is None:
             return 0
         tables = _tables(operators)
-        kept = {storage: spec for storage, spec in _read_by_products(operators) if _is_weight(spec, tables)}
+        read = _read_by_products(operators)
+        kept = {storage: (spec, times) for storage, spec, times in read if _is_weight(spec, tables)}
         bits = self.weights.bits
-        return round(sum(spec.numel * (spec.dtype.itemsize - bits / 8) for spec in kept.values()))
+        return round(sum(times * spec.numel * (spec.dtype.itemsize - bits / 8) for spec, times in kept.values()))
 
     # ------------------------------------------------------------------------------------------ caches
-
-    def _phase(self, phase: Phase, weights: int) -> Phase:
-        saved = self._saved_of_cache(phase)
-        cache = phase.cache._replace(nbytes=phase.cache.nbytes - saved, held_bytes=phase.cache.held_bytes - saved)
-        return replace(phase, cache=cache, peak_bytes=phase.peak_bytes - weights - saved)
 
     def _saved_of_cache(self, phase: Phase) -> int:
         """Return the bytes by which the cache after a phase is smaller; negative if it is larger."""
         if self.cache_dtype is None:
             return 0
-        read: dict[int, TensorSpec] = {}
+        read: dict[int, int] = {}
         for operator, positions in _read_of_cache(phase):
             for position in positions:
-                read[operator.run.reads[position]] = operator.run.call.tensors[position]
-        return sum(self._saved(spec) for spec in read.values())
+                saved = times_of(operator) * self._saved(operator.run.call.tensors[position])
+                read[operator.run.reads[position]] = saved
+        return sum(read.values())
 
     def _saved(self, spec: TensorSpec) -> int:
         assert self.cache_dtype is not None
@@ -160,7 +163,7 @@ def _tables(operators: Sequence[StepOperator]) -> frozenset[tuple[int, ...]]:
                 if spec.is_param:
                     tables.setdefault(spec.shape, set()).add(storage)
     others: dict[tuple[int, ...], set[int]] = {}
-    for storage, spec in _read_by_products(operators):
+    for storage, spec, _ in _read_by_products(operators):
         others.setdefault(max(spec.shape, spec.shape[::-1]), set()).add(storage)
     shapes = {
         shape for shape, storages in tables.items() if len(others.get(max(shape, shape[::-1]), ())) <= len(storages)
@@ -168,13 +171,13 @@ def _tables(operators: Sequence[StepOperator]) -> frozenset[tuple[int, ...]]:
     return frozenset(shapes | {shape[::-1] for shape in shapes})
 
 
-def _read_by_products(operators: Sequence[StepOperator]) -> Iterator[tuple[int, TensorSpec]]:
-    """Yield the parameters that operators with multiply-adds read, each with its storage."""
+def _read_by_products(operators: Sequence[StepOperator]) -> Iterator[tuple[int, TensorSpec, int]]:
+    """Yield the parameters that operators with multiply-adds read: storage, form, and for how many blocks it counts."""
     for operator in operators:
         if operator.run.call.cost.macs:
             for storage, spec in zip(operator.run.reads, operator.run.call.tensors, strict=False):
                 if spec.is_param:
-                    yield storage, spec
+                    yield storage, spec, times_of(operator)
 
 
 def _is_weight(spec: TensorSpec, tables: frozenset[tuple[int, ...]]) -> bool:

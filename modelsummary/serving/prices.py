@@ -132,7 +132,7 @@ class StepPrices:
         self._added = Curve(self._of_prompts, 1, context - 1)
         self._grown = [self._bytes.at(max(tokens, _SHORTEST)) - self._bytes.nodes[0].y for tokens in range(context + 1)]
         self.error = self._largest_error(engine.max_requests, most_tokens)
-        self.weight_bytes = self._points.at(1, _SHORTEST).weight_bytes
+        self.weight_bytes = self._points.decode(1, _SHORTEST).weight_bytes
 
     @property
     def token_nodes(self) -> list[CurvePoint]:
@@ -155,36 +155,32 @@ class StepPrices:
     def _of_tokens(self, tokens: int) -> CurvePoint:
         length = min(tokens, _PROMPT, self._context - 1)
         prompts = max(tokens // length, 1)
-        time = self._points.timed(prompts, length + 1).prefill
+        time = self._points.prefill(prompts, length + 1).timed
         self._limits[prompts * length] = time.limited_by
         return CurvePoint(prompts * length, time.seconds, time.seconds)
 
     def _of_results(self, results: int) -> CurvePoint:
-        seconds = self._decode(results, _SHORTEST)
+        seconds = self._points.decode(results, _SHORTEST).seconds
         return CurvePoint(results, seconds - self._tokens.at(results), seconds)
 
     def _of_bytes(self, tokens: int) -> CurvePoint:
-        nbytes = self._points.timed(1, tokens).cache.nbytes
+        nbytes = self._points.decode(1, tokens).cache.nbytes
         return CurvePoint(tokens, nbytes, nbytes or 1)
 
     def _of_cached(self, tokens: int) -> CurvePoint:
         context = min(tokens, self._context)
         requests = tokens // context
-        long, short = (self._points.timed(requests, length) for length in (context, _SHORTEST))
-        seconds = long.decode.seconds
-        return CurvePoint(long.cache.nbytes - short.cache.nbytes, seconds - short.decode.seconds, seconds)
+        long, short = (self._points.decode(requests, length) for length in (context, _SHORTEST))
+        return CurvePoint(long.cache.nbytes - short.cache.nbytes, long.seconds - short.seconds, long.seconds)
 
     def _of_prompt(self, tokens: int) -> CurvePoint:
-        seconds = self._points.timed(1, tokens + 1).prefill.seconds
+        seconds = self._points.prefill(1, tokens + 1).seconds
         return CurvePoint(tokens, seconds - self._tokens.at(tokens), seconds)
 
     def _of_prompts(self, tokens: int) -> CurvePoint:
-        seconds = self._points.timed(_TOGETHER, tokens + 1).prefill.seconds
+        seconds = self._points.prefill(_TOGETHER, tokens + 1).seconds
         added = seconds - self._tokens.at(_TOGETHER * tokens) - self._of_prompt(tokens).y
         return CurvePoint(tokens, added / (_TOGETHER - 1), seconds / _TOGETHER)
-
-    def _decode(self, requests: int, context: int) -> float:
-        return self._points.timed(requests, context).decode.seconds
 
     # ------------------------------------------------------------------------------------------ their sum
 
@@ -209,17 +205,17 @@ class StepPrices:
     def _largest_error(self, most_requests: int, most_tokens: int) -> float:
         """Return the largest difference from forwards of several equal requests, and of points of the curves."""
         curves = (self._tokens, self._results, self._cached, self._alone, self._added)
-        errors = [self._points.fold_error, *(curve.error for curve in curves)]
+        errors = [self._points.error, *(curve.error for curve in curves)]
         for number in _CHECKED:
             requests, context = min(number, most_requests), max(self._context * 2 // number, _SHORTEST)
             length = max(min(context - 1, most_tokens // requests), 1)
             prompts = Batch(requests * length, requests, (), [(0, length)] * requests)
             decoded = Batch(requests, requests, [context] * requests, ())
-            for batch, time in (
-                (prompts, self._points.timed(requests, length + 1).prefill),
-                (decoded, self._points.timed(requests, context).decode),
+            for batch, phase in (
+                (prompts, self._points.prefill(requests, length + 1)),
+                (decoded, self._points.decode(requests, context)),
             ):
-                errors.append(abs(self.price(batch).seconds / time.seconds - 1))
+                errors.append(abs(self.price(batch).seconds / phase.seconds - 1))
         return max(errors)
 
     # ------------------------------------------------------------------------------------------ pages
@@ -230,11 +226,15 @@ class StepPrices:
         return page_tokens * max(slopes, default=nodes[0].y / _SHORTEST) or nodes[0].y or 1.0
 
     def _workspace(self, engine: Engine, most_results: int) -> int:
-        """Return the workspace of steps with as many tokens as the budget: of the longest prompts, and of the most."""
+        """Return the workspace of steps with as many tokens as the budget: of the longest prompts, and of the most.
+
+        A block that repeats takes as much as the one before it, while the caches grow, so few blocks tell it, too: the
+        last repetition runs. The part of a block that has more workspace before the caches are full counts more.
+        """
         longest = self._context - 1
         budget = engine.token_budget or max(longest, most_results)
         return max(
-            self._points.workspace(requests, min(ceil(budget / requests), longest) + 1)
+            max(self._points.prefill(requests, min(ceil(budget / requests), longest) + 1).workspace_bytes, 0)
             for requests in {min(ceil(budget / longest), engine.max_requests), min(budget, most_results)}
         )
 

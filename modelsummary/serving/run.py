@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,11 @@ from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import no_collection, obstacle_of, running
 from modelsummary.capture.trace import bytes_alive
 from modelsummary.errors import InputError
-from modelsummary.operators.kernels import StepOperator
+from modelsummary.operators.kernels import Kernel, StepOperator
 from modelsummary.serving.cache import CacheBytes, MakeCache, bytes_of_cache, cache_in
 from modelsummary.serving.request import Request
 
-__all__ = ["Encoded", "Phase", "RequestRun", "run_request"]
+__all__ = ["Encoded", "Phase", "PhaseTime", "run_request", "times_of"]
 
 _CPU = torch.device("cpu")
 _MOST_ELEMENTS = 2**25  # of positions and padding masks whose values are followed: batch x context
@@ -46,38 +47,67 @@ class Encoded(tuple[Tensor]):
             raise AttributeError(name)
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One forward of a request.
+class PhaseTime(NamedTuple):
+    """The time of a forward.
 
     Attributes:
-        operators: its operators in order.
+        seconds: the time, with the collectives, which wait for the kernels.
+        collective_seconds: the part of the collectives.
+        limited_by: ``"compute"``, ``"memory"`` or ``"launches"`` of kernels, whichever most of the device's time goes
+            to; ``"host"`` if dispatching takes longer, on this machine with operators that take no longer than that;
+            ``"links"`` if collectives take longer than all kernels.
+    """
+
+    seconds: float
+    collective_seconds: float
+    limited_by: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One forward of a batch of requests: of their prompts (prefill), or of one further token of each (decode).
+
+    What a block that stands for several equal ones calls and holds counts for all of them.
+
+    Attributes:
+        operators: its operators in order. Their ``row`` is the FQN of a block that stands for others, and the number of
+            blocks that it counts for; None of other operators.
         n_calls: number of calls of modules.
-        peak_bytes: the most bytes alive at one time, weights and cache included.
-        cache: the cache after it.
+        weight_bytes: bytes of parameters and buffers.
+        workspace_bytes: bytes that it holds beside weights and cache at the peak.
+        cache: the cache after it, of all requests.
         cache_storages: identities of the storages behind the cache, as operators name them.
+        time: the time that it takes on a device; None: it was not asked for.
     """
 
     operators: list[StepOperator]
     n_calls: int
-    peak_bytes: int
+    weight_bytes: int
+    workspace_bytes: int
     cache: CacheBytes
     cache_storages: frozenset[int] = frozenset()
+    time: PhaseTime | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at one time, weights and cache included."""
+        return self.weight_bytes + self.cache.held_bytes + self.workspace_bytes
+
+    @property
+    def timed(self) -> PhaseTime:
+        """The time that it takes, of a phase that was timed."""
+        assert self.time is not None
+        return self.time
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that it takes, of a phase that was timed."""
+        return self.timed.seconds
 
 
-@dataclass(frozen=True)
-class RequestRun:
-    """The run of a batch of requests on shapes.
-
-    Attributes:
-        prefill: the forward of the whole prompts.
-        decode: the forward of the token after them.
-        weight_bytes: bytes of parameters and buffers.
-    """
-
-    prefill: Phase
-    decode: Phase
-    weight_bytes: int
+def times_of(operator: StepOperator | Kernel) -> int:
+    """Return for how many equal blocks an operator of a phase, or a kernel, counts."""
+    return 1 if operator.row is None else operator.row[1]
 
 
 def run_request(
@@ -90,7 +120,9 @@ def run_request(
     make_cache: MakeCache | None = None,
     device: torch.device | None = None,
     routes_evenly: bool = False,
-) -> RequestRun:
+    decodes: bool = True,
+    times: Mapping[str, int] | None = None,
+) -> list[Phase]:
     """Run ``batch`` prompts of ``context - 1`` tokens and the last token of the context on shapes.
 
     The model runs in evaluation mode and stays untouched.
@@ -104,6 +136,11 @@ def run_request(
         make_cache: makes the cache for the model and a number of tokens; None: the model makes its own.
         device: device whose kernels torch chooses; None: the CPU.
         routes_evenly: choices of experts fall on all in turn, as ``ShapeOnly.assume_values`` says.
+        decodes: the last token runs, too.
+        times: FQN of a block that counts for another number of equal ones than 1 -> the number.
+
+    Returns:
+        The phases that ran: prefill, and decode.
 
     Raises:
         InputError: the forward returns no cache that it takes back, it needs values, or it fails for this context.
@@ -122,10 +159,10 @@ def run_request(
             module.training = False  # restored with all attributes
         last = shapes.input(torch.empty((batch, 1), dtype=torch.int64, device="meta"))
         shapes.follow_values(_MOST_ELEMENTS)
-        run = _Run(model, request, shapes)
+        run = _Run(model, request, shapes, times or {})
         with Operators(run.follow.around(shapes)):
             try:
-                request_run = run.run(kwargs, last, make_cache, context)
+                phases = run.run(kwargs, last if decodes else None, make_cache, context)
             except InputError:
                 raise
             except Exception as error:
@@ -135,35 +172,56 @@ def run_request(
         reason = obstacle_of(shapes, None)
         if reason is not None:
             raise InputError(f"serving {type(model).__name__} cannot be predicted: {reason}")
-        return request_run
+        return phases
 
 
 class _Run:
     """The state of one run."""
 
-    def __init__(self, model: nn.Module, request: Request, shapes: ShapeOnly) -> None:
-        self._model, self._request, self._shapes = model, request, shapes
+    def __init__(self, model: nn.Module, request: Request, shapes: ShapeOnly, times: Mapping[str, int]) -> None:
+        self._model, self._request, self._shapes, self._times = model, request, shapes, times
+        self._block_of = {id(model.get_submodule(fqn)): fqn for fqn in times}
+        self._rows: dict[int, tuple[str, int]] = {}  # number of an operator -> the block that it is in, and its times
         self.follow = Observer()
         self._before: frozenset[int] = frozenset()
+        self._held = self._weights = 0  # bytes of the weights on the shard, and of all equal blocks
 
-    def run(self, kwargs: dict[str, Any], last: Tensor, make_cache: MakeCache | None, context: int) -> RequestRun:
+    def run(
+        self, kwargs: dict[str, Any], last: Tensor | None, make_cache: MakeCache | None, context: int
+    ) -> list[Phase]:
         model, follow = self._model, self.follow
         follow.hold(model.parameters(), "params")
         follow.hold(model.buffers(), "buffers")
         held = list(tensors_in_attributes(modules_of(model)))
         follow.hold(held, "buffers")
         self._before = frozenset(map(id, held))
-        weights = follow.held()
+        self._held = follow.held()
+        self._weights = self._held + self._not_held()
         follow.hold(tensors_of(kwargs), "inputs")
         with follow:
             if make_cache is not None:
                 kwargs = {**kwargs, self._cache_name(): self._new_cache(make_cache, context)}
             name, cache, further, prefill = self._forward(kwargs)
             del kwargs
+            if last is None:
+                return [prefill]
             self._shapes.checks_indices_of = model  # the last token has the last position
             again = {self._request.tokens: last, name: cache, **further, **self._request.flags}
             _, _, _, decode = self._forward(again)
-        return RequestRun(prefill, decode, weights)
+        return [prefill, decode]
+
+    def _not_held(self) -> int:
+        """Return the bytes of weights of the equal blocks that others stand for."""
+        blocks: dict[int, str] = {}  # identity of a storage -> the one block that holds it; "" for others
+        storages: dict[int, int] = {}
+        named = [self._model.named_parameters, self._model.named_buffers] if self._times else []
+        for fqn, tensor in chain.from_iterable(of_all(remove_duplicate=False) for of_all in named):
+            storage = self.follow.of(tensor)
+            if storage is not None:
+                block = next((block for block in self._times if fqn.startswith(f"{block}.")), "")
+                blocks[id(storage)] = block if blocks.get(id(storage), block) == block else ""
+                storages[id(storage)] = storage.nbytes
+        return sum((self._times.get(block, 1) - 1) * storages[key] for key, block in blocks.items())
 
     def _cache_name(self) -> str:
         names = self._request.parameters
@@ -181,13 +239,21 @@ class _Run:
     def _forward(self, kwargs: dict[str, Any]) -> tuple[str, Any, dict[str, Any], Phase]:
         """Run the model; return the name of its cache, the cache, further arguments of the next call, and the facts."""
         follow, first = self.follow, len(self.follow.inside)
-        calls = 0
+        calls, times = 0, 1
 
         def counted(call_module: Callable[..., Any]) -> Callable[..., Any]:
             def count(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                return call_module(module, *args, **kwargs)
+                nonlocal calls, times
+                block = self._block_of.get(id(module))
+                begin, around = len(follow.inside), times
+                times = times if block is None else self._times[block]
+                calls += times
+                output = call_module(module, *args, **kwargs)
+                times = around
+                if block is not None:
+                    row = block, self._times[block]
+                    self._rows.update(dict.fromkeys(range(begin, len(follow.inside)), row))
+                return output
 
             return count
 
@@ -208,13 +274,21 @@ class _Run:
         if _ENCODER in self._request.parameters:
             encoded = getattr(output, _ENCODED, None)
             further = {} if encoded is None else {_ENCODER: Encoded((encoded,))}
-        operators = [StepOperator(run, "forward", None) for run in follow.log.runs[first:]]
+        operators = [
+            StepOperator(run, "forward", self._rows.get(index))
+            for index, run in enumerate(follow.log.runs[first:], start=first)
+        ]
         alive = bytes_alive(follow.every, len(follow.inside))
         peak = max(alive[first:], default=0)
-        cache = bytes_of_cache(named_cache[1], self._model, self._before, self._storage_bytes)
-        storages = frozenset(id(self.follow.of(tensor)) for tensor in tensors_of(named_cache[1]))
-        return *named_cache, further, Phase(operators, calls, peak, cache, storages)
+        cache, held = bytes_of_cache(named_cache[1], self._model, self._before, self._storage)
+        storages = frozenset(id(follow.of(tensor)) for tensor in tensors_of(named_cache[1]))
+        workspace = peak - self._held - held
+        return *named_cache, further, Phase(operators, calls, self._weights, workspace, cache, storages)
 
-    def _storage_bytes(self, tensor: Tensor) -> int:
+    def _storage(self, tensor: Tensor) -> tuple[int, int]:
+        """Return the bytes of the storage behind a tensor, and for how many equal blocks it counts."""
         storage = self.follow.of(tensor)
-        return storage.nbytes if storage is not None else tensor.untyped_storage().nbytes()
+        if storage is None:
+            return tensor.untyped_storage().nbytes(), 1
+        _, times = self._rows.get(storage.born, ("", 1))
+        return storage.nbytes, 1 if storage.kind else times

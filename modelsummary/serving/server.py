@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from math import inf
 from typing import Any
 
@@ -27,22 +27,23 @@ from modelsummary.keywords import choice_of, dtype_named
 from modelsummary.latency.calibrate import calibrate_calls
 from modelsummary.layer_info import LayerInfo
 from modelsummary.operators.kernels import MODES
-from modelsummary.parallel.applied_rank import sharded_model
+from modelsummary.parallel.applied_rank import rank_of, sharded_copy
 from modelsummary.parallel.equal_blocks import fold
 from modelsummary.parallel.expert_plans import sending_tokens
 from modelsummary.parallel.make import make_plan
+from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_of
 from modelsummary.serving.cache import MakeCache, cache_maker
-from modelsummary.serving.depth import Folds, folds_of
+from modelsummary.serving.depth import Fold, fold_of
 from modelsummary.serving.number_formats import WEIGHTS, NumberFormats, check_device, named_formats
 from modelsummary.serving.points import Points
 from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import Request, request_of
-from modelsummary.serving.run import RequestRun, run_request
+from modelsummary.serving.run import Phase, PhaseTime, run_request
 from modelsummary.serving.scheduler import Engine
-from modelsummary.serving.times import Communicate, PhaseTime, phase_time
+from modelsummary.serving.times import Communicate, phase_time
 from modelsummary.units import parse_bytes
 
 __all__ = ["MOST_REQUESTS", "Server", "ServingOptions", "calibrate"]
@@ -162,8 +163,8 @@ class Server:
         self._communicate = communication(target, options)
         self._all_runs = {} if runs is None else runs
         self._differences: dict[int, float] = self._all_runs.setdefault((options.dtype, options.cache), {})
-        # version of the model, batch and context -> run
-        self._runs: dict[tuple[int, int, int], RequestRun]
+        # whether few blocks ran, batch and context -> phases
+        self._runs: dict[tuple[bool, int, int], list[Phase]]
         self._runs, self._whole_runs = (
             self._all_runs.setdefault((ranks, options.dtype, options.cache), {})
             for ranks in ((options.tensor, options.expert), (1, 1))
@@ -207,71 +208,65 @@ class Server:
         return str(self.dtype).removeprefix("torch.")
 
     @contextmanager
-    def points(self, folds: Folds | None = None) -> Iterator[Points]:
+    def points(self, few: Fold | None = None) -> Iterator[Points]:
         """Return a context with the points of the model that one device runs.
 
         Args:
-            folds: versions of the model with few of its equal blocks, which the points may take times from.
+            few: the version of the model with few of its equal blocks, which runs where it tells what all take.
         """
-        with ExitStack() as stack:
-            opened: list[list[nn.Module]] = []
+        with _versions(self.live, self._root, self.options, self.request) as version:
+            whole = Points(partial(self._run, version, None))
+            error = inf if few is None else self._error_of_few(version, whole, few)
+            yield Points(partial(self._run, version, few), error) if error <= _MOST_DIFFERENCE else whole
 
-            def version(index: int) -> nn.Module:
-                if not opened:
-                    context = _served_models(self.live, self._root, self.options, self.request, folds)
-                    opened.append(stack.enter_context(context))
-                if index >= len(opened[0]):
-                    raise InputError(f"{type(self.live.model).__name__} cannot be copied")
-                return opened[0][index]
+    def _run(
+        self, version: Callable[[Fold | None], nn.Module], few: Fold | None, batch: int, context: int, decodes: bool
+    ) -> list[Phase]:
+        """Return the phases of requests with their bytes and times, run on shapes unless that is known.
 
-            def run(index: int, batch: int, context: int) -> RequestRun:
-                key = index, batch, context
-                if key not in self._runs:
-                    if self.options.ranks > 1 and batch == 1 and not index and key not in self._whole_runs:
-                        # a shard of a table does not tell its positions
-                        self._whole_runs[key] = run_of(self.live.model, batch, context)
-                    self._runs[key] = run_of(version(index), batch, context)
-                return self.options.formats.bytes_of(self._runs[key])
+        Args:
+            version: returns a version of the model.
+            few: the version; None: the whole model.
+            batch, context, decodes: as for ``run_request``.
+        """
+        key, least = (few is not None, batch, context), 1 + decodes
+        if len(self._runs.get(key, ())) < least:
+            run = partial(
+                run_request,
+                request=self.request,
+                batch=batch,
+                context=context,
+                dtype=self.options.dtype,
+                make_cache=self._make_cache,
+                decodes=decodes,
+            )
+            if self.options.ranks > 1 and batch == 1 and few is None and len(self._whole_runs.get(key, ())) < least:
+                self._whole_runs[key] = run(self.live.model)  # a shard of a table does not tell its positions
+            routes_evenly, times = self.options.expert > 1, None if few is None else few.times
+            self._runs[key] = run(version(few), routes_evenly=routes_evenly, times=times)
+        return [replace(phase, time=self._time(phase)) for phase in self.options.formats.bytes_of(self._runs[key])]
 
-            def run_of(model: nn.Module, batch: int, context: int) -> RequestRun:
-                routes_evenly = self.options.expert > 1 and model is not self.live.model
-                dtype, make_cache = self.options.dtype, self._make_cache
-                asked: dict[str, Any] = {"dtype": dtype, "make_cache": make_cache, "routes_evenly": routes_evenly}
-                return run_request(model, self.request, batch, context, **asked)
-
-            factors = () if folds is None else folds.factors
-            folded = [
-                (Points(partial(run, index), self._times), factor) for index, factor in enumerate(factors, start=1)
-            ]
-            whole = partial(run, 0)
-            error = self._fold_error(Points(whole, self._times, folded), folds) if folded else inf
-            few = (folded, error) if error <= _MOST_DIFFERENCE else ()
-            yield Points(whole, self._times, *few)
-
-    def _fold_error(self, points: Points, folds: Folds | None) -> float:
+    def _error_of_few(self, version: Callable[[Fold | None], nn.Module], whole: Points, few: Fold) -> float:
         """Return the largest difference of few equal blocks from all in the times of a request, as a fraction.
 
         Equal blocks are split alike over any number of devices, so the model on one device tells it, once.
 
         Args:
-            points: of this server, with its folds.
-            folds: as for ``points``.
+            version: returns a version of the model.
+            whole: points of the whole model.
+            few: the version with few blocks.
         """
         contexts = sorted({min(self.options.context, _CHECKED), self.options.context})
         missing = [context for context in contexts if context not in self._differences]
         if missing and self.options.ranks > 1:
-            with self.changed(tensor=1, expert=1).points(folds):  # notes them
+            with self.changed(tensor=1, expert=1).points(few):  # notes them
                 pass
-        elif missing:
-            self._differences.update((context, points.difference(context)) for context in missing)
+        for context in missing if self.options.ranks == 1 else ():
+            self._differences[context] = _difference(Points(partial(self._run, version, few)), whole, context)
         return max(self._differences[context] for context in contexts)
 
-    def _times(self, request_run: RequestRun) -> tuple[PhaseTime, PhaseTime]:
-        prefill, decode = (
-            phase_time(self.live, phase, self.target, self.mode, self._communicate, self.options.formats)
-            for phase in (request_run.prefill, request_run.decode)
-        )
-        return prefill, decode
+    def _time(self, phase: Phase) -> PhaseTime:
+        return phase_time(self.live, phase, self.target, self.mode, self._communicate, self.options.formats)
 
     @exclusive
     @no_collection()
@@ -300,7 +295,7 @@ class Server:
         if new:
             if self.options.calibrate:
                 self._new_prices(new)
-                _measure(list(self._runs.values()), device_here(self._device))  # type: ignore[arg-type]
+                _measure(list(chain.from_iterable(self._runs.values())), device_here(self._device))  # type: ignore[arg-type]
                 self._differences.clear()  # which were not of measured times
                 self.target = target_of(self._device)
             self._prices.update(self._new_prices(new))
@@ -319,7 +314,7 @@ class Server:
         return nbytes / self.options.ranks
 
     def _new_prices(self, engines: Sequence[Engine]) -> dict[Engine, StepPrices | InputError]:
-        with self.points(folds_of(self._root)) as points:
+        with self.points(fold_of(self._root)) as points:
             budgets = [engine.token_budget for engine in engines if engine.token_budget is not None]
             largest = replace(
                 engines[0],
@@ -339,31 +334,64 @@ def _offer(curves: StepPrices, engine: Engine, memory_bytes: int) -> StepPrices 
         return error
 
 
+def _difference(few: Points, whole: Points, context: int) -> float:
+    """Return the difference of few blocks from all in the times of a request; infinite if bytes differ, too."""
+    of_all = whole.decode(1, context), whole.prefill(1, context)
+    try:
+        of_few = few.decode(1, context), few.prefill(1, context)
+    except InputError:  # such as a block that does not return a tensor of the size that it takes
+        return inf
+    nbytes = {(decode.cache.nbytes, decode.weight_bytes) for decode, _ in (of_few, of_all)}
+    if len(nbytes) > 1:
+        return inf
+    return max(abs(one.seconds / all_.seconds - 1) for one, all_ in zip(of_few, of_all, strict=True))
+
+
 @contextmanager
-def _served_models(
-    live: LiveModel, root: LayerInfo, options: ServingOptions, request: Request, folds: Folds | None = None
-) -> Iterator[list[nn.Module]]:
-    """Return a context with the model, or with the shard of it that one of several devices holds, and its folds.
+def _versions(
+    live: LiveModel, root: LayerInfo, options: ServingOptions, request: Request
+) -> Iterator[Callable[[Fold | None], nn.Module]]:
+    """Return a context with the model, or with the shard of it that one of several devices holds.
 
     The plan is made of a forward that returns no cache, where the model can be told so: each device keeps the keys and
-    values of its own heads, while a value that leaves the model would be gathered. A model that cannot be copied has no
-    folds.
+    values of its own heads, while a value that leaves the model would be gathered.
+
+    Yields:
+        A function that returns the version of the model with few blocks, or the whole one. It raises ``InputError`` for
+        a model that cannot be copied, or sharded.
     """
-    same = () if folds is None else folds.same
     with ExitStack() as stack:
-        if options.ranks == 1:
-            models = [live.model]
-            with suppress(InputError):
-                models += [fold(live.model, blocks) for blocks in same]
-        else:
-            if "use_cache" in request.flags:
-                live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
-            plan = make_plan(live, root, tensor=options.tensor)
-            if options.expert > 1:
-                calls = Calls(live.model, record_of(live, TRACE_RULES))
-                plan = sending_tokens(plan, live, calls, options.expert)
-            models = stack.enter_context(sharded_model(plan, 0, *same))
-        yield models if len(models) == 1 + len(same) else models[:1]
+        plan: ParallelPlan | None = None
+        models: dict[bool, nn.Module] = {}
+
+        def version(few: Fold | None) -> nn.Module:
+            nonlocal plan
+            if few is None and options.ranks == 1:
+                return live.model
+            if (few is not None) not in models:
+                same = {} if few is None else few.same
+                if options.ranks == 1:
+                    models[True] = fold(live.model, same)
+                else:
+                    if plan is None:
+                        plan = _plan_of(live, root, options, request)
+                        stack.enter_context(rank_of(plan, 0, plan.world_size, "the model of a rank"))
+                    model, _ = stack.enter_context(sharded_copy(plan, plan._live.model, None, same))
+                    models[few is not None] = model
+            return models[few is not None]
+
+        yield version
+
+
+def _plan_of(live: LiveModel, root: LayerInfo, options: ServingOptions, request: Request) -> ParallelPlan:
+    """Return the plan of the devices that hold a model together."""
+    if "use_cache" in request.flags:
+        live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
+    plan = make_plan(live, root, tensor=options.tensor)
+    if options.expert == 1:
+        return plan
+    calls = Calls(live.model, record_of(live, TRACE_RULES))
+    return sending_tokens(plan, live, calls, options.expert)
 
 
 def calibrate(
@@ -383,15 +411,15 @@ def calibrate(
         raise InputError(f"calibrate=True measures this machine; leave it out for {spec.name}")
     local_device = device_here(spec)
     request, make_cache = request_of(live), cache_maker(options.cache)
-    runs = [
-        run_request(live.model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
+    phases = [
+        phase
         for batch, context in product(batches, contexts)
+        for phase in run_request(live.model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
     ]
-    _measure(runs, local_device)
+    _measure(phases, local_device)
 
 
-def _measure(runs: Sequence[RequestRun], device: torch.device) -> None:
-    phases = [phase for run in runs for phase in (run.prefill, run.decode)]
+def _measure(phases: Sequence[Phase], device: torch.device) -> None:
     calibrate_calls((operator.run.call for phase in phases for operator in phase.operators), device)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.devices.target import Target
@@ -12,28 +11,12 @@ from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.serving.merged import with_merged_products
 from modelsummary.serving.number_formats import NumberFormats
-from modelsummary.serving.run import Phase
+from modelsummary.serving.run import Phase, PhaseTime, times_of
 
-__all__ = ["Communicate", "PhaseTime", "phase_time"]
+__all__ = ["Communicate", "phase_time"]
 
 Communicate = Callable[[str, int], float]
 """Function from a collective's name, such as ``"all_reduce"``, and its bytes to seconds."""
-
-
-class PhaseTime(NamedTuple):
-    """The time of a forward.
-
-    Attributes:
-        seconds: the time, with the collectives, which wait for the kernels.
-        collective_seconds: the part of the collectives.
-        limited_by: ``"compute"``, ``"memory"`` or ``"launches"`` of kernels, whichever most of the device's time goes
-            to; ``"host"`` if dispatching takes longer, on this machine with operators that take no longer than that;
-            ``"links"`` if collectives take longer than all kernels.
-    """
-
-    seconds: float
-    collective_seconds: float
-    limited_by: str
 
 
 def phase_time(
@@ -66,35 +49,37 @@ def phase_time(
         operators = with_merged_products(operators)
     works = None if formats is None else formats.works_in(phase)
     kernels = time_operators(live, operators, target, mode, works)
-    device = sum(kernel.seconds or 0.0 for kernel in kernels)
+    device = sum(times_of(kernel) * (kernel.seconds or 0.0) for kernel in kernels)
     computing = launching = waiting = host = 0.0
     costs = target.times.host_seconds
-    views = sum(operator.run.call.rule.is_view for operator in phase.operators)
+    views = sum(times_of(operator) * operator.run.call.rule.is_view for operator in phase.operators)
     beside_kernels = views * costs["view"] + phase.n_calls * costs["module"]
     if target.model is not None:
         spec = target.model.spec
         fastest = max(spec.peak_flops.values(), default=float("inf"))
         for kernel in kernels:
-            seconds = kernel.seconds or 0.0
+            seconds = times_of(kernel) * (kernel.seconds or 0.0)
             if max(kernel.flops / fastest, kernel.moved_bytes / spec.bandwidth) < target.model.launch:
                 launching += seconds  # it would take as long with less work
             elif kernel.flops and target.model.computing(kernel.work) > target.model.moving(kernel.work):
                 computing += seconds
         if mode == "eager":
-            host = sum(kernel.n_operators for kernel in kernels) * costs["operator"] + beside_kernels
+            launched = sum(times_of(kernel) * kernel.n_operators for kernel in kernels)
+            host = launched * costs["operator"] + beside_kernels
     elif (table := target.table) is not None:
         waiting = beside_kernels  # the kernels wait for it
         device += waiting
         for kernel in kernels:
             flops, moved = table.computing(kernel.work), table.moving(kernel.work)
+            seconds = times_of(kernel) * (kernel.seconds or 0.0)
             if max(flops, moved) < table.host:
-                waiting += kernel.seconds or 0.0  # it would take as long with less work
+                waiting += seconds  # it would take as long with less work
             elif flops > moved:
-                computing += kernel.seconds or 0.0
+                computing += seconds
     links = 0.0
     if communicate is not None:
-        sent = (collective_of(operator.run.call) for operator in phase.operators)
-        links = sum(communicate(call.operation, call.nbytes) for call in sent if call is not None)
+        sent = ((times_of(operator), collective_of(operator.run.call)) for operator in phase.operators)
+        links = sum(times * communicate(call.operation, call.nbytes) for times, call in sent if call is not None)
     limits = {"compute": computing, "memory": device - computing - launching - waiting, "launches": launching}
     limits["host"] = host if host > device else waiting
     limited_by = "links" if links > max(device, host) else max(limits, key=limits.__getitem__)

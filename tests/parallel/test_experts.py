@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
-from modelsummary.parallel.applied_rank import sharded_model
+from modelsummary.parallel.applied_rank import rank_of, sharded_copy
 from tests.parallel import mixtures, processes
 from tests.parallel.expert_models import LoopExperts, LoopStacked, MixtralList, Residual, SharedStacked
 from tests.parallel.models import Experts, make
@@ -362,7 +362,7 @@ def test_an_expert_that_raises_gives_the_generators_back():
     model = Residual(MixtralList)
     model.mixture.experts = nn.ModuleList(Dropped(16) for _ in range(4))
     plan = Statistics(model, torch.randn(2, 6, 16)).parallel_plan(expert=2, dispatch="all_reduce")
-    with sharded_model(plan, 0) as (twin,):
+    with rank_of(plan, 0, 2, "a rank"), sharded_copy(plan, model, None) as (twin, _):
         twin.mixture.experts[0].forward = failing
         before = torch.get_rng_state()
         with pytest.raises(RuntimeError, match="with"):

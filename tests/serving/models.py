@@ -65,6 +65,36 @@ class Decoder(nn.Module):
         return {"logits": logits, "past": past} if use_cache else {"logits": logits}
 
 
+class Block(nn.Module):
+    """An attention and an MLP."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.attention = Attention(number)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x, past):
+        x = x + self.attention(x, past)
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class BlockDecoder(nn.Module):
+    """Blocks; returns its logits and its cache as a dict."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.blocks = nn.ModuleList(Block(number) for number in range(layers))
+
+    def forward(self, ids, past=None, use_cache=True):
+        past = Cache() if past is None else past
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x, past)
+        logits = self.head(x[:, -1:])
+        return {"logits": logits, "past": past} if use_cache else {"logits": logits}
+
+
 class Experts(nn.Module):
     """Stacked experts of one matrix each, for which rows of their tokens are sorted."""
 

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.operators.kernels import kernels_of
 from modelsummary.serving import Engine
-from modelsummary.serving.depth import folds_of
+from modelsummary.serving import server as server_module
+from modelsummary.serving.depth import fold_of
 from modelsummary.serving.merged import with_merged_products
-from modelsummary.serving.points import Points
 from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import run_request
 from modelsummary.serving.server import Server, ServingOptions
-from tests.serving.models import WIDTH, WORDS, Cache, Decoder
+from tests.serving.models import WIDTH, WORDS, BlockDecoder, Cache, Decoder
 from tests.serving.test_serving import DEVICE, IDS
 from tests.untouched import untouched
 
@@ -89,7 +90,7 @@ def test_weights_with_the_shape_of_a_table_of_positions():
     """Four weights of attention have the shape of the one table of positions: they are no heads."""
     stats = Statistics(Decoder(positions=WIDTH), IDS)
     with points_of(stats) as plain, points_of(stats, weights="FP8") as kept:
-        assert plain.at(1, 16).weight_bytes - kept.at(1, 16).weight_bytes == IN_PRODUCTS
+        assert plain.decode(1, 16).weight_bytes - kept.decode(1, 16).weight_bytes == IN_PRODUCTS
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_what_cannot_be_kept(stats, options, message):
 
 def test_products_of_one_input_are_one(stats):
     """Queries, keys and values of a layer; the output, both products of the MLP and the head stay alone."""
-    operators = run_request(stats.live.model, request_of(stats.live), 2, 30).decode.operators
+    operators = run_request(stats.live.model, request_of(stats.live), 2, 30)[1].operators
     merged = with_merged_products(operators)
     every, fewer = (
         [operator.run.call for operator in ones if "mm" in operator.run.call.name] for ones in (operators, merged)
@@ -137,23 +138,22 @@ def test_products_of_one_input_are_one(stats):
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_few_blocks_tell_what_all_take(monkeypatch, tensor):
-    """Prices of nine equal layers, from forwards with two and three of them, are the ones from forwards of all.
+    """Prices of nine equal layers, from forwards with three of them, are the ones from forwards of all.
 
     How well they tell it, the model on one device does, once for all servers.
     """
-    stats = Statistics(Decoder(layers=9), IDS)
+    stats = Statistics(BlockDecoder(9), IDS)
     engine = Engine(token_budget=64, max_requests=4)
     device, compared = replace(BYTES, interconnect=1e6), []
-    difference = Points.difference
-    monkeypatch.setattr(
-        Points, "difference", lambda points, context: compared.append(context) or difference(points, context)
-    )
+    difference = server_module._difference
+    monkeypatch.setattr(server_module, "_difference", lambda *args: compared.append(args[-1]) or difference(*args))
     server = Server(stats.live, stats.root, device, ServingOptions(CONTEXT, tensor=tensor, dtype=torch.bfloat16))
     few, other = server.prices(engine), server.changed(weights="int4").prices(engine)
     assert compared == [64, CONTEXT]
-    assert few[0]._points._folded
-    assert other[0]._points._folded
-    monkeypatch.setattr(Points, "timed", Points.at)
+    assert all(prices[0]._points.error < 0.001 for prices in (few, other))
+    assert {is_few for is_few, *_ in server._runs} == ({False, True} if tensor == 1 else {True})
+    assert other[0].weight_bytes < few[0].weight_bytes
+    monkeypatch.setattr(server_module, "fold_of", lambda _: None)
     every = server.changed().prices(engine)
     few, every = few[0], every[0]
     assert few.pages == every.pages
@@ -178,6 +178,17 @@ def test_blocks_that_differ_in_long_contexts_only_are_not_folded():
     """Half of eight layers keep 80 of 100 tokens, which a request of 64 tokens does not show."""
     stats = Statistics(AlternatingDecoder(layers=8), IDS)
     server = Server(stats.live, stats.root, BYTES, ServingOptions(CONTEXT, dtype=torch.bfloat16))
-    with server.points(folds_of(stats.root)) as points:
-        assert points.timed(1, CONTEXT).cache.nbytes == (4 * CONTEXT + 4 * 80) * 2 * WIDTH * 2
-        assert points.fold_error == 0.0  # nothing is folded
+    with server.points(fold_of(stats.root)) as points:
+        assert points.decode(1, CONTEXT).cache.nbytes == (4 * CONTEXT + 4 * 80) * 2 * WIDTH * 2
+        assert points.error == 0.0  # nothing is folded
+
+
+def test_a_collective_ends_the_kernels_that_it_waits_for():
+    """Both sums of each of three layers add 50 tokens of a reduced result: two operands are read, one is written."""
+    stats = Statistics(BlockDecoder(3), IDS)
+    device = replace(BYTES, interconnect=1e6)
+    server = Server(stats.live, stats.root, device, ServingOptions(CONTEXT, tensor=2, dtype=torch.bfloat16))
+    with server.points() as points:
+        kernels = kernels_of(points.prefill(1, 51).operators, "compiled")
+    sums = [kernel for kernel in kernels if kernel.name == "add (triton)"]
+    assert [(kernel.n_operators, kernel.moved_bytes) for kernel in sums] == [(1, 3 * 50 * WIDTH * 2)] * 6

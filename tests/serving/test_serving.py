@@ -135,8 +135,8 @@ def test_cache_of_tuples():
 
 def test_what_fits(stats, estimate):
     def peak(batch, context):
-        one, all_ = (run_request(stats.live.model, request, each, context) for each in (1, batch))
-        return max(all_.decode.peak_bytes, one.prefill.peak_bytes + (batch - 1) * one.decode.cache.held_bytes)
+        (prefill, one), (_, decode) = (run_request(stats.live.model, request, n, context) for n in (1, batch))
+        return max(decode.peak_bytes, prefill.peak_bytes + (batch - 1) * one.cache.held_bytes)
 
     assert estimate.max_context_limited_by == "memory"
     limit, request = DEVICE.memory_bytes, request_of(stats.live)
@@ -162,7 +162,7 @@ def test_positions_end(model):
 def test_index_beyond_a_table_is_named():
     stats = Statistics(Decoder(positions=24), IDS)
     said = r"IndexError: index 24 is out of range for positions\.weight of shape \[24, 32\]"
-    assert run_request(stats.live.model, request_of(stats.live), 2, 24).decode.cache.nbytes == 2 * 24 * PER_TOKEN
+    assert run_request(stats.live.model, request_of(stats.live), 2, 24)[1].cache.nbytes == 2 * 24 * PER_TOKEN
     with pytest.raises(InputError, match=said):
         run_request(stats.live.model, request_of(stats.live), 2, 25)
 
@@ -402,13 +402,13 @@ def test_ranks_of_several_nodes_take_the_network():
 
 def test_the_host_of_an_eager_forward_is_that_of_its_latency(stats):
     """What takes the host's time is the same: operators, views, and calls of modules."""
-    run = run_request(stats.live.model, request_of(stats.live), 1, 4)
+    _, decode = run_request(stats.live.model, request_of(stats.live), 1, 4)
     costs = target_of("H100").times.host_seconds
-    views = sum(operator.run.call.rule.is_view for operator in run.decode.operators)
-    operators = sum(operator.run.call.rule.launches_kernel for operator in run.decode.operators)
+    views = sum(operator.run.call.rule.is_view for operator in decode.operators)
+    operators = sum(operator.run.call.rule.launches_kernel for operator in decode.operators)
     assert views
-    expected = operators * costs["operator"] + views * costs["view"] + run.decode.n_calls * costs["module"]
-    time = phase_time(stats.live, run.decode, target_of("H100"), "eager")
+    expected = operators * costs["operator"] + views * costs["view"] + decode.n_calls * costs["module"]
+    time = phase_time(stats.live, decode, target_of("H100"), "eager")
     assert (time.limited_by, time.seconds) == ("host", pytest.approx(expected))
 
 
@@ -422,6 +422,6 @@ def test_the_host_of_an_eager_forward_is_that_of_its_latency(stats):
 )
 def test_what_limits_this_machine(stats, facts, limit):
     """A table without calls takes the time of multiply-adds, bytes and dispatch, of which one is made the slowest."""
-    run = run_request(stats.live.model, request_of(stats.live), 2, 40)
+    (prefill,) = run_request(stats.live.model, request_of(stats.live), 2, 40, decodes=False)
     target = Target("this machine", KernelTable(machine_of(torch.device("cpu")), facts=facts))
-    assert phase_time(stats.live, run.prefill, target, "eager").limited_by == limit
+    assert phase_time(stats.live, prefill, target, "eager").limited_by == limit
