@@ -120,9 +120,8 @@ class OperatorCheckpoints:
                 Option(max(round(1e9 * (spent - seconds[0])), 0), units[0].kept_bytes - unit.kept_bytes)
                 for unit, spent in zip(units, seconds, strict=True)
             ]
-            again = [0 if kept is None else self._rank_parts.keeping(kind, kept)[0].again_bytes for kept in sets]
             self._ways[kind] = [
-                Way(option.cost, option.saving, again[index], sets[index])
+                Way(option.cost, option.saving, units[index].working_bytes, sets[index])
                 for option, (index,) in undominated_options([options])
             ]
         return self._ways[kind]

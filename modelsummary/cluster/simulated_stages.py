@@ -44,6 +44,8 @@ class StageUnit(NamedTuple):
         is_block: it is a block.
         weights: what FSDP can gather at once.
         kept_bytes: bytes of its activations that are kept for the backward.
+        working_bytes: bytes of activations that exist only while it is recomputed.
+        temporary_bytes: bytes that are alive for a moment.
         is_gathered_again: FSDP gathers it for the backward: the backward passes through it, and it is neither behind
             the blocks nor in the root.
         forward, backward: seconds by cause; the backward with recomputation, also of what it communicates again.
@@ -53,6 +55,8 @@ class StageUnit(NamedTuple):
     is_block: bool
     weights: RankWeights
     kept_bytes: int
+    working_bytes: int
+    temporary_bytes: int
     is_gathered_again: bool
     forward: SecondsByCause
     backward: SecondsByCause
@@ -262,18 +266,6 @@ class RankParts:
     )
     _units: dict[tuple[object, ...], StageUnit] = field(default_factory=dict, init=False, repr=False)
 
-    def keeping(self, name: str, kept: Kept) -> tuple[Part, PartSeconds]:
-        """Return a part as it is under a checkpoint that keeps some results, and the time that it takes.
-
-        Raises:
-            InputError: it has no result of such a name.
-        """
-        key = name, kept or ()
-        if key not in self._timed:
-            part = self.parts[name].keeping(key[1])
-            self._timed[key] = part, self.seconds(part)
-        return self._timed[key]
-
     def unit(
         self,
         name: str,
@@ -286,25 +278,54 @@ class RankParts:
         """Return a part as a unit of a stage, the same object for all stages.
 
         Args:
-            name, kept: the part, and what its checkpoint keeps.
+            name: name of the part.
+            kept: what the checkpoint around it keeps.
             has_core_recomputed: attention between scores and context runs again.
-            is_in_root: FSDP has it in the root.
+            is_in_root: FSDP gathers it with the root.
             sends_result: the next part is on another rank, so what leaves this part is there only if it is kept.
+
+        Raises:
+            InputError: it has no result of such a name.
         """
-        part, seconds = self.keeping(name, kept)
-        sent_bytes = part.sent_bytes if sends_result else 0
-        key = name, kept, has_core_recomputed, is_in_root, sent_bytes
+        part = self._keeping(name, kept or ())[0]
+        key = name, kept, has_core_recomputed, is_in_root, part.sent_bytes if sends_result else 0
         if key not in self._units:
-            self._units[key] = _unit(
-                part,
-                seconds,
-                name,
-                sent_bytes,
-                is_recomputed=kept is not None,
-                has_core_recomputed=has_core_recomputed,
-                is_in_root=is_in_root,
-            )
+            self._units[key] = self._unit(*key)
         return self._units[key]
+
+    def _unit(
+        self, name: str, names: Kept, has_core_recomputed: bool, is_in_root: bool, sent_bytes: int
+    ) -> StageUnit:
+        part, seconds = self._keeping(name, names or ())
+        kept, working, backward, is_block = part.kept_bytes, 0, dict(seconds.backward), name not in (BEFORE, AFTER)
+        if names is not None:
+            kept = part.entered_bytes + part.result_bytes + part.cached_bytes + sent_bytes
+            working = part.again_bytes
+            for cause, value in seconds.again.items():
+                again = cause if cause in ("tensor", "context", "expert") else "recomputation"
+                backward[again] = backward.get(again, 0.0) + value
+        elif has_core_recomputed:
+            kept, working, backward["recomputation"] = part.kept_bytes - part.core_bytes, part.core_bytes, seconds.core
+        elif is_block and not part.has_backward:
+            kept = 0
+        return StageUnit(
+            is_block=is_block,
+            weights=RankWeights() if is_in_root else part.held,
+            kept_bytes=kept,
+            working_bytes=working,
+            temporary_bytes=part.temporary_bytes,
+            is_gathered_again=part.has_backward and name != AFTER and not is_in_root,
+            forward=seconds.forward,
+            backward=backward,
+            of_weights=seconds.of_weights,
+        )
+
+    def _keeping(self, name: str, names: tuple[str, ...]) -> tuple[Part, PartSeconds]:
+        """Return a part as it is under a checkpoint that keeps some results, and the time that it takes."""
+        if (name, names) not in self._timed:
+            part = self.parts[name].keeping(names)
+            self._timed[name, names] = part, self.seconds(part)
+        return self._timed[name, names]
 
 
 def stages_of(model: StepModel, rank_parts: RankParts, plan: Plan) -> list[SimulatedStage]:
@@ -398,12 +419,8 @@ def _stage(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
     freed, moments = 0, {}
-    for call, unit in zip(reversed(calls), reversed(units), strict=True):
-        if call not in moments:
-            name, kept = call
-            part = rank_parts.keeping(name, kept)[0]
-            working = _working_bytes(part, name, plan, is_recomputed=kept is not None)
-            moments[call] = working, part.temporary_bytes - freed
+    for unit in reversed(units):
+        moments.setdefault(id(unit), (unit.working_bytes, unit.temporary_bytes - freed))
         # With checkpoints, any block counts as the last one: so choices of what blocks keep depend on sums alone.
         freed += unit.kept_bytes if plan.checkpoint is None or not unit.is_block else 0
     working, temporary = max(moments.values(), key=sum)
@@ -414,43 +431,4 @@ def _stage(
         temporary_bytes=temporary,
         root=root,
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
-    )
-
-
-def _working_bytes(part: Part, name: str, plan: Plan, *, is_recomputed: bool) -> int:
-    """Return the bytes of activations that exist only while a block is recomputed."""
-    if is_recomputed:
-        return part.again_bytes
-    is_block = name not in (BEFORE, AFTER)
-    return part.core_bytes if plan.checkpoint == "selective" and is_block and part.has_backward else 0
-
-
-def _unit(
-    part: Part,
-    seconds: PartSeconds,
-    name: str,
-    sent_bytes: int,
-    *,
-    is_recomputed: bool,
-    has_core_recomputed: bool,
-    is_in_root: bool,
-) -> StageUnit:
-    kept, backward = part.kept_bytes, dict(seconds.backward)
-    if is_recomputed:
-        kept = part.entered_bytes + part.result_bytes + part.cached_bytes + sent_bytes
-        for cause, value in seconds.again.items():
-            again = cause if cause in ("tensor", "context", "expert") else "recomputation"
-            backward[again] = backward.get(again, 0.0) + value
-    elif has_core_recomputed:
-        kept, backward["recomputation"] = part.kept_bytes - part.core_bytes, seconds.core
-    elif name not in (BEFORE, AFTER) and not part.has_backward:
-        kept = 0
-    return StageUnit(
-        is_block=name not in (BEFORE, AFTER),
-        weights=RankWeights() if is_in_root else part.held,
-        kept_bytes=kept,
-        is_gathered_again=part.has_backward and name != AFTER and not is_in_root,
-        forward=seconds.forward,
-        backward=backward,
-        of_weights=seconds.weights * (seconds.backward["compute"] + seconds.backward.get("host", 0.0)),
     )

@@ -44,14 +44,14 @@ class PartSeconds:
     Attributes:
         forward, backward: by cause.
         again: of recomputation, by cause.
-        weights: the fraction of its kernels in the backward that compute gradients of weights alone.
-        core: seconds of the kernels that selective recomputation repeats.
+        of_weights: of the backward, what computes gradients of weights alone.
+        core: of the kernels that selective recomputation repeats.
     """
 
     forward: SecondsByCause
     backward: SecondsByCause
     again: SecondsByCause
-    weights: float
+    of_weights: float
     core: float
 
 
@@ -208,7 +208,8 @@ class TimeModel:
             spent["again"]["expert"] = spent["forward"]["expert"]
         share = kernels.get("weights", 0.0) / kernels["backward"] if kernels.get("backward") else 0.0
         there, back, again = spent.values()
-        return PartSeconds(there, back, again, share, kernels.get("core", 0.0))
+        of_weights = share * (back["compute"] + back.get("host", 0.0))
+        return PartSeconds(there, back, again, of_weights, kernels.get("core", 0.0))
 
     def over_units(self, units: Sequence[UnitSeconds], plan: Plan) -> float:
         """Return the seconds of a pass over the units of a rank, forward or backward.
