@@ -222,7 +222,7 @@ def _served(estimate: ServingEstimate, options: argparse.Namespace) -> ServingSi
     batching = {name: value for name, value in batching.items() if value is not None}
     if options.ttft is None and options.tpot is None:
         return estimate.simulate(requests, Engine(**batching, overhead_ms=options.overhead))
-    only = {**batching, **({"tensor": options.tensor} if options.tensor > 1 else {})}
+    only = {**batching, **({"tensor": options.tensor, "expert": options.expert} if estimate.ranks > 1 else {})}
     plans = estimate.plan(
         requests,
         ttft_ms=options.ttft,

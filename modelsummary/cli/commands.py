@@ -347,7 +347,13 @@ def _serve_plan(commands: _Commands) -> None:
     add = parser.group("a server under load").add_argument
     add("--prompt", type=parse_lengths, metavar="TOKENS", help="tokens of each prompt: 300, or 100:500")
     add("--new-tokens", type=parse_lengths, metavar="TOKENS", help="tokens that each request generates, likewise")
-    add("--requests", type=parse_count, default=300, metavar="N", help="number of requests (default: 300)")
+    add(
+        "--requests",
+        type=parse_count,
+        default=300,
+        metavar="N",
+        help="requests (default: 300; a plan says if it needs more)",
+    )
     add("--rate", type=float, metavar="R", help="mean requests per second (default: all at once)")
     add(
         "--max-requests",

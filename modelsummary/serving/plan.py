@@ -1,8 +1,9 @@
 """Search for the way to serve a load on a cluster with the most requests per second within limits of latencies.
 
-A way is a number of devices that share a model (tensor parallelism), replicas of them, a form of weights and caches,
-and limits of batches. Each replica gets its share of the requests. All ways are tried unless a bound
-excludes them: the tokens and steps of a request cost at least what a straight line below the prices says.
+A way is a number of devices that share a model (tensor parallelism), or its experts (expert parallelism, with attention
+of parallel data), replicas of them, a form of weights and caches, and limits of batches. Each replica gets its share of
+the requests. All ways are tried unless a bound excludes them: the tokens and steps of a request cost at least what a
+straight line below the prices says.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from modelsummary.serving.number_formats import named_formats
 from modelsummary.serving.prices import CurvePoint, StepPrices
 from modelsummary.serving.scheduler import Batch, Engine, Limits, check_longest
 from modelsummary.serving.server import Server
-from modelsummary.serving.simulation import ServingSimulation, Spread, check_limits, keeps_limits, largest_rate
+from modelsummary.serving.simulation import (
+    ServingSimulation,
+    Spread,
+    check_limits,
+    keeps_limits,
+    largest_rate,
+    least_requests,
+)
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, grouped, scaled
 
@@ -36,6 +44,7 @@ _FLAGS: dict[str, dict[str, str]] = {
     "vllm": {
         "tensor": "--tensor-parallel-size",
         "replicas": "--data-parallel-size",
+        "sends_tokens": "--enable-expert-parallel",
         "max_requests": "--max-num-seqs",
         "token_budget": "--max-num-batched-tokens",
         "memory_share": "--gpu-memory-utilization",
@@ -43,8 +52,10 @@ _FLAGS: dict[str, dict[str, str]] = {
         "cache_dtype": "--kv-cache-dtype",
     },
     "sglang": {
-        "tensor": "--tp-size",
+        "together": "--tp-size",
         "replicas": "--dp-size",
+        "expert": "--ep-size",
+        "sends_tokens": "--enable-dp-attention",
         "max_requests": "--max-running-requests",
         "token_budget": "--chunked-prefill-size",
         "static_share": "--mem-fraction-static",
@@ -52,7 +63,8 @@ _FLAGS: dict[str, dict[str, str]] = {
         "cache_dtype": "--kv-cache-dtype",
     },
     "tensorrt-llm": {
-        "tensor": "--tp_size",
+        "together": "--tp_size",
+        "expert": "--ep_size",
         "max_requests": "--max_batch_size",
         "token_budget": "--max_num_tokens",
         "free_share": "--kv_cache_free_gpu_memory_fraction",
@@ -66,7 +78,6 @@ _NOT_SIMULATED = {
     name: f"tensor=, as {what} are not simulated: models that share the requests take the other devices"
     for names, what in (
         (("pipeline", "pp"), "pipelines of servers"),
-        (("expert", "ep"), "experts that are shared out over devices"),
         (("prefill", "decode"), "separate devices for prompts and tokens"),
     )
     for name in names
@@ -84,6 +95,8 @@ class ServingSpace:
         cache_dtype: dtypes of caches; None: as the estimate has them.
         max_requests: largest numbers of requests that run together.
         token_budget: tokens of a step; ones that are fewer than ``max_requests`` are left out.
+        expert: numbers of devices that divide the experts of a mixture, each with requests of its own; more than 1 with
+            ``tensor`` = 1 alone.
 
     Raises:
         InputError: a list is empty or a value is unusable.
@@ -94,13 +107,14 @@ class ServingSpace:
     cache_dtype: Sequence[torch.dtype | None] = (None,)
     max_requests: Sequence[int] = (32, 128, 512)
     token_budget: Sequence[int] = (512, 2048, 8192)
+    expert: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "weights", "cache_dtype", "max_requests", "token_budget"):
+        for name in ("tensor", "weights", "cache_dtype", "max_requests", "token_budget", "expert"):
             values = getattr(self, name)
             if isinstance(values, str) or not isinstance(values, Sequence) or not values:
                 raise InputError(f"{name} must be a list of values to try, got {values!r:.80}")
-        for name in ("tensor", "max_requests", "token_budget"):
+        for name in ("tensor", "max_requests", "token_budget", "expert"):
             for value in getattr(self, name):
                 check_integers(**{name: value})
         object.__setattr__(self, "weights", tuple(named_formats(value, None)[0] for value in self.weights))
@@ -113,12 +127,13 @@ class ServingPlan:
 
     Attributes:
         tensor: devices that share a model.
-        replicas: models that share the requests.
+        replicas: models that share the requests; with ``expert`` > 1, devices.
         weights, cache_dtype: forms of weights and caches; None: the dtype of the forward.
         simulation: of one replica at the largest rate within the limits.
         rate: that rate, of one replica; ``inf`` if all requests may come at once.
         memory_bytes: memory of a device.
         weight_bytes: bytes of parameters and buffers on a device.
+        expert: devices that divide the experts, each with requests of its own.
     """
 
     tensor: int
@@ -129,6 +144,7 @@ class ServingPlan:
     rate: float
     memory_bytes: int
     weight_bytes: int
+    expert: int = 1
 
     @property
     def engine(self) -> Engine:
@@ -151,10 +167,11 @@ class ServingPlan:
         return self.replicas * self.simulation.requests_per_second
 
     def devices_for(self, rate: float) -> int:
-        """Return how many devices serve a rate, in whole replicas."""
+        """Return how many devices serve a rate, in whole replicas, and in groups that have all experts."""
         if not is_number(rate) or rate <= 0:
             raise InputError(f"rate must be a number of requests per second > 0, got {rate!r:.80}")
-        return self.tensor * -int(-rate // self.simulation.requests_per_second)
+        ranks = self.tensor * self.expert
+        return ranks * -int(-rate // (self.expert * self.simulation.requests_per_second))
 
     def flags(self, engine: str) -> str:
         """Return the options of an engine's command line for this plan.
@@ -165,7 +182,8 @@ class ServingPlan:
 
         Args:
             engine: ``"vllm"``, ``"sglang"`` or ``"tensorrt-llm"``. TensorRT-LLM takes the forms of weights and caches
-                from the checkpoint, and replicas are servers of their own there.
+                from the checkpoint, and replicas are servers of their own there, as are groups that have all experts in
+                all engines.
 
         Raises:
             InputError: the engine is unknown.
@@ -174,9 +192,13 @@ class ServingPlan:
             names = ", ".join(map(repr, _FLAGS))
             raise InputError(f"engine must be one of {names}, got {engine!r:.80}{close_to(engine, _FLAGS)}")
         pages = self.simulation.n_pages * self.simulation.page_bytes
+        replicas = self.expert if self.expert > 1 else self.replicas
         values = {
             "tensor": self.tensor,
-            "replicas": self.replicas if self.replicas > 1 else None,
+            "together": self.tensor * self.expert,
+            "replicas": replicas if replicas > 1 else None,
+            "expert": self.expert if self.expert > 1 else None,
+            "sends_tokens": "" if self.expert > 1 else None,
             "max_requests": self.engine.max_requests,
             "token_budget": self.engine.token_budget,
             "memory_share": self.engine.memory_share,
@@ -187,14 +209,16 @@ class ServingPlan:
         }
         names_of = _FLAGS[engine]
         return " ".join(
-            f"{names_of[name]} {value}" for name, value in values.items() if name in names_of and value is not None
+            f"{names_of[name]} {value}".rstrip()
+            for name, value in values.items()
+            if name in names_of and value is not None
         )
 
     def _row(self) -> list[str]:
         simulation = self.simulation
         tpot = simulation.tpot_ms
         return [
-            f"{self.tensor} x {self.replicas}",
+            f"{self.tensor} x {self.replicas}" + (f", {self.expert} share experts" if self.expert > 1 else ""),
             self.weights or "",
             self.cache_name or "",
             grouped(self.engine.max_requests),
@@ -256,6 +280,7 @@ class ServingPlans(Printed, Records):
             {
                 "tensor": plan.tensor,
                 "replicas": plan.replicas,
+                "expert": plan.expert,
                 "weights": plan.weights,
                 "cache_dtype": plan.cache_name,
                 "max_requests": plan.engine.max_requests,
@@ -284,6 +309,12 @@ class ServingPlans(Printed, Records):
         below = [f"{engine}: {best.flags(engine)}" for engine in _FLAGS]
         if self.price is not None:
             below.insert(0, f"Requests for a price of 1: {decimals(self.requests_per_price or 0.0, 1)}")
+        least = least_requests(best.simulation, Limits(self.ttft_ms, self.tpot_ms))
+        if (count := len(best.simulation.requests)) < least:
+            below.append(
+                f"The load is short: a server sustains less than the rate of {grouped(count)} requests; pass "
+                f"{grouped(least)} or more"
+            )
         below += [f"Refused: {name}: {reason}" for name, reason in self.refused.items()]
         set_limits = [f"{name} {ms} ms" for name, ms in (("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms)) if ms]
         limits = f"{', '.join(set_limits)} at p95" if set_limits else "no limit of latency"
@@ -363,6 +394,7 @@ def search(
         if rate:
             plan = ServingPlan(
                 tensor=way.server.options.tensor,
+                expert=way.server.options.expert,
                 replicas=way.replicas,
                 weights=way.server.options.weights,
                 cache_dtype=way.server.options.cache_dtype,
@@ -400,7 +432,7 @@ def _ways(
     """Return the ways that can serve, with their bounds, and why the others cannot."""
     ways: list[_Way] = []
     refused: dict[str, str] = {}
-    if min(space.tensor) > devices or min(space.max_requests) > max(space.token_budget):
+    if min(space.tensor) * min(space.expert) > devices or min(space.max_requests) > max(space.token_budget):
         raise InputError(
             f"space has no way: it needs a tensor <= devices={devices}, got {[*space.tensor]}, and a max_requests <= a "
             f"token_budget, got {[*space.max_requests]} and {[*space.token_budget]}"
@@ -410,12 +442,12 @@ def _ways(
         for most, budget in product(space.max_requests, space.token_budget)
         if most <= budget
     ]
-    for tensor, weights, cache_dtype in product(space.tensor, space.weights, space.cache_dtype):
-        if tensor > devices:
+    for tensor, expert, weights, cache_dtype in product(space.tensor, space.expert, space.weights, space.cache_dtype):
+        if tensor * expert > devices or min(tensor, expert) > 1:
             continue
-        values = {"tensor": tensor, "weights": weights, "cache_dtype": cache_dtype}
+        values = {"tensor": tensor, "expert": expert, "weights": weights, "cache_dtype": cache_dtype}
         changes = {name: value for name, value in values.items() if value is not None}
-        described = ", ".join(f"{name}={value}" for name, value in changes.items())
+        described = ", ".join(f"{name}={value}" for name, value in changes.items() if (name, value) != ("expert", 1))
         try:
             server = server_of(**changes)
             if (least := server.least_weight_bytes) > engine.memory_share * server.memory:
@@ -427,7 +459,7 @@ def _ways(
         except InputError as error:
             refused[described] = str(error)
             continue
-        replicas = devices // tensor
+        replicas = devices // (tensor * expert) * expert
         for batching, offer in zip(engines, prices, strict=True):
             try:
                 if isinstance(offer, InputError):

@@ -119,6 +119,11 @@ class ServingEstimate(Printed, Records):
         return {**self.__dict__, "server": None}  # it holds the model
 
     @property
+    def ranks(self) -> int:
+        """The number of devices that hold the model together."""
+        return self.tensor * self.expert
+
+    @property
     def fits(self) -> bool:
         """Whether ``batch`` requests of ``context`` tokens fit into the memory of the device."""
         return self.peak_bytes <= self.memory_bytes
@@ -173,10 +178,11 @@ class ServingEstimate(Printed, Records):
         """Simulate a server with continuous batching and a paged cache, step by step.
 
         The first simulation with an engine runs the model on shapes, for the prices of steps. ``context`` is the
-        longest context, and ``batch`` does not count: requests run together as the engine admits them.
+        longest context, and ``batch`` does not count: requests run together as the engine admits them. With ``expert``
+        > 1, it is one of the devices, and the others compute as many tokens of their own requests in each step.
 
         Args:
-            load: the requests.
+            load: the requests; with ``expert`` > 1, of one device.
             engine: how they are batched. Default: ``Engine()``.
 
         Raises:
@@ -347,14 +353,13 @@ class ServingEstimate(Printed, Records):
 
     @property
     def _devices(self) -> str:
-        ranks = self.tensor * self.expert
-        return self.device if ranks == 1 else f"{ranks} x {self.device}"
+        return self.device if self.ranks == 1 else f"{self.ranks} x {self.device}"
 
     def _report(self) -> Report:
         layers = ", ".join(f"{count} x {name}" for name, count in self.cache_layers.items())
         error = f"typical error {100 * self.typical_error:.0f} %"
         longest = f"{grouped(self.max_context)} tokens"
-        are_several, of_each = self.tensor * self.expert > 1, " of each device" if self.expert > 1 else ""
+        are_several, of_each = self.ranks > 1, " of each device" if self.expert > 1 else ""
         kept = "" if self.weights is None else f", {WEIGHTS[self.weights].label}"
         rows = [
             ["Device memory", f"{scaled(self.memory_bytes, 'B')}{' each' if are_several else ''}"],

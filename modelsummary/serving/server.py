@@ -279,11 +279,6 @@ class Server:
         Raises:
             InputError: the model has an encoder, or a run fails.
         """
-        if self.options.expert > 1:
-            raise InputError(
-                f"expert={self.options.expert}: the devices of a simulation have the same requests; pass expert=1, or "
-                "use the times of serving(...), which are of devices with requests of their own"
-            )
         if self.request.others.kwargs:
             raise InputError(
                 f"simulate is for decoders without an encoder: steps of {type(self.live.model).__name__} have no "

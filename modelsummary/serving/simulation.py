@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from statistics import mean, quantiles
 from typing import Any, NamedTuple
 
@@ -18,12 +18,13 @@ from modelsummary.serving.scheduler import NO_LIMITS, Engine, Limits, ServedRequ
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, duration, grouped, percent, scaled
 
-__all__ = ["ServingSimulation", "Spread", "check_limits", "keeps_limits", "largest_rate"]
+__all__ = ["ServingSimulation", "Spread", "check_limits", "keeps_limits", "largest_rate", "least_requests"]
 
 _FIGURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _SLOWEST, _FASTEST = 2.0**-20, 2.0**20  # requests per second between which a rate is searched
 _CHANCE = 0.05  # growth of the wait, or what is left after the last arrival, per time, that may as well be nothing
 _PRECISION = 1.01  # ratio of a rate that is met to one that is not
+_TIMES = 10  # requests of a load that is long, over the ones that run together
 
 
 class Spread(NamedTuple):
@@ -216,6 +217,16 @@ def keeps_limits(simulation: ServingSimulation, limits: Limits) -> bool:
         return False
     pairs = zip((simulation.ttft_ms, simulation.tpot_ms), limits, strict=True)
     return all(limit is None or spread is None or spread.p95 <= limit for spread, limit in pairs)
+
+
+def least_requests(simulation: ServingSimulation, limits: Limits) -> int:
+    """Return how many requests a load needs for a largest rate that is near to the one that the server sustains.
+
+    It has ten times the requests that run together, and so many that a queue which ends at the limit of the first token
+    grows by a twentieth.
+    """
+    of_queue = 1e-3 * (limits.ttft_ms or 0.0) * simulation.requests_per_second / _CHANCE
+    return ceil(max(_TIMES * simulation.mean_requests, of_queue))
 
 
 def check_limits(load: Load, limits: Limits) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 import pytest
 import torch
@@ -85,6 +85,17 @@ def test_plans_as_text(plans):
         best.flags("vlm")
     with pytest.raises(InputError, match="rate must be a number of requests per second > 0, got 0"):
         best.devices_for(0)
+
+
+def test_a_load_that_is_short_is_named(estimate, plans):
+    """Ten times the requests that run together, and twenty times the ones that come within the limit of 3 ms."""
+    simulation = plans.best.simulation
+    together, queued = 10 * simulation.mean_requests, 20 * 0.003 * simulation.requests_per_second
+    assert max(together, queued) > 40
+    assert f"requests; pass {ceil(max(together, queued)):,} or more" in str(plans)
+    space = ServingSpace([1], max_requests=[2], token_budget=[32])
+    long = Load(200, prompt=20, output=12)
+    assert "short" not in str(estimate.plan(long, ttft_ms=3.0, devices=1, space=space))
 
 
 def test_no_way_keeps_the_limits(estimate):

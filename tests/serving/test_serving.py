@@ -15,7 +15,7 @@ from modelsummary.cluster import Cluster, Factors
 from modelsummary.cluster.collectives import Network
 from modelsummary.devices.kernel_table import KernelTable, machine_of
 from modelsummary.devices.target import Target, target_of
-from modelsummary.serving import Load, points
+from modelsummary.serving import Engine, Load, ServingSpace, points
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.request import request_of
@@ -363,8 +363,27 @@ def test_experts_over_devices():
     ):
         with pytest.raises(InputError, match=message):
             stats.serving(100, cluster=cluster, **sizes)
-    with pytest.raises(InputError, match="expert=4: the devices of a simulation have the same requests"):
-        divided.simulate(Load(4, prompt=8, output=4))
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="torch has no grouped_mm before 2.8")
+def test_a_load_on_devices_that_divide_experts():
+    """A device that decodes a request at a time takes the decode of the estimate, with its exchanges, per token."""
+    stats = Statistics(MixtureDecoder(EXPERTS).bfloat16(), IDS)
+    rates = {torch.bfloat16: 1e12, torch.float32: 1e12}
+    spec = DeviceSpec("linked", rates, 1e11, memory_bytes=10**8, units=10)
+    cluster = Cluster(spec, devices_per_node=4, link_bandwidth=1e6, link_latency=1e-5)
+    estimate = stats.serving(64, cluster=cluster, batches=[1], expert=4)
+    simulation = estimate.simulate(Load(2, prompt=20, output=45, arrivals=[0.0, 1.0]), Engine(max_requests=1))
+    assert simulation.tpot_ms.mean == pytest.approx(estimate.decode_ms, rel=0.05)
+    space = ServingSpace([1, 2], max_requests=[2], token_budget=[64], expert=[4])
+    plans = estimate.plan(Load(4, prompt=20, output=10), tpot_ms=1e6, space=space)
+    assert plans.tried == 1  # there is none with tensor=2 and expert=4
+    divided = plans.best
+    assert (divided.tensor, divided.replicas, divided.devices) == (1, 4, 4)
+    assert divided.devices_for(1.5 * divided.requests_per_second) == 8
+    assert divided.weight_bytes == estimate.weight_bytes
+    assert "--data-parallel-size 4 --enable-expert-parallel --max-num-seqs 2" in divided.flags("vllm")
+    assert divided.flags("sglang").startswith("--tp-size 4 --dp-size 4 --ep-size 4 --enable-dp-attention ")
 
 
 def test_cluster(stats):
