@@ -186,7 +186,9 @@ class StepPrices:
 
     def price(self, batch: Batch) -> StepPrice:
         """Return the time of a step."""
-        tokens = self._tokens.at(batch.tokens) + self._results.at(max(batch.results, 1))
+        results = self._results.at(max(batch.results, 1))
+        # tokens alone may take less than as many of prompts, as a state that steps instead of a scan; chunks do not
+        tokens = self._tokens.at(batch.tokens) + (max(results, 0.0) if batch.chunks else results)
         cached = self._cached.at(sum(map(self._grown.__getitem__, batch.contexts))) if batch.contexts else 0.0
         alone, added = (
             [curve.at(after) - (curve.at(before) if before else 0.0) for before, after in batch.chunks]

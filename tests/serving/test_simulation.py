@@ -51,6 +51,23 @@ def test_prices_are_the_forwards(estimate, prices):
     assert prices.error < 0.1
 
 
+class Scans(Decoder):
+    """Prompts take much longer than as many tokens that are decoded, as where a scan takes the place of a step."""
+
+    def forward(self, ids, past=None, use_cache=True):
+        for _ in range(20 if ids.shape[1] > 1 else 0):
+            self.up[0](self.words(ids))
+        return super().forward(ids, past, use_cache)
+
+
+def test_prompts_of_a_model_whose_tokens_take_a_shorter_way():
+    """Three and seven prompts, and as many tokens, are compared with their forwards; both ways are exact."""
+    estimate = Statistics(Scans(), IDS).serving(CONTEXT, device=SLOW, batches=[1])
+    prices = estimate.prices(Engine(token_budget=256, max_requests=64))
+    assert prices._results.nodes[-1].y < -0.1 * prices._tokens.at(64)
+    assert prices.error < 0.03
+
+
 def test_prices_do_not_depend_on_what_comes_besides_forwards(estimate, prices):
     engine = Engine(token_budget=256, max_requests=64, overhead_ms=3.0, watermark=0.1)
     assert estimate.prices(engine) is prices
