@@ -293,9 +293,7 @@ class RankParts:
             self._units[key] = self._unit(*key)
         return self._units[key]
 
-    def _unit(
-        self, name: str, names: Kept, has_core_recomputed: bool, is_in_root: bool, sent_bytes: int
-    ) -> StageUnit:
+    def _unit(self, name: str, names: Kept, has_core_recomputed: bool, is_in_root: bool, sent_bytes: int) -> StageUnit:
         part, seconds = self._keeping(name, names or ())
         kept, working, backward, is_block = part.kept_bytes, 0, dict(seconds.backward), name not in (BEFORE, AFTER)
         if names is not None:
@@ -418,7 +416,8 @@ def _stage(
     root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
-    freed, moments = 0, {}
+    freed = 0
+    moments: dict[int, tuple[int, int]] = {}
     for unit in reversed(units):
         moments.setdefault(id(unit), (unit.working_bytes, unit.temporary_bytes - freed))
         # With checkpoints, any block counts as the last one: so choices of what blocks keep depend on sums alone.

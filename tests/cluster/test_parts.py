@@ -190,9 +190,9 @@ def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
         model.parts(Plan(tensor=2, sequence=True, micro_batch=model.recorded_batch))
 
 
-@pytest.mark.parametrize(("name", "scalars"), [("decoder", 0), ("mixture", 16)])
-def test_sequence_parallelism_costs_what_is_applied(name, scalars):
-    """Collectives and kept bytes of a rank to which the plan is applied, but for the scalars of a loss."""
+@pytest.mark.parametrize("name", ["decoder", "mixture"])
+def test_sequence_parallelism_costs_what_is_applied(name):
+    """Collectives and kept bytes of a rank to which the plan is applied."""
     stats = Statistics(*models.make(name))
     model = StepModel(stats.live, stats.root, Recipe(precision=None, kernels="eager"))
     plan, applied = (
@@ -202,7 +202,7 @@ def test_sequence_parallelism_costs_what_is_applied(name, scalars):
     assert _moved(model, plan) == applied.collectives
     kept = sum(part.kept_bytes * model.counts.get(name, 1) for name, part in model.parts(plan).items())
     memory = applied.memory(device="cuda", block_bytes=1)
-    assert memory.activations + memory.inputs - kept == scalars
+    assert memory.activations + memory.inputs == kept
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="ring attention of older versions has other names")
