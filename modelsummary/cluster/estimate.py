@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from modelsummary.cluster.step import StepSimulator
     from modelsummary.parallel import ParallelPlan
 
-__all__ = ["CAUSES", "StepEstimate"]
+__all__ = ["CAUSES", "NOT_ALLOCATED", "StepEstimate"]
 
+NOT_ALLOCATED = "CUDA's context and what the allocator reserves in addition"
 _LOADED = "the estimate was loaded without its model; call plan or simulate in this process"
 CAUSES = (
     "compute",
@@ -329,6 +330,7 @@ class StepEstimate(Printed):
         total = scaled(held.pop("total"), "B")
         parts = ", ".join(f"{name} {scaled(nbytes, 'B')}" for name, nbytes in held.items() if nbytes)
         unit = "tokens" if self.sequence_length else "samples"
+        free = self.cluster.memory_bytes - self.memory_bytes
         has = f"{'it fits into' if self.fits else 'more than'} {scaled(self.cluster.memory_bytes, 'B')}"
         above = [
             f"Training step of {self.step} on {self.plan.devices} x {self.cluster.device.name}",
@@ -337,6 +339,7 @@ class StepEstimate(Printed):
         below = [
             f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
             f"Fullest rank: {total}, {has}: {parts}",
+            *([f"Free: {scaled(free, 'B')}, which have to hold {NOT_ALLOCATED}"] if self.fits else []),
             *self._sureness(),
         ]
         if 1 < self.plan.pipeline > self.microbatches:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
-from modelsummary.cluster.estimate import StepEstimate
+from modelsummary.cluster.estimate import NOT_ALLOCATED, StepEstimate
 from modelsummary.cluster.pictures import stacked_bars
 from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
@@ -89,19 +89,21 @@ class Plans(Printed, Records, Sequence[StepEstimate]):
     def _report(self) -> Report:
         shown = self._steps[:_MOST_ROWS]
         differing = [name for name in _PARALLELISM if any(_cell(step.plan, name) for step in shown)]
-        headers = ["Devices", *(_PARALLELISM[name] for name in differing)]
-        headers += ["Step", "Tokens/s" if shown and shown[0].sequence_length else "Samples/s"]
-        headers += ["MFU", "Bubble", "Memory", "Pareto", "Applies"]
+        if len({step.plan.devices for step in shown}) > 1:
+            differing.insert(0, "devices")
+        headers = [_PARALLELISM.get(name, "Devices") for name in differing]
+        rate = "Tokens/s" if shown and shown[0].sequence_length else "Samples/s"
+        headers += ["Step", rate, "MFU", "Bubble", "Memory", "Free", "Pareto", "Applies"]
         reasons: list[str] = []
         rows = [
             [
-                step.plan.devices,
                 *(_cell(step.plan, name) for name in differing),
                 duration(1e3 * step.step_seconds),
                 f"{step.tokens_per_second:,.{0 if step.tokens_per_second >= 100 else 2}f}",
                 percent(step.mfu),
                 percent(step.seconds_by_cause["bubble"] / step.step_seconds),
                 scaled(step.memory_bytes, "B"),
+                percent(1 - step.memory_bytes / step.cluster.memory_bytes),
                 "*" if step in self.pareto else "",
                 _mark(step.noted_obstacle, reasons),
             ]
@@ -109,21 +111,23 @@ class Plans(Printed, Records, Sequence[StepEstimate]):
         ]
         rest = len(self._steps) - len(rows)
         below = [f"{number_of(rest, 'slower plan')}: see to_records() or to_pandas()"] if rest else []
-        below += [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
+        fitting = f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"
+        above = []
+        if shown:
+            cluster, typical = shown[0].cluster, percent(shown[0].error.typical)
+            count = "" if "devices" in differing else f"{shown[0].plan.devices} x "
+            above = [
+                f"Plans for a training step of {shown[0].step} on {count}{cluster.device.name}; typical error {typical}"
+            ]
+            fitting += f", {scaled(cluster.memory_bytes, 'B')} per device; what is free has to hold {NOT_ALLOCATED}"
+        below.append(fitting)
         if any(row[-1] == "?" for row in rows):
             below.append("?: not tried yet; plans.best and step.applicable do")
         below += [f"no ({index}): {reason}" for index, reason in enumerate(reasons, 1)]
-        names = ", ".join(f"{_PARALLELISM[name]} {name}" for name in differing if _PARALLELISM[name] != name)
+        names = ", ".join(f"{_PARALLELISM[name]} {name}" for name in differing if _PARALLELISM.get(name, name) != name)
         below += [f"Columns: {names}"] if names else []
-        above = []
-        if shown:
-            device = shown[0].cluster.device.name
-            above = [
-                f"Plans for a training step of {shown[0].step} on {device}; typical error "
-                f"{percent(shown[0].error.typical)}"
-            ]
-        align = "r" + "".join("r" if name in _NUMBERS else "l" for name in differing) + "rrrrrll"
-        optional = ("Pareto", "Bubble", "Devices", "MFU", "Tokens/s", "VS", "schedule", "checkpoint", "Applies")
+        align = "".join("r" if name in _NUMBERS else "l" for name in differing) + "rrrrrrll"
+        optional = ("Pareto", "Bubble", "Tokens/s", "Free", "Applies", "MFU", "VS", "schedule", "checkpoint")
         return Report(rows, headers, align, above=above, below=below, optional=optional)
 
 
@@ -144,7 +148,7 @@ _PARALLELISM = {
     "schedule": "schedule",
 }
 _NUMBERS = {name for name, header in _PARALLELISM.items() if header.isupper() and name != "sequence"}
-_NUMBERS |= {"zero_stage", "micro_batch"}
+_NUMBERS |= {"devices", "zero_stage", "micro_batch"}
 _DEFAULT_OF = {argument.name: argument.default for argument in fields(Plan)}
 
 
