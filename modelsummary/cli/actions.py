@@ -47,8 +47,8 @@ def compare(options: argparse.Namespace) -> int:
         if is_file(name):
             models[name] = load(name, inputs_of_file(options.input), run=options.run and is_archive(name))
         else:
-            source = build_model(name, options.kwargs, with_values=False)
-            args, kwargs = arguments_of(source, options.input)
+            source = build_model(name, options.kwargs, with_values=options.values)
+            args, kwargs = arguments_of(source, options.input, options.values)
             models[name] = Statistics(source.model.train(options.mode == "train"), args, **kwargs)
     comparison = compare_forms(models)
     facts = {"forms": comparison.to_records(), "reasons": comparison.reasons}
@@ -134,8 +134,8 @@ def calibrate(options: argparse.Namespace) -> int:
     if options.model is None:
         print(calibrate_grid(device, again=options.again))
         return 0
-    source = build_model(options.model, options.kwargs, with_values=False)
-    args, kwargs = arguments_of(source, options.input)
+    source = build_model(options.model, options.kwargs, with_values=options.values)
+    args, kwargs = arguments_of(source, options.input, options.values)
     if args is None:
         raise InputError("calibrating a model needs an --input, such as --input 8,3,224,224")
     backward = options.backward or options.optimizer is not None
@@ -147,17 +147,18 @@ def calibrate(options: argparse.Namespace) -> int:
 def serve_plan(options: argparse.Namespace) -> int:
     """Print what serving a model takes."""
     _check_load(options)
-    source = build_model(options.model, options.kwargs, with_values=False)
+    source = build_model(options.model, options.kwargs, with_values=options.values)
     sizes = options.input or []
     if not sizes and not source.takes_indices:
         raise InputError(f"serve-plan needs an --input of {options.model!r}, such as input_ids=1,16:long")
     name_of_ids = getattr(source.model, "main_input_name", None)
     if name_of_ids is None and not all(name for name, _, _ in sizes):
         raise InputError("serve-plan needs the name of each --input of this model, such as input_ids=1,16:long")
+    device = "cpu" if options.values else "meta"
     inputs = {
-        name or name_of_ids: torch.empty(size, dtype=dtype or torch.float32, device="meta")
+        name or name_of_ids: torch.zeros(size, dtype=dtype or torch.float32, device=device)
         for name, size, dtype in sizes
-    } or {"input_ids": torch.empty(_TOKENS, dtype=torch.long, device="meta")}
+    } or {"input_ids": torch.zeros(_TOKENS, dtype=torch.long, device=device)}
     estimate = Statistics(source.model, inputs).serving(
         options.context,
         options.batch,
@@ -188,8 +189,8 @@ def serve_plan(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Print the fastest ways to train a model on a cluster."""
-    source = build_model(options.model, options.kwargs, with_values=False)
-    args, kwargs = arguments_of(source, options.input)
+    source = build_model(options.model, options.kwargs, with_values=options.values)
+    args, kwargs = arguments_of(source, options.input, options.values)
     if args is None and not kwargs:
         raise InputError("plan needs an --input, such as --input input_ids=1,4096:long")
     cluster = Cluster(options.device, nodes=options.nodes, devices_per_node=options.per_node)

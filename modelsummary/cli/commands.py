@@ -37,6 +37,10 @@ _HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
 _HELP_OF_RUN = (
     "follow the code of TorchScript on the --input: it is interpreted, and only operators that compute are run"
 )
+_HELP_OF_VALUES = (
+    "make model and inputs with values, so that a forward that reads them runs for real, and check sees how weights are"
+    " initialised"
+)
 _HELP_OF_MEMORY = "memory of a training step with an optimizer such as adamw, or none; or of an inference: inference"
 _HELP_OF_WEIGHTS = "form of the weights of products: fp8, int8, int4, mxfp4 or nvfp4 (default: the dtype)"
 _HELP_OF_CACHE = "kind of cache of transformers: dynamic, static, fp8 or quanto (default: the one that the model makes)"
@@ -153,6 +157,7 @@ def _made(name: str = "model", **options: Any) -> Parser:
     add(name, metavar="MODEL", **options)
     add("--input", action="append", type=parse_input, metavar="SIZE", help=_HELP_OF_INPUT)
     add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
+    add("--values", action="store_true", help=_HELP_OF_VALUES)
     parent.add_argument("--debug", action="store_true", help="show tracebacks")
     return parent
 
@@ -272,7 +277,6 @@ def _check(commands: _Commands) -> None:
     add("--mode", **_one_of("train", "eval"), default="train", help="mode of the model (default: train)")
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
     add("--autocast", type=parse_dtype, help="dtype of torch.autocast around the forward (default: none)")
-    add("--values", action="store_true", help="make the model with values, and check how they are initialised")
     add = parser.group("rules").add_argument
     add("--select", type=_names, metavar="G,D401", help="rules, by code or beginning of a code (default: all)")
     add("--ignore", type=_names, metavar="U202", help="rules to leave out, likewise")

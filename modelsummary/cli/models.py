@@ -36,10 +36,12 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
         check_unset(f"the model in {name!r}", options.kwargs)
         if options.mode is not None:
             raise InputError(f"the mode of {name!r} is fixed; leave out --mode {options.mode}")
+        if options.values:
+            raise InputError(f"--values makes a model with values, and {name!r} is a file; leave out --values")
         return load(name, inputs_of_file(options.input), run=options.run)
     moves = options.device is not None and accelerator_of(options) is None
     device = available_device(options.device) if moves else None
-    with_values = latency or (device is not None and device.type != "meta")
+    with_values = options.values or latency or (device is not None and device.type != "meta")
     source = build_model(name, options.kwargs, with_values=with_values)
     model = source.model if device is None else source.model.to(device)
     if options.dtype is not None:

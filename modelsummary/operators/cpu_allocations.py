@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from torch.autograd.profiler import profile
 
 __all__ = ["CpuAllocations", "cpu_allocations"]
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class CpuAllocations:
@@ -43,6 +46,12 @@ class CpuAllocations:
 def cpu_allocations() -> Iterator[CpuAllocations]:
     """Follow the bytes that torch allocates on the CPU; they are there afterwards."""
     allocations = CpuAllocations()
-    with profile(use_kineto=True, profile_memory=True) as traced:
-        yield allocations
+    logs = _LOG_LEVEL in os.environ
+    os.environ.setdefault(_LOG_LEVEL, "99")  # read as a process profiles for the first time; 5 still prints each start
+    try:
+        with profile(use_kineto=True, profile_memory=True) as traced:
+            yield allocations
+    finally:
+        if not logs:
+            del os.environ[_LOG_LEVEL]
     allocations.read(traced)

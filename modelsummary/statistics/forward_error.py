@@ -42,7 +42,7 @@ def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
 
 def _remedy(model: nn.Module, call: CallArguments, recording: Recording, message: str) -> str:
     if isinstance(recording.error, DataDependentError):
-        return "; use execution='auto' or 'real', with a model and inputs that hold values"
+        return "; use execution='auto' or 'real', with a model and inputs that hold values (in a shell: --values)"
     if call.size_dtypes and ("dtype" in message or "scalar type" in message):
         dtypes = ", ".join(map(str, call.size_dtypes))
         wanted = 'for indices pass dtypes="long"' if _INTEGERS.search(message) else "pass another dtype with dtypes="

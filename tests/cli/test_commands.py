@@ -144,6 +144,30 @@ def test_differences_from_the_json_of_a_model(capsys, tmp_path):
     assert str(Statistics(mlp(), (2, 4)).diff(ModelStatistics.from_json(path))) in said
 
 
+def branching():
+    return Call(lambda self, x: self.fc(x) if x.sum() < torch.inf else x, fc=nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("command", ["summarize", "explore", "check", "compare", "calibrate"])
+def test_values_for_a_forward_that_reads_them(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = ["tests.cli.test_commands:branching", "--input", "2,4"]
+    assert "execution='auto' or 'real', with a model and inputs that hold values (in a shell: --values)" in (
+        output(capsys, command, *model, status=2).err
+    )
+    output(capsys, command, *model, "--values", status=command == "check")  # which says that it ran for real
+
+
+def test_measuring_logs_nothing(tmp_path):
+    """Kineto writes to the descriptor, past ``sys.stderr``."""
+    arguments = [sys.executable, "-m", "modelsummary", "calibrate", MLP, "--input", "2,4"]
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    environment["MODELSUMMARY_CACHE"] = str(tmp_path)
+    said = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+    assert said.stderr == ""
+    assert "operator calls measured" in said.stdout
+
+
 def test_more_than_the_table(capsys):
     stats = Statistics(mlp(), (2, 4))
     said = output(capsys, MLP, "--input", "2,4", "--memory", "none", "--split", "2").out
@@ -274,6 +298,7 @@ def test_the_budgets_of_the_example(tmp_path):
         (["explore", "--opne"], "modelsummary explore has no option --opne; did you mean '--open'"),
         (["compare", MLP, "--split=2"], "modelsummary compare has no option --split"),
         (["missing.pt2"], "file 'missing.pt2'"),
+        (["missing.onnx", "--values"], "'missing.onnx' is a file; leave out --values"),
         ([MLP, "--split", "2"], "--split needs an --input"),
         ([MLP, "--max-params", "1Pi"], "expected a number such as 25M, 4.1G or 16GiB, got '1Pi'"),
         ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
