@@ -72,7 +72,8 @@ class Comparison(Printed):
 def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
     """Compare the figures of several forms of one model.
 
-    A file of weights is matched with the first live model: missing tensors, other names, shapes and dtypes.
+    Files of weights are matched with the first live model, or else with the first of them: missing tensors, names,
+    shapes and dtypes.
 
     Args:
         models: name -> ``Statistics`` with an input, or the result of ``load``. Beside a file of weights, the input may
@@ -96,7 +97,12 @@ def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
         raise InputError("models must hold at least one model to compare, got none")
     weights = {name: stats for name, stats in models.items() if isinstance(stats, WeightStatistics)}
     live = next((stats.root.module for stats in models.values() if stats.root.module is not None), None)
-    differences = {} if live is None else {name: mismatches(stats, live) for name, stats in weights.items()}
+    reference = "the model" if live is not None else next(iter(weights), "")
+    differences = {
+        name: mismatches(stats, weights[reference] if live is None else live, reference)
+        for name, stats in weights.items()
+        if name != reference
+    }
     forms = [_form(name, stats, needs_forward=not weights) for name, stats in models.items()]
     return Comparison(forms, [f"{name}: {line}" for name, lines in differences.items() for line in lines])
 
@@ -143,19 +149,23 @@ def _reasons(first: Form, other: Form) -> list[str]:
     if first.macs is None or other.macs is None:
         return []
     reasons = []
-    folded = first.norms - other.norms
-    if folded:
-        how = (
-            "are in the weights and biases of the convolutions before them"
-            if folded > 0
-            else "are operators of their own"
-        )
-        reasons.append(f"{abs(folded)} batch norms {how}")
+    fewer_norms = first.norms - other.norms
+    more_params = grouped(other.params - first.params)
+    if fewer_norms < 0:
+        reasons.append(f"{-fewer_norms} batch norms are operators of their own")
+    elif fewer_norms and other.params < first.params:
+        reasons.append(f"{fewer_norms} batch norms are in the weights and biases of layers next to them")
+    elif fewer_norms:
+        reasons.append(f"{fewer_norms} batch norms are written as other operators")
     elif first.params != other.params:
-        reasons.append("parameters differ, batch norms do not: constants may be merged, or be buffers")
-    if first.in_place != other.in_place:
-        operators = _fewer(first.in_place, other.in_place)
-        reasons.append(f"{operators} work in place and need no storage of their own")
+        reasons.append(f"parameters differ by {more_params}: constants may be merged or added, or be buffers")
+    elif first.param_bytes != other.param_bytes:
+        reasons.append(f"parameters have other dtypes: {grouped(other.param_bytes)} bytes, not {first.param_bytes:,}")
+    if other.in_place < first.in_place:
+        fewer = first.in_place - other.in_place
+        reasons.append(f"{fewer} operators that work in place in {first.name} have results of their own")
+    elif other.in_place > first.in_place:
+        reasons.append(f"{_fewer(first.in_place, other.in_place)} work in place and need no storage of their own")
     if first.activations != other.activations and first.is_live != other.is_live:
         file, live = "results of all operators, views too", "results of leaf modules, without functions between them"
         reasons.append(

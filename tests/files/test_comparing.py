@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics, load
 from modelsummary.cli import run
-from modelsummary.files.comparing import compare
+from modelsummary.files.comparing import Comparison, compare
 from tests.files.test_torch import exported
 from tests.files.torchscript import run_here, scripted
 from tests.onnx_models import distinct_values, export
@@ -49,8 +50,8 @@ def test_figures_and_reasons(forms):
     assert file.bandwidth == 4 * 192 + 448 + result + 4 * result + 16
     assert program.bandwidth == 4 * (192 + 108) + result + (2 * result + 4 * 16) + 2 * result
     assert found.reasons[:2] == [
-        "onnx: 1 batch norms are in the weights and biases of the convolutions before them",
-        "onnx: 1 fewer operators work in place and need no storage of their own",
+        "onnx: 1 batch norms are in the weights and biases of layers next to them",
+        "onnx: 1 operators that work in place in live have results of their own",
     ]
     lines = str(found).splitlines()
     assert lines[0].split()[:3] == ["Params", "Params", "(B)"]
@@ -60,6 +61,33 @@ def test_figures_and_reasons(forms):
         compare({"live": Statistics(block())})
     with pytest.raises(InputError, match="at least one model to compare, got none"):
         compare({})
+
+
+def test_reasons_without_folded_norms(tmp_path):
+    """The exporter writes a norm behind a linear layer as other operators, or with all of its parameters."""
+    model, x = distinct_values(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))), torch.rand(2, 4)
+    first = compare({"live": Statistics(model, x), "half": Statistics(deepcopy(model).half(), x.half())})
+    assert first.reasons == ["half: parameters have other dtypes: 112 bytes, not 224"]  # 32 + 8 + 16 of 2 bytes
+    live, other = first.forms[0], first.forms[0]._replace(name="other", norms=0)
+    assert Comparison([live, other]).reasons == ["other: 1 batch norms are written as other operators"]
+    added = live._replace(name="added", params=live.params + 4)
+    assert Comparison([live, added]).reasons == [
+        "added: parameters differ by 4: constants may be merged or added, or be buffers"
+    ]
+
+
+def test_files_of_weights_say_what_differs(tmp_path):
+    weights = {"fc.weight": torch.zeros(4, 3), "fc.bias": torch.zeros(4), "head.weight": torch.zeros(8, 4)}
+    other = {"fc.weight": torch.zeros(4, 3).half(), "fc.bias": torch.zeros(5), "out.weight": torch.zeros(8, 4)}
+    for name, tensors in (("before", weights), ("after", other)):
+        torch.save(tensors, tmp_path / f"{name}.pth")
+    files = {name: load(tmp_path / f"{name}.pth") for name in ("before", "after")}
+    assert compare(files).reasons == [
+        "after: 1 tensors of before are missing: 'head.weight'",
+        "after: 1 tensors of the file are not in before: 'out.weight'",
+        "after: 1 tensors have other shapes: 'fc.bias' is [5] in the file, [4] in before",
+        "after: 1 tensors are float16 in the file and float32 in before",
+    ]
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
-"""Match the tensors in a file of weights with the parameters and buffers of a live model, by name and shape."""
+"""Match the tensors in a file of weights with a live model or another file, by name and shape."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from modelsummary.files.weights.stored import WeightStatistics
 from modelsummary.units import grouped
@@ -15,48 +16,68 @@ __all__ = ["mismatches"]
 _NAMES_SHOWN = 3
 
 
-def mismatches(weights: WeightStatistics, model: nn.Module) -> list[str]:
-    """Return one line per kind of difference between the tensors in a file and the tensors of a model.
+class _Tensor(NamedTuple):
+    shape: tuple[int | str, ...]
+    dtype: str
+    identity: Hashable
+
+
+def mismatches(weights: WeightStatistics, reference: nn.Module | WeightStatistics, name: str) -> list[str]:
+    """Return one line per kind of difference between the tensors in a file and the ones of a model or of another file.
 
     Names match if they are equal, also after the same prefix was added to all names on one side, as a model with a head
     holds its base model under a name. A parameter with several names needs one of them. If less than half of the
     file's names match, only shapes are compared: GGUF has names of its own.
 
+    Args:
+        weights: the file.
+        reference: the model, or the other file.
+        name: what the reference is called.
+
     >>> from pathlib import Path
     >>> from modelsummary.files.budget import Budget
     >>> from modelsummary.files.weights.stored import StoredTensor, weight_statistics
-    >>> stored = [StoredTensor("0.weight", (3, 2), "float16", 0, 12)]
-    >>> mismatches(weight_statistics(stored, "Net", Path("net.safetensors"), Budget()), nn.Sequential(nn.Linear(2, 3)))
+    >>> weights = weight_statistics(
+    ...     [StoredTensor("0.weight", (3, 2), "float16", 0, 12)], "Net", Path("net.safetensors"), Budget()
+    ... )
+    >>> mismatches(weights, nn.Sequential(nn.Linear(2, 3)), "the model")
     ["1 tensors of the model are missing: '0.bias'", '1 tensors are float16 in the file and float32 in the model']
     """
-    model_tensors, not_saved = _tensors_of(model), _not_saved(model)
-    stored = {name: (tensor.shape or (), tensor.dtype) for name, tensor in weights.tensors.items()}
-    renamed = _named_alike(stored, model_tensors)
-    both = [name for name in renamed if name in model_tensors]
+    tensors = _tensors_of(reference) if isinstance(reference, nn.Module) else _stored(reference)
+    not_saved = _not_saved(reference) if isinstance(reference, nn.Module) else set[str]()
+    stored = _stored(weights)
+    renamed = _named_alike(stored, tensors)
+    both = [fqn for fqn in renamed if fqn in tensors]
     if 2 * len(both) < len(stored):
-        saved = {id(tensor): tuple(tensor.shape) for name, tensor in model_tensors.items() if name not in not_saved}
-        return _by_shape([shape for shape, _ in stored.values()], list(saved.values()))
-    matched = {id(model_tensors[name]) for name in both}
-    lost = [name for name, tensor in model_tensors.items() if id(tensor) not in matched and name not in not_saved]
-    extra = [name for name in renamed if name not in model_tensors]
-    other = [name for name in both if renamed[name][0] != tuple(model_tensors[name].shape)]
-    lines = _line(lost, "of the model are missing") + _line(extra, "of the file are not in the model")
+        saved = {tensor.identity: tensor.shape for fqn, tensor in tensors.items() if fqn not in not_saved}
+        return _by_shape([tensor.shape for tensor in stored.values()], list(saved.values()), name)
+    matched = {tensors[fqn].identity for fqn in both}
+    lost = [fqn for fqn, tensor in tensors.items() if tensor.identity not in matched and fqn not in not_saved]
+    extra = [fqn for fqn in renamed if fqn not in tensors]
+    other = [fqn for fqn in both if renamed[fqn].shape != tensors[fqn].shape]
+    lines = _line(lost, f"of {name} are missing") + _line(extra, f"of the file are not in {name}")
     if other:
         first = other[0]
-        shapes = f"{list(renamed[first][0])} in the file, {list(model_tensors[first].shape)} in the model"
+        shapes = f"{list(renamed[first].shape)} in the file, {list(tensors[first].shape)} in {name}"
         lines.append(f"{grouped(len(other))} tensors have other shapes: {first!r} is {shapes}")
-    dtypes = Counter((renamed[name][1], str(model_tensors[name].dtype).removeprefix("torch.")) for name in both)
+    dtypes = Counter((renamed[fqn].dtype, tensors[fqn].dtype) for fqn in both)
     return lines + [
-        f"{grouped(count)} tensors are {there} in the file and {here} in the model"
+        f"{grouped(count)} tensors are {there} in the file and {here} in {name}"
         for (there, here), count in dtypes.items()
         if there != here
     ]
 
 
-def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def _stored(weights: WeightStatistics) -> dict[str, _Tensor]:
+    return {fqn: _Tensor(tensor.shape or (), tensor.dtype, fqn) for fqn, tensor in weights.tensors.items()}
+
+
+def _tensors_of(model: nn.Module) -> dict[str, _Tensor]:
     """Return all parameters and buffers, a tied one under each of its names."""
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return dict(named)
+    return {
+        fqn: _Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), id(tensor)) for fqn, tensor in named
+    }
 
 
 def _not_saved(model: nn.Module) -> set[str]:
@@ -68,22 +89,23 @@ def _not_saved(model: nn.Module) -> set[str]:
     }
 
 
-def _named_alike(
-    stored: Mapping[str, tuple[tuple[int | str, ...], str]], model_tensors: Mapping[str, Tensor]
-) -> dict[str, tuple[tuple[int | str, ...], str]]:
+def _named_alike(stored: Mapping[str, _Tensor], tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
     """Return the stored tensors under the prefix, added or removed, with which most names are the model's.
 
     Names are counted by their first part, in one pass: a file may have as many first parts as tensors.
     """
-    common = sum(name in model_tensors for name in stored)
-    added, removed = Counter[str](), Counter[str]()  # prefix -> names of the model's with it; how many more without it
+    common = sum(name in tensors for name in stored)
+    added, removed = (
+        Counter[str](),
+        Counter[str](),
+    )  # prefix -> names of the others with it; how many more without it
     ambiguous: set[str] = set()  # prefixes without which two stored names are equal
-    for name in model_tensors:
+    for name in tensors:
         prefix, rest = _divided(name)
         added[prefix] += rest in stored
     for name in stored:
         prefix, rest = _divided(name)
-        removed[prefix] += (rest in model_tensors) - (name in model_tensors)
+        removed[prefix] += (rest in tensors) - (name in tensors)
         if prefix and rest in stored:
             ambiguous.add(prefix)
     counts = {(prefix, False): count for prefix, count in added.items()}
@@ -101,12 +123,14 @@ def _divided(name: str) -> tuple[str, str]:
     return (first + dot, rest) if dot else ("", name)
 
 
-def _by_shape(stored_shapes: Sequence[tuple[int | str, ...]], model_shapes: Sequence[tuple[int, ...]]) -> list[str]:
-    there, here = Counter(stored_shapes), Counter[tuple[int | str, ...]](model_shapes)
+def _by_shape(
+    stored_shapes: Sequence[tuple[int | str, ...]], shapes: Sequence[tuple[int | str, ...]], name: str
+) -> list[str]:
+    there, here = Counter(stored_shapes), Counter(shapes)
     common = (there & here).total()
     return [
-        f"names differ from the model's; {grouped(common)} of {grouped(len(stored_shapes))} tensors have the shape of "
-        f"one of the model's {grouped(len(model_shapes))}"
+        f"names differ from {name}'s; {grouped(common)} of {grouped(len(stored_shapes))} tensors have the shape of "
+        f"one of {name}'s {grouped(len(shapes))}"
     ]
 
 
