@@ -9,6 +9,7 @@ import re
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from modelsummary.serving import Engine, Load, ServingEstimate, ServingPlans, Se
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.cells import TableOptions
+from modelsummary.views.diff import ModelDiff
 from modelsummary.views.terminal import red, shows_colours
 
 __all__ = ["calibrate", "check", "compare", "env", "explore", "plan", "serve_plan", "summarize"]
@@ -252,6 +254,10 @@ def summarize(options: argparse.Namespace) -> int:
         raise InputError(f"--format {options.format} writes only the table; --{extra[0]} needs --format text or json")
     if options.sort is not None and options.format != "text":
         raise InputError(f"--sort is for the printed table; leave out --format {options.format}")
+    if options.max_growth is not None and options.diff is None:
+        raise InputError(
+            "--max-growth is the growth since an earlier model; pass the JSON of it, such as --diff before.json"
+        )
     stats = statistics_of(options.model, options)
     stats.options = _table_options(options)
     asks = ("max_macs", "max_memory", "memory", "split", "latency")
@@ -265,8 +271,9 @@ def summarize(options: argparse.Namespace) -> int:
     for measured in (stats, other) if options.latency else ():
         if measured is not None:
             as_live(measured, "measure_latency").measure_latency()
-    _write(_report(stats, memory, stages, other, options), options.output)
-    return _exceeded(stats, memory, options)
+    difference = None if other is None else stats.diff(other)
+    _write(_report(stats, memory, stages, difference, options), options.output)
+    return _exceeded(stats, memory, difference, options)
 
 
 def _table_options(options: argparse.Namespace) -> TableOptions:
@@ -293,10 +300,9 @@ def _report(
     stats: ModelStatistics,
     memory: MemoryEstimate | None,
     stages: Stages | None,
-    other: ModelStatistics | None,
+    difference: ModelDiff | None,
     options: argparse.Namespace,
 ) -> str:
-    difference = None if other is None else stats.diff(other)
     shown_memory = memory if options.memory is not None else None
     if options.format == "text":
         colours = options.output is None and shows_colours(sys.stdout)
@@ -327,22 +333,30 @@ def _check_closed(stats: FileStatistics) -> None:
         raise InputError(f"--max-macs cannot be checked: multiply-adds depend on {listed}; pass numbers in {sizes}")
 
 
-def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: argparse.Namespace) -> int:
+def _exceeded(
+    stats: ModelStatistics, memory: MemoryEstimate | None, difference: ModelDiff | None, options: argparse.Namespace
+) -> int:
     """Print which budgets are exceeded, and return the exit status."""
-    figures = {
-        "params": (stats.total_params, options.max_params),
-        "macs": (stats.root.macs, options.max_macs),
-        "memory": (memory.peak if memory is not None else 0, options.max_memory),
-    }
+    peak = memory.peak if memory is not None else 0
+    limits: list[tuple[str, int, int]] = [
+        (figure, value, limit)
+        for figure, value, limit in (
+            ("params", stats.total_params, options.max_params),
+            ("macs", stats.root.macs, options.max_macs),
+            ("memory bytes", peak, options.max_memory),
+        )
+        if limit is not None
+    ]
+    if options.max_growth is not None and difference is not None:
+        limits += _limits_of_growth(difference, options.max_growth)
     if options.max_macs is not None and isinstance(stats, FileStatistics):
         _check_closed(stats)
     status = 0
-    for figure, (value, limit) in figures.items():
-        if limit is not None and value > limit:
-            unit = " bytes" if figure == "memory" else ""
-            print(f"{red('exceeded:', sys.stderr)} {value:,} {figure}{unit}, of {limit:,} allowed", file=sys.stderr)
+    for figure, value, limit in limits:
+        if value > limit:
+            print(f"{red('exceeded:', sys.stderr)} {value:,} {figure}, of {limit:,} allowed", file=sys.stderr)
             status = 1
-        elif limit is not None and figure == "macs" and any(row.is_uncertain for row in stats.root.walk()):
+        elif figure == "macs" and any(row.is_uncertain for row in stats.root.walk()):
             reason = ", ".join(stats.uncounted_ops) or "calls that cannot be seen"
             print(
                 f"{red('unknown:', sys.stderr)} at least {value:,} macs, of {limit:,} allowed; not counted: {reason}",
@@ -350,3 +364,15 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
             )
             status = 1
     return status
+
+
+def _limits_of_growth(difference: ModelDiff, growth: Fraction) -> Iterator[tuple[str, int, int]]:
+    """Yield parameters, multiply-adds and bytes of a model, and the most of them after a growth of the other one."""
+    for measure, figure in (("params", "params"), ("macs", "macs"), ("bytes", "bytes of parameters and buffers")):
+        value, earlier, change = difference.totals[measure]
+        if change is not None and value is not None and earlier is not None:
+            yield figure, int(value), int(earlier * (1 + growth))
+        elif (value is None) != (earlier is None):
+            raise InputError(
+                f"--max-growth compares {figure}, which need an --input for both models, and for the one in a JSON"
+            )

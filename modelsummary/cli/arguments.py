@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from importlib import import_module
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -30,6 +31,7 @@ __all__ = [
     "parse_input",
     "parse_lengths",
     "parse_name",
+    "parse_percentage",
     "parse_settings",
 ]
 
@@ -39,6 +41,7 @@ SOURCES = (
 )
 
 _NUMBER = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
+_PERCENTAGE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _OPTION = re.compile(r"-(?![\d.])\S+")  # not a negative number
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 
@@ -160,6 +163,18 @@ def parse_budget(text: str) -> int:
         flops = "; a multiply-add is two FLOPs, so 4 GFLOPs are 2G" if "flop" in text.lower() else ""
         raise argparse.ArgumentTypeError(f"expected a number such as 25M, 4.1G or 16GiB, got {text!r}{flops}")
     return amount
+
+
+def parse_percentage(text: str) -> Fraction:
+    """Return a percentage as a share.
+
+    >>> parse_percentage("2.5%")
+    Fraction(1, 40)
+    """
+    match = _PERCENTAGE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected a percentage such as 5%, got {text!r}")
+    return Fraction(match[1]) / 100
 
 
 def parse_count(text: str) -> int:

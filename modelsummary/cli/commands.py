@@ -21,6 +21,7 @@ from modelsummary.cli.arguments import (
     parse_input,
     parse_lengths,
     parse_name,
+    parse_percentage,
     parse_settings,
 )
 from modelsummary.errors import InputError, ModelSummaryError, close_to
@@ -250,6 +251,8 @@ def _summarize(commands: _Commands) -> None:
     for figure, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
         help_ = f"budget of {figure}: exit with status 1 if it is exceeded"
         add(f"--max-{figure}", type=parse_budget, metavar=unit, help=help_)
+    help_ = "budget of params, macs and their bytes: so much more than the model of --diff has"
+    add("--max-growth", type=parse_percentage, metavar="5%%", help=help_)
 
 
 def _compare(commands: _Commands) -> None:

@@ -210,6 +210,21 @@ def inverse():
     return Call(lambda self, x: torch.linalg.inv(self.linear(x)), linear=nn.Linear(2, 2))
 
 
+def test_a_budget_of_growth(capsys, tmp_path):
+    """58 parameters at a width of 8, 65 at 9, which is 12.07 % more; 2 x 48 multiply-adds, then 2 x 54: 12.5 % more."""
+    before = str(tmp_path / "before.json")
+    output(capsys, MLP, "--input", "2,4", "--format", "json", "--output", before)
+    wider = [MLP, "--kwargs", '{"width": 9}', "--input", "2,4", "--diff", before, "--max-growth"]
+    assert output(capsys, *wider, "12.5%").err == ""
+    assert output(capsys, *wider, "12.4 %", status=1).err == "exceeded: 108 macs, of 107 allowed\n"
+    assert output(capsys, *wider, "0%", status=1).err.splitlines() == [
+        "exceeded: 65 params, of 58 allowed",
+        "exceeded: 108 macs, of 96 allowed",
+        "exceeded: 260 bytes of parameters and buffers, of 232 allowed",
+    ]
+    assert "which need an --input" in output(capsys, MLP, "--diff", before, "--max-growth", "5%", status=2).err
+
+
 def test_a_budget_is_not_kept_by_what_is_not_counted(capsys):
     said = output(capsys, "tests.cli.test_commands:inverse", "--input", "2,2", "--max-macs", "100", status=1)
     assert said.err == "unknown: at least 8 macs, of 100 allowed; not counted: aten.linalg_inv_ex\n"
@@ -298,6 +313,8 @@ def test_the_budgets_of_the_example(tmp_path):
         (["explore", "--opne"], "modelsummary explore has no option --opne; did you mean '--open'"),
         (["compare", MLP, "--split=2"], "modelsummary compare has no option --split"),
         (["missing.pt2"], "file 'missing.pt2'"),
+        ([MLP, "--max-growth", "5%"], "pass its JSON, such as --diff before.json"),
+        ([MLP, "--max-growth", "1.05"], "expected a percentage such as 5%, got '1.05'"),
         (["missing.onnx", "--values"], "'missing.onnx' is a file; leave out --values"),
         ([MLP, "--split", "2"], "--split needs an --input"),
         ([MLP, "--max-params", "1Pi"], "expected a number such as 25M, 4.1G or 16GiB, got '1Pi'"),
