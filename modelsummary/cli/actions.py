@@ -255,9 +255,7 @@ def summarize(options: argparse.Namespace) -> int:
     if options.sort is not None and options.format != "text":
         raise InputError(f"--sort is for the printed table; leave out --format {options.format}")
     if options.max_growth is not None and options.diff is None:
-        raise InputError(
-            "--max-growth is the growth since an earlier model; pass the JSON of it, such as --diff before.json"
-        )
+        raise InputError("--max-growth is the growth since another model; pass its JSON, such as --diff before.json")
     stats = statistics_of(options.model, options)
     stats.options = _table_options(options)
     asks = ("max_macs", "max_memory", "memory", "split", "latency")

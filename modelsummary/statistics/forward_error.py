@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from modelsummary.capture import Recording, capture
@@ -17,6 +18,7 @@ from modelsummary.errors import DataDependentError, in_short
 __all__ = ["failure"]
 
 _INTEGERS = re.compile(r"\b(Long|Int)\b|indices|integer")  # in torch's messages about dtypes
+_TUPLE = re.compile(r"\b(tuple|list)\b")
 
 
 def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
@@ -54,8 +56,32 @@ def _remedy(model: nn.Module, call: CallArguments, recording: Recording, message
         if all(map(is_size, sizes)):
             return f"; for several inputs pass a list of sizes: {[tuple(size) for size in sizes]}"
     with suppress(Exception):  # advice must not hide the error
-        return _rows(recording) or _size_that_works(model, call) or _features(recording)
+        return (
+            _sizes_beside_tensors(model, call, message)
+            or _rows(recording)
+            or _size_that_works(model, call)
+            or _features(recording)
+        )
     return ""
+
+
+def _sizes_beside_tensors(model: nn.Module, call: CallArguments, message: str) -> str:
+    """Return which tuples the forward takes as tensors of these sizes, as a dict with tensors holds them."""
+    sizes = {name: tuple(value) for name, value in call.kwargs.items() if is_size(value)}
+    if not sizes or not call.tensors():
+        return ""
+    for dtype in (torch.get_default_dtype(), torch.long):
+        tensors = {name: InputSize(size, dtype) for name, size in sizes.items()}
+        if _runs(model, replace(call, kwargs={**call.kwargs, **tensors})):
+            break
+    else:
+        if not _TUPLE.search(message):
+            return ""
+    name, size = next(iter(sizes.items()))
+    return (
+        f"; {name}={size} is a tuple beside tensors, and a size only if all inputs are sizes; pass a tensor, such as "
+        f"torch.empty({size}, dtype={dtype}, device='meta')"
+    )
 
 
 def _size_that_works(model: nn.Module, call: CallArguments) -> str:

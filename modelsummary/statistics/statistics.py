@@ -634,7 +634,7 @@ class Statistics(ModelStatistics):
 
     @exclusive
     def values(
-        self, batch: Any = None, *, backward: bool = True, loss: Callable[[Any], Tensor] | None = None
+        self, batch: Any = None, *args: Any, backward: bool = True, loss: Callable[[Any], Tensor] | None = None
     ) -> Values:
         """Run a forward and its backward for real and return the values that flowed; the model stays untouched.
 
@@ -643,6 +643,7 @@ class Statistics(ModelStatistics):
         Args:
             batch: input with values, such as a batch that was saved; default: the recorded input, with random values
                 for sizes.
+            args: further positional arguments of the forward.
             backward: also run the backward, if a result requires a gradient.
             loss: function from the model's result to the scalar that the backward begins with; default: as for
                 ``memory``.
@@ -659,7 +660,7 @@ class Statistics(ModelStatistics):
         """
         from modelsummary.values import step_values
 
-        values = step_values(self._live_for("values"), batch, backward=backward, loss=loss)
+        values = step_values(self._live_for("values"), batch, args, backward=backward, loss=loss)
         values.show(self)
         return values
 

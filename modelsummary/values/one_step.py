@@ -25,7 +25,12 @@ _UNTIL_THEN = "call the model in a with block of watch() to see the values until
 
 
 def step_values(
-    live: LiveModel, batch: Any = None, *, backward: bool = True, loss: Callable[[Any], Tensor] | None = None
+    live: LiveModel,
+    batch: Any = None,
+    others: tuple[Any, ...] = (),
+    *,
+    backward: bool = True,
+    loss: Callable[[Any], Tensor] | None = None,
 ) -> Values:
     """Run a step of a live model for real and return its values; see ``Statistics.values``."""
     check_flags(backward=backward)
@@ -33,8 +38,8 @@ def step_values(
         raise InputError(f"batch must hold the tensors that the forward takes, got {batch!r:.80}; pass a saved batch")
     check_loss(loss)
     parts, call = ModelParts.of(live.model), live.call
-    if batch is not None:
-        call = call_arguments(parts, batch, (), {}, batch_dim=live.batch_dim, device=call.device) or call
+    if batch is not None or others:
+        call = call_arguments(parts, batch, others, {}, batch_dim=live.batch_dim, device=call.device) or call
     if any(tensor.is_meta for tensor in (*parts.tensors, *call.tensors())):
         raise InputError(
             "values need a model and an input with values, but a tensor is on meta; load weights with "

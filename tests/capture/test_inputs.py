@@ -168,6 +168,18 @@ def test_several_sizes_as_further_arguments_are_a_list_of_sizes():
         Statistics(Call(lambda self, x, y: torch.cat([x, y], 1)), (1, 3), (1, 4))
 
 
+def test_a_size_beside_a_tensor_is_said_to_be_a_tuple():
+    model = Call(lambda self, ids, mask: self.table(ids) * mask.view(*mask.shape, 1), table=nn.Embedding(10, 4))
+    ids, mask = torch.zeros(1, 5, dtype=torch.long), torch.ones(1, 5)
+    for arguments, advice in (
+        ({"ids": ids, "mask": (1, 5)}, r"mask=\(1, 5\) is a tuple .* dtype=torch.float32, device='meta'\)$"),
+        ({"ids": (1, 5), "mask": mask}, r"ids=\(1, 5\) is a tuple .* dtype=torch.int64, device='meta'\)$"),
+        ({"ids": (1, 9), "mask": mask}, r"ids=\(1, 9\) is a tuple beside tensors"),
+    ):
+        with pytest.raises(ForwardError, match=advice):
+            Statistics(model, arguments)
+
+
 def test_batch_dim_inserts_a_batch_of_one_printed_as_minus_one():
     stats = Statistics(nn.Conv2d(3, 8, 3), (3, 8, 8), batch_dim=0)
     assert stats.root.input_size == [1, 3, 8, 8]

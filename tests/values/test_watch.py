@@ -586,6 +586,19 @@ def test_values_are_columns():
     assert ModelStatistics.from_json(stats.to_json())["0"].values == stats["0"].values
 
 
+def test_several_positional_inputs():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return x * mask
+
+    x, mask = torch.full((2, 3), 5.0), torch.tensor([[1.0], [0.0]])
+    stats = Statistics(Masked(), x, mask)
+    for values in (stats.values(2 * x, mask), stats.values((2 * x, mask))):
+        assert values.calls[0].output.mean == 5  # 10 in one of two rows
+    with pytest.raises(InputError, match="missing a required argument: 'mask'"):
+        stats.values(x)
+
+
 def test_a_value_that_is_not_known_is_no_figure():
     stats = Statistics(nn.Linear(4, 3), rows(5, 4))
     stats.values(torch.full((5, 4), float("nan")), backward=False)
