@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -33,9 +34,10 @@ _RUNS = 5
 _OF_BOARD = {"sustained_flops", "watts", "factors"}  # what may differ between boards of one type
 _SUSTAINED = (torch.float32, torch.float16, torch.bfloat16)
 # variants with the same name and other figures, and parts of a device
-_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID", "3E"})
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID", "3E", "SFF"})
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 _MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
+_MOST = 5  # entries that share a word with an unknown name
 _SMALL = 1e5  # a peak or a bandwidth below lacks its unit; 1 is made up
 _SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself
 
@@ -499,7 +501,13 @@ def _known_name(name: str) -> str:
         best = max(matches, key=lambda entry: len(entry.split()), default=None)
         if best is not None and not ("PCIE" in words and "PCIe" not in best and f"{best} PCIe" in TABLE):
             return best
-    similar = [entry for entry in TABLE if words & set(entry.upper().split())]
+    shared = {entry: words & set(entry.upper().split()) for entry in TABLE}
+    often = Counter(word for entry in TABLE for word in entry.upper().split())
+
+    def nearness(entry: str) -> tuple[float, float]:
+        return sum(1 / often[word] for word in shared[entry]), SequenceMatcher(None, plain, entry.upper()).ratio()
+
+    similar = sorted(filter(shared.get, shared), key=nearness, reverse=True)[:_MOST]
     for query in (plain, *sorted(words - {""}, key=len, reverse=True)):
         similar += get_close_matches(query, TABLE, n=3, cutoff=0.6)
     near = f"the nearest are {', '.join(dict.fromkeys(similar))}" if similar else f"expected one of {listed(TABLE)}"

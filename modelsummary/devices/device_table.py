@@ -120,6 +120,22 @@ TABLE: dict[str, DeviceFigures] = {
         {_HALF: 154.8, _TF32: 77.4, _FLOAT32: 38.7, _INT8: 309.7},
         *(0.768, 48, None, 112.5, 84, 6, 300, "ampere", "NVIDIA RTX A6000 data sheet, 2021"),
     ),
+    "A5500": _F(
+        {_HALF: 136.4, _TF32: 68.2, _FLOAT32: 34.1, _INT8: 272.8},
+        *(0.768, 24, None, 112.5, 80, 6, 230, "ampere", f"NVIDIA RTX A5500 data sheet, 2022{_SPARSE}"),
+    ),
+    "A5000": _F(
+        {_HALF: 111.1, _TF32: 55.6, _FLOAT32: 27.8, _INT8: 222.2},
+        *(0.768, 24, None, 112.5, 64, 6, 230, "ampere", f"NVIDIA RTX A5000 data sheet, 2021{_SPARSE}"),
+    ),
+    "A4000": _F(
+        {_HALF: 76.7, _TF32: 38.3, _FLOAT32: 19.2, _INT8: 153.4},
+        *(0.448, 16, None, 64, 48, 4, 140, "ampere", f"NVIDIA RTX A4000 data sheet, 2021{_SPARSE}"),
+    ),
+    "A2000": _F(
+        {_HALF: 31.9, _TF32: 16, _FLOAT32: 8, _INT8: 63.9},
+        *(0.288, 12, None, 64, 26, 3, 70, "ampere", f"NVIDIA RTX A2000 data sheet, 12 GB, 2021{_SPARSE}"),
+    ),
     "A40": _F(
         {_HALF: 149.7, _TF32: 74.8, _FLOAT32: 37.4, _INT8: 299.3},
         *(0.696, 48, None, 112.5, 84, 6, 300, "ampere", "NVIDIA A40 data sheet, 2021"),
@@ -135,6 +151,18 @@ TABLE: dict[str, DeviceFigures] = {
     "L40": _F(
         {_HALF: 181, _TF32: 90.5, _FLOAT32: 90.5, _INT8_FP8: 362},
         *(0.864, 48, None, 64, 142, 96, 300, "ada", "NVIDIA L40 data sheet, 2022"),
+    ),
+    "RTX 6000 Ada": _F(
+        {_HALF: 364.2, _TF32: 182.1, _FLOAT32: 91.1, _INT8_FP8: 728.5},
+        *(0.96, 48, None, 64, 142, 96, 300, "ada", f"NVIDIA RTX 6000 Ada data sheet, 2022{_SPARSE}"),
+    ),
+    "RTX 5000 Ada": _F(
+        {_HALF: 261.1, _TF32: 130.6, _FLOAT32: 65.3, _INT8_FP8: 522.2},
+        *(0.576, 32, None, 64, 100, 72, 250, "ada", f"NVIDIA RTX 5000 Ada data sheet, 2023{_SPARSE}"),
+    ),
+    "RTX 4000 Ada": _F(
+        {_HALF: 106.9, _TF32: 53.5, _FLOAT32: 26.7, _INT8_FP8: 213.8},
+        *(0.36, 20, None, 64, 48, 48, 130, "ada", f"NVIDIA RTX 4000 Ada data sheet, 2023{_SPARSE}"),
     ),
     "RTX 4070": _F(
         {_HALF: 58.3, _TF32: 29.1, _FLOAT32: 29.1, _INT8: 233.2, _FP8: 116.6},
@@ -186,6 +214,11 @@ TABLE: dict[str, DeviceFigures] = {
         {_HALF: 2500, _TF32: 1250, _FLOAT32: 80, _FLOAT64: 1.3, _INT8: 165, _FP8: 5000},
         *(8, 279, None, 1800, 148, 126, 1400, "blackwell", f"NVIDIA GB300 NVL72 data sheet, 2025, per GPU{_SPARSE}"),
     ),
+    "RTX PRO 6000": _F(
+        {_HALF: 503.8, _TF32: 251.9, _FLOAT32: 126, _INT8_FP8: 1007.6},
+        *(1.792, 96, None, 128, 188, 128, 600, "blackwell"),
+        "NVIDIA RTX Blackwell PRO GPU architecture whitepaper, 2025; 600 W",
+    ),
     "RTX 5070": _F(
         {_HALF: 61.7, _TF32: 30.9, _FLOAT32: 30.9, _INT8: 246.9, _FP8: 123.5},
         *(0.672, 12, None, 128, 48, 48, 250, "blackwell"),
@@ -208,6 +241,10 @@ TABLE: dict[str, DeviceFigures] = {
     ),
     "MI300X": _F(_CDNA3, 5.3, 192, 191.98, 896, 304, 256, 750, "cdna3", "AMD Instinct MI300X data sheet, 2023", 668.4),
     "MI325X": _F(_CDNA3, 6, 256, 255.98, 896, 304, 256, 1000, "cdna3", "AMD Instinct MI325X data sheet, 2024", 784.9),
+    "MI350X": _F(
+        {_HALF: 2306.9, _FLOAT32: 144.2, _FLOAT64: 72.1, _INT8_FP8: 4613.7},
+        *(8, 288, None, 1075, 256, 256, 1000, "cdna4", "AMD Instinct MI350X data sheet, 2025"),
+    ),
     "MI355X": _F(
         {_HALF: 2516.6, _FLOAT32: 157.3, _FLOAT64: 78.6, _INT8_FP8: 5033.2},
         *(8, 288, 287.98, 1075, 256, 256, 1400, "cdna4", "AMD Instinct MI355X data sheet, 2025", 1565),

@@ -134,7 +134,7 @@ def test_memory_on_an_accelerator_that_is_not_here(capsys):
         in output(capsys, *arguments, "--memory", "none", "--latency", status=2).err
     )
     unknown = output(capsys, MLP, "--input", "2,4", "--device", "RTX 4091", "--memory", "none", status=2).err
-    assert unknown.startswith("error: no accelerator 'RTX 4091' in the table; the nearest are RTX 3090")
+    assert unknown.startswith("error: no accelerator 'RTX 4091' in the table; the nearest are RTX 4090")
 
 
 def test_differences_from_the_json_of_a_model(capsys, tmp_path):
