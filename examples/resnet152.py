@@ -10,7 +10,7 @@ stats = modelsummary.Statistics(model, input_data=(1, 3, 224, 224))
 print(stats)
 
 stages = stats.split(4)
-print(stages)
+print(f"\n{stages}\n")
 
 images = torch.randn(2, 3, 224, 224)
 with torch.no_grad():

@@ -34,7 +34,9 @@ _READABLE = 26  # characters of a text that is shortened before a column is left
 _ASCII = {"…": "~", "≥": ">=", "│": "|", "├": "+", "└": "+", "─": "-", "×": "x", "█": "#"}
 _DOTTED = re.compile(r"[\w.]*[A-Za-z_][\w.]*")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_WORD = re.compile(r"\S+")
 _LEAST = 8  # characters of a text that is shortened
+_TEXT, _NAME = 12, 20  # characters of a text, and of the names of rows, before the other is shortened further
 _MOST = 30  # rows that are shown one by one
 _PROSE = 24  # characters of a line of prose
 _BRANCH = re.compile(r"[ │├└─|+-]*")  # before a name in a tree
@@ -178,10 +180,10 @@ class Report:
         """Characters of the longest line of the table, without the lines above and below it."""
         return max(map(len, self._lines()))
 
-    def leaving_out(self, width: int, *headers: str, least: int = _READABLE) -> Report:
+    def leaving_out(self, width: int, *headers: str, least: int = _READABLE, name: int = _READABLE) -> Report:
         """Return the report without columns: as many of these, in order, as it takes to be at most so wide.
 
-        Texts of more than ``least`` characters may have to be shortened for it.
+        Texts of more than ``least`` characters, and names of rows of more than ``name``, may have to be cut for it.
 
         >>> report = Report([["conv", 1, 2]], ["Layer", "Calls", "Share" * 20], "lrr")
         >>> report.leaving_out(100, "Calls", "Share" * 20).headers
@@ -189,7 +191,7 @@ class Report:
         """
         report = self
         for header in headers:
-            if header in report.headers and report.shortened(width, least).width > width:
+            if header in report.headers and report.shortened(width, least, name).width > width:
                 index = report.headers.index(header)
                 report = replace(
                     report,
@@ -200,21 +202,25 @@ class Report:
                 )
         return report
 
-    def shortened(self, width: int, least: int = _LEAST) -> Report:
+    def shortened(self, width: int, least: int = _LEAST, name: int = _LEAST) -> Report:
         """Return the report with an ellipsis in texts that make it wider than ``width``; numbers stay whole.
 
-        It is as wide as its numbers, and ``least`` characters of each text, where these take more.
+        It is as wide as its numbers, and ``least`` characters of each text, where these take more. The first text names
+        the row: it is shortened last, to ``name`` characters.
 
         >>> Report([["encoder.layer.output", 1]], ["Layer", "n"], "lr").shortened(20).rows
         [['encoder….output', 1]]
         """
         report = self
-        texts = [index for index, letter in enumerate(self.align) if letter != "r"]
-        while texts and (excess := report.width - width) > 0:
-            index = max(texts, key=lambda index: (self.align[index] == "p", report._column_width(index)))
-            texts.remove(index)
-            floor = max(least, _PROSE) if self.align[index] == "p" else least
-            report = report._with_room(index, max(report._column_width(index) - excess, floor))
+        others = [index for index, letter in enumerate(self.align) if letter != "r"]
+        names = [index for index in others if self.headers[index]][:1]
+        others = [index for index in others if index not in names]
+        steps = ((others, max(least, _TEXT)), (names, max(name, _NAME)), (others, least), (names, name))
+        for columns, floor in steps:
+            for index in sorted(columns, key=lambda index: (self.align[index] != "p", -self._column_width(index))):
+                excess, least_room = report.width - width, max(floor, _PROSE) if self.align[index] == "p" else floor
+                if excess > 0 and report._column_width(index) > least_room:
+                    report = report._with_room(index, max(report._column_width(index) - excess, least_room))
         return report
 
     def fitted(self, screen: Screen) -> Report:
@@ -233,7 +239,7 @@ class Report:
             return report
         numbers = [header for header, letter in zip(report.headers, report.align, strict=True) if letter == "r"]
         kept = report.leaving_out(screen.width, *report.optional)
-        kept = kept.leaving_out(screen.width, *reversed(numbers[1:]), least=_LEAST)
+        kept = kept.leaving_out(screen.width, *reversed(numbers[1:]), least=_LEAST, name=_NAME)
         narrow = kept.shortened(screen.width)
         order = [*report.optional, *report.headers]
         missing = [header for header in dict.fromkeys(order) if header in report.headers and header not in kept.headers]
@@ -290,8 +296,11 @@ class Report:
         rows, totals = [list(row) for row in self.rows], list(self.totals)
         for row in [*rows, totals] if totals else rows:
             text = str(row[index])
-            is_prose = self.align[index] == "p"
-            row[index] = "\n".join(Screen(room).wrapped(text)) if is_prose else _with_ellipsis(text, room)
+            if self.align[index] == "p":
+                words = _WORD.sub(lambda word: _with_ellipsis(word[0], room - MIN_PADDING), text)
+                row[index] = "\n".join(Screen(room).wrapped(words))
+            else:
+                row[index] = _with_ellipsis(text, room)
         return replace(self, rows=rows, headers=headers, totals=totals)
 
     def with_column(self, header: str, texts: Sequence[str], align: str) -> Report:
@@ -394,7 +403,7 @@ def _left(items: Sequence[Any], index: int) -> list[Any]:
 def _with_ellipsis(text: str, room: int) -> str:
     """Return a text of at most ``room`` characters: its branch if it is in a tree, its beginning and its end.
 
-    The end holds the last name of a path, where ``_LEAST`` characters are left for the beginning.
+    The end holds the last name of a path, if that leaves a character for the beginning.
 
     >>> _with_ellipsis("encoder.layers.0.projection_head", 28)
     'encoder.lay….projection_head'
@@ -404,8 +413,8 @@ def _with_ellipsis(text: str, room: int) -> str:
     branch = _BRANCH.match(text)
     if branch is not None and 0 < branch.end() <= room - _LEAST:
         return branch[0] + _with_ellipsis(text[branch.end() :], room - branch.end())
-    last = len(text) - max(text.rfind("."), 0)
-    end = max((room - 1) // 2, min(last, room - 1 - _LEAST))
+    last = len(text) - text.rfind(".") if "." in text else 0
+    end = max((room - 1) // 2, last if last <= room - 2 else 0)
     return f"{text[: room - 1 - end]}…{text[len(text) - end :]}"
 
 

@@ -45,7 +45,8 @@ def test_a_table_is_not_wider_than_asked(sections, rows, headers, width):
 
 def test_a_text_that_is_cut_has_its_beginning_and_its_end():
     report = Report([["encoder.layers.0.attention", 12345678]], ["Name", "n"], "lr")
-    assert report.shortened(24).rows == [["encoder…ention", 12345678]]
+    assert report.shortened(24).rows == [["enc….attention", 12345678]]  # the last name stays whole if it has room
+    assert report.shortened(20).rows == [["encod…tion", 12345678]]
     assert report.shortened(1).rows == [["enco…ion", 12345678]]
     assert report.shortened(100) == report
 
@@ -67,11 +68,18 @@ def test_a_report_is_not_wider_than_its_page_and_names_what_it_lacks(rows, heade
 
 def test_the_last_numbers_go_where_not_all_have_room():
     report = Report([["encoder.layers.0", 10**9, 10**9, 10**9]], ["Name", "One", "Two", "Three"], "lrrr", sections=[])
-    assert report.fitted(Screen(44)).headers == report.headers
-    fitted = report.fitted(Screen(32))
+    assert report.fitted(Screen(52)).headers == report.headers
+    assert report.fitted(Screen(51)).headers == ["Name", "One", "Two"]  # rather than a name of less than 16 characters
+    fitted = report.fitted(Screen(40))
     assert fitted.headers == ["Name", "One", "Two"]
-    assert fitted.sections == [["Left out, as 32 characters have no room: Three"]]
+    assert fitted.sections == [["Left out, as 40 characters have no room: Three"]]
     assert report.fitted(Screen(10)).headers == ["Name", "One"]
+
+
+def test_long_words_of_prose_are_cut():
+    report = Report([["a", f"by {'w' * 60} twice"]], ["Name", "Why"], "lp")
+    assert max(map(len, report.text(Screen(40)).splitlines())) <= 40
+    assert "twice" in report.text(Screen(40))
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8"])

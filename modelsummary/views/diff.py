@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -160,21 +160,27 @@ class ModelDiff(Printed):
         shown = [row for row in self.rows if all or not (row.status == "same" or self._goes_without_saying(row))]
         measures = [name for name in _MEASURES if self._is_shown(name)]
         prefixes = {name: self._prefix(name) for name in measures}
-        headers = ["", "Module", "Differs in", *(_header(name, prefixes[name]) for name in measures)]
+        headers = ["", "Module", "Class", "Differs in", *(_header(name, prefixes[name]) for name in measures)]
 
         def cells(changes: Mapping[str, Change]) -> list[str]:
             return [_signed(name, changes[name][2], prefixes[name]) for name in measures]
 
         rows = [
-            [_SIGNS[row.status], _names(row), ", ".join(_causes(row)), *cells({n: row.change(n) for n in measures})]
+            [
+                _SIGNS[row.status],
+                _both(row, lambda side: one_line(side.fqn) or "(model)"),
+                _both(row, lambda side: side.class_name),
+                ", ".join(_causes(row)),
+                *cells({name: row.change(name) for name in measures}),
+            ]
             for row in shown
         ]
         below = ["Figures are changes; in all:"]
         below += [f"{_MEASURES[name]}: {' -> '.join(_cells({name: self.totals[name]})[:2])}" for name in measures]
         below.append(self._verdict())
-        totals = ["", "Total", "", *cells(self.totals)]
-        optional = [_header(name, prefixes[name]) for name in _OPTIONAL if name in measures]
-        report = Report(rows, headers, f"lll{'r' * len(measures)}", sections=[below], totals=totals, optional=optional)
+        totals = ["", "Total", "", "", *cells(self.totals)]
+        optional = [*(_header(name, prefixes[name]) for name in _OPTIONAL if name in measures), "Class"]
+        report = Report(rows, headers, f"llll{'r' * len(measures)}", sections=[below], totals=totals, optional=optional)
         return report.folded("Module")
 
     def _prefix(self, measure: str) -> str:
@@ -319,11 +325,10 @@ def _record(row: DiffRow) -> dict[str, Any]:
     return record
 
 
-def _names(row: DiffRow) -> str:
-    names = [
-        f"{one_line(side.fqn) or '(model)'} ({side.class_name})" for side in (row.before, row.after) if side is not None
-    ]
-    return " -> ".join(dict.fromkeys(names))
+def _both(row: DiffRow, text_of: Callable[[ModuleSide], str]) -> str:
+    """Return a text of the module before and after; one if they are the same."""
+    texts = [text_of(side) for side in (row.before, row.after) if side is not None]
+    return " -> ".join(dict.fromkeys(texts))
 
 
 def _header(measure: str, prefix: str) -> str:
