@@ -50,8 +50,8 @@ _AUTO = ("P", "T", "G", "M", "K")
 _BINARY = ("Ti", "Gi", "Mi", "Ki")
 
 
-def parse_bytes(value: int | str, name: str) -> int:
-    """Return a number of bytes >= 1, given as an integer or as text with a prefix.
+def parse_bytes(value: float | str, name: str) -> int:
+    """Return a number of bytes >= 1, given as a whole number, such as 80e9, or as text with a prefix.
 
     Raises:
         InputError: ``value`` is neither, or has no unit and is too small for bytes; the message calls it ``name``.
@@ -60,6 +60,8 @@ def parse_bytes(value: int | str, name: str) -> int:
     (1610612736, 4096, 512)
     """
     amount = parse_amount(value) if isinstance(value, str) else value
+    if isinstance(amount, float) and amount.is_integer():
+        amount = int(amount)
     if type(amount) is not int or amount < 1:
         raise InputError(f"{name} must be an integer >= 1 or text such as '24GB' or '16GiB', got {value!r}")
     if amount < _LEAST and str(value).strip()[-1].isdigit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_origin
@@ -98,11 +99,21 @@ def _holds_something(value: Any) -> bool:
 
 def _nothing_in(input_data: Any, args: tuple[Any, ...]) -> str:
     numbers = (input_data, *args)
-    meant = f"; did you mean {numbers}?" if len(numbers) > 1 and is_size(numbers) else ""
+    meant = f"; did you mean {numbers}?" if len(numbers) > 1 and is_size(numbers) else _size_in(input_data)
     return (
         f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
         f"or None to list the layers without a forward{meant}"
     )
+
+
+def _size_in(value: Any) -> str:
+    """Return a suggestion for a size that is written as text, or that has None for an open dimension."""
+    parts = re.split(r"[^\w-]+", value.strip("()[] ")) if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or len(parts) < 2:
+        return ""
+    if not all(part is None or (isinstance(part, (str, int)) and str(part).isdigit()) for part in parts):
+        return ""
+    return f"; did you mean {tuple(1 if part is None else int(part) for part in parts)}?"
 
 
 def _as_input_data(

@@ -41,6 +41,7 @@ SOURCES = (
 )
 
 _NUMBER = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
+_SETTINGS = """ such as '{"num_classes": 10}'"""
 _PERCENTAGE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _OPTION = re.compile(r"-(?![\d.])\S+")  # not a negative number
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
@@ -150,9 +151,9 @@ def parse_settings(text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text)
     except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
+        raise argparse.ArgumentTypeError(f"expected a JSON object{_SETTINGS}, got {text!r}: {error}") from None
     if not isinstance(settings, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a JSON object{_SETTINGS}, got {text!r}")
     return settings
 
 
@@ -177,14 +178,17 @@ def parse_percentage(text: str) -> Fraction:
     return Fraction(match[1]) / 100
 
 
-def parse_count(text: str) -> int:
-    """Return an integer, such as a number of tokens.
+def parse_count(text: str, least: int = 1) -> int:
+    """Return an integer of at least ``least``, such as a number of tokens.
 
     >>> parse_count("8192")
     8192
     """
     try:
-        return int(text)
+        count = int(text)
+        if count < least:
+            raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
+        return count
     except ValueError:
         amount = parse_amount(text)
         hint = "" if amount is None else f"; did you mean {amount}?"

@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from textwrap import fill
@@ -243,7 +244,12 @@ def _summarize(commands: _Commands) -> None:
     add("--diff", metavar="MODEL", help="compare with another model, made and called likewise, or with the JSON of one")
     add = parser.group("table").add_argument
     add("--columns", type=_names, metavar="A,B", help="columns of the table, see below")
-    add("--depth", type=parse_count, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
+    add(
+        "--depth",
+        type=partial(parse_count, least=0),
+        metavar="N",
+        help="deepest level shown (default: all, of a large model what fits)",
+    )
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
     add("--sort", metavar="AMOUNT", help="sort the rows of the table by macs, params, flops ..., largest first")
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")

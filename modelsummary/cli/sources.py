@@ -20,6 +20,7 @@ from torch import nn
 from modelsummary.cli.arguments import SOURCES
 from modelsummary.errors import InputError, close_to, in_short
 from modelsummary.extras import needs
+from modelsummary.files.loading import is_file
 from modelsummary.files.weights.hub import configuration_file, repository_of
 
 __all__ = ["Source", "add_adapters", "build_model", "check_unset"]
@@ -65,7 +66,8 @@ def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) ->
     except InputError:
         raise
     except Exception as error:  # whatever a model's constructor raises
-        raise InputError(f"making {name!r} failed: {type(error).__name__}: {error}") from error
+        remedy = "; --kwargs passes arguments, as JSON" if isinstance(error, TypeError) else ""
+        raise InputError(f"making {name!r} failed: {type(error).__name__}: {error}{remedy}") from error
 
 
 def add_adapters(model: nn.Module, rank: int) -> nn.Module:
@@ -112,8 +114,16 @@ def _library_of(name: str) -> str:
             return "timm"
         names += timm.list_models()
     file = name.rstrip(":")
-    hint = f"; {file} is a file of code: add its class or function, {file}:NAME" if file.endswith(".py") else ""
-    raise InputError(f"cannot find model {name!r}; expected {SOURCES}{hint or close_to(name, dict.fromkeys(names))}")
+    hint = close_to(name, dict.fromkeys(names))
+    if file.endswith(".py"):
+        hint = f"; {file} is a file of code: add its class or function, {file}:NAME"
+    elif is_file(name):
+        raise InputError(
+            f"{name!r} is a file, but this command runs a model; pass one that can be made, or a .pt2 file"
+        )
+    elif Path(name).exists():
+        hint = f"; {name} is a {'folder' if Path(name).is_dir() else 'file of another kind'}"
+    raise InputError(f"cannot find model {name!r}; expected {SOURCES}{hint}")
 
 
 def _made(make: Callable[[], Source], with_values: bool) -> Source:

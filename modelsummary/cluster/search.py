@@ -301,7 +301,7 @@ def checked_options(options: Mapping[str, Any]) -> SearchOptions:
         elif name == "limit":
             check_integers(limit=value)
         elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
-            raise InputError(f"{name} must be a list of values to try, got {value!r}")
+            raise InputError(f"{name} must be a list of values to try, such as [1, 2], got {value!r:.80}")
         elif name in _VALUES and not all(
             type(entry) is type(_VALUES[name][0]) and entry in _VALUES[name] for entry in value
         ):

@@ -14,7 +14,7 @@ from modelsummary.errors import InputError, check_integers, is_number
 from modelsummary.file_contents import read_toml, saved, toml_text
 from modelsummary.keywords import check_names, choice_of, takes_keywords
 from modelsummary.tables import Printed, Report
-from modelsummary.units import scaled
+from modelsummary.units import parse_bytes, scaled
 
 if TYPE_CHECKING:
     from modelsummary.cluster.estimate import StepEstimate
@@ -44,7 +44,8 @@ class Cluster(Printed):
         network_latency: seconds of a message between nodes; None: as NCCL's own model has it.
         link_efficiency: fraction of ``link_bandwidth`` that large messages reach; None: as fitted.
         network_efficiency: fraction of ``network_bandwidth`` that large messages reach; None: see ``collectives``.
-        memory_bytes: memory of a device that training may use. Default: what torch sees of the device's memory.
+        memory_bytes: memory of a device that training may use, or text such as ``"60GB"``. Default: what torch sees of
+            the device's memory.
         nvlink_sharp: whether the switches of a node reduce. Default: True for SXM modules since Hopper, whose NVLinks
             have 900 GB/s or more, unless ``link_bandwidth`` is 64 GB/s or less, as of PCIe.
         factors: by which measured steps correct predictions; see ``calibrated``.
@@ -87,6 +88,8 @@ class Cluster(Printed):
         for name, default in defaults.items():
             if getattr(self, name) in (0, None) and getattr(self, name) is not False:
                 put(self, name, default)
+        if self.memory_bytes:
+            put(self, "memory_bytes", parse_bytes(self.memory_bytes, "memory_bytes"))
         self._check()
 
     def _check(self) -> None:

@@ -124,10 +124,7 @@ class DeviceSpec(Printed):
             check_speed(f"{self.name!r}: peak_flops of {key}", "FLOP/s, such as 312e12", peak)
         check_speed(f"{self.name!r}: bandwidth", "bytes per second, such as 2e12", self.bandwidth)
         if self.memory_bytes is not None:
-            memory_bytes: Any = self.memory_bytes
-            if isinstance(memory_bytes, float) and memory_bytes.is_integer():  # such as 80e9
-                memory_bytes = int(memory_bytes)
-            object.__setattr__(self, "memory_bytes", parse_bytes(memory_bytes, "memory_bytes"))
+            object.__setattr__(self, "memory_bytes", parse_bytes(self.memory_bytes, "memory_bytes"))
         speeds = self.sustained_flops
         if not isinstance(speeds, Mapping) or not all(
             dtype in _SUSTAINED and is_number(speed) and speed > 0 for dtype, speed in speeds.items()

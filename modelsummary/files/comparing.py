@@ -93,6 +93,11 @@ def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
     >>> comparison.reasons[0]
     'normed: 1 batch norms are operators of their own'
     """
+    if not isinstance(models, Mapping) or not all(isinstance(stats, ModelStatistics) for stats in models.values()):
+        raise InputError(
+            f"models must be a dict of names and Statistics, or results of load, got {models!r:.80}; pass one such as "
+            '{"live": Statistics(model, input_data), "file": load(path)}'
+        )
     if not models:
         raise InputError("models must hold at least one model to compare, got none")
     weights = {name: stats for name, stats in models.items() if isinstance(stats, WeightStatistics)}

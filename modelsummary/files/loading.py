@@ -88,7 +88,10 @@ def load(
     try:
         file = Path(path)
     except TypeError:
-        raise InputError(f"path must be the path of a model file, got {type(path).__name__}: {path!r:.80}") from None
+        raise InputError(
+            f"path must be the path of a model file, got {type(path).__name__}: {path!r:.80}; "
+            "pass a live model to Statistics"
+        ) from None
     if repository is None and not _exists(file):
         is_folder = os.path.isdir(file)  # it raises for no name
         raise ModelFileError(

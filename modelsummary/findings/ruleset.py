@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from modelsummary.errors import InputError, RegistrationError, close_to
+from modelsummary.errors import InputError, RegistrationError
 from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.finding import Finding
+from modelsummary.keywords import nearest
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.operator_calls import Line
 
@@ -134,7 +135,7 @@ def _codes(choices: Sequence[str] | str, name: str) -> set[str]:
         if not meant:
             names = [*RULES, *(rule.name for rule in RULES.values())]
             raise InputError(
-                f"{name} takes codes of rules, their beginnings or names, got {choice!r}{close_to(str(choice), names)}"
+                f"{name} takes codes of rules, their beginnings or names, got {choice!r:.80}{nearest(choice, names)}"
             )
         codes |= meant
     return codes

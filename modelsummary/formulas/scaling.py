@@ -101,7 +101,7 @@ class Scaling:
         names = [dimension.name for dimension in self.dimensions]
         wrong = next((name for name in sizes if name not in names), None)
         if wrong is not None:
-            raise InputError(f"no dimension is called {wrong!r}; there are {', '.join(names)}{close_to(wrong, names)}")
+            raise InputError(f"no dimension is called {wrong!r}; expected {', '.join(names)}{close_to(wrong, names)}")
         checked = {dimension: sizes.get(dimension.name, dimension.size) for dimension in self.dimensions}
         for dimension, size in checked.items():
             _check_size(dimension, size)

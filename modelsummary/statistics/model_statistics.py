@@ -567,8 +567,8 @@ class ModelStatistics(ReadableNumbers):
         from modelsummary.views.explorer.data import VERSION, Explored, diff_data, model_data
         from modelsummary.views.explorer.page import page_of
 
-        if compare is not None and not isinstance(compare, ModelStatistics):
-            raise InputError(f"compare must be the Statistics of a model, got {compare!r:.80}")
+        if compare is not None:
+            _check_statistics(compare, "compare")
         with no_collection():  # which takes a third of the time
             models = [Explored(self.root, self._dataflow(stages), memory=memory, plan=plan)]
             difference = None
@@ -623,11 +623,7 @@ class ModelStatistics(ReadableNumbers):
         """
         from modelsummary.views.diff import diff_trees
 
-        if not isinstance(other, ModelStatistics):
-            raise InputError(
-                f"other must be the Statistics of a model, got {type(other).__name__}: {other!r:.80}; "
-                "pass Statistics(model, input_data)"
-            )
+        _check_statistics(other, "other")
         return diff_trees(self.root, other.root)
 
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:
@@ -651,3 +647,12 @@ def _meant(owner: type, name: str) -> str:
     """
     public = [] if name.startswith("_") else [attribute for attribute in dir(owner) if not attribute.startswith("_")]
     return f"; did you mean {_MEANT[name]}?" if name in _MEANT else close_to(name, public)
+
+
+def _check_statistics(value: object, name: str) -> None:
+    """Raise ``InputError`` for anything but statistics."""
+    if not isinstance(value, ModelStatistics):
+        raise InputError(
+            f"{name} must be the Statistics of a model, got {type(value).__name__}: {value!r:.80}; "
+            "pass Statistics(model, input_data), modelsummary.load(file), or ModelStatistics.from_json(file)"
+        )

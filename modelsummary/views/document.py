@@ -15,6 +15,7 @@ from modelsummary.layer_info import LayerInfo, Sizes
 
 __all__ = ["FORMAT", "VERSION", "read_document", "rows_of", "tree_of"]
 
+_REMEDY = "pass a file of to_json(), or of modelsummary ... --format json"
 FORMAT = "modelsummary"
 VERSION = 1
 _SIZES = ("input_size", "output_size")
@@ -100,7 +101,10 @@ def read_document(source: str | PathLike[str]) -> dict[str, Any]:
         InputError: the text is not a document of modelsummary, or has another version.
     """
     if not isinstance(source, (str, PathLike)) or not str(source):
-        raise InputError(f"source must be JSON text or the path of a JSON file, got {source!r:.80}")
+        raise InputError(
+            "source must be JSON text or the path of a JSON file, got "
+            f"{type(source).__name__}: {source!r:.80}; {_REMEDY}"
+        )
     is_text = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith(("{", "["))
     try:
         text = str(source) if is_text else _text_of(Path(source))
@@ -108,13 +112,11 @@ def read_document(source: str | PathLike[str]) -> dict[str, Any]:
     except InputError:  # a ValueError, too
         raise
     except OSError as error:
-        raise InputError(
-            f"{str(source)!r:.200} cannot be read: {error.strerror or error}; pass a file of to_json()"
-        ) from None
+        raise InputError(f"{str(source)!r:.200} cannot be read: {error.strerror or error}; {_REMEDY}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{source!r:.80} is not UTF-8 text: {error}") from None
+        raise InputError(f"{str(source)!r:.80} is not UTF-8 text: {error}; {_REMEDY}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{source!r:.40} is not valid JSON: {error}") from None
+        raise InputError(f"{str(source)!r:.80} is not valid JSON: {error}; {_REMEDY}") from None
     _check(facts)
     checked: dict[str, Any] = facts
     return checked
@@ -146,7 +148,10 @@ def _finite(text: str) -> float:
 def _check(document: Any) -> None:
     """Raise ``InputError`` unless this version can read the document."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InputError(f"this is not a document of modelsummary: expected an object with format={FORMAT!r}")
+        raise InputError(
+            f"this is not a document of modelsummary: expected an object with format={FORMAT!r}, got "
+            f"{type(document).__name__}: {document!r:.80}; {_REMEDY}"
+        )
     version = document.get("version")
     if type(version) is not int or version != VERSION:
         raise InputError(f"the document has version {version!r:.40}; this release reads version {VERSION}")

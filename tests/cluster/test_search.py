@@ -212,6 +212,16 @@ def test_plans_become_code():
     assert "ScheduleInterleaved1F1B([stage], n_microbatches" in interleaved
 
 
+def test_the_memory_of_a_cluster_may_be_text():
+    assert (
+        Cluster("A100", memory_bytes="60GB").memory_bytes
+        == Cluster("A100", memory_bytes=60e9).memory_bytes
+        == 60 * 10**9
+    )
+    with pytest.raises(InputError, match="memory_bytes is in bytes, and 80 is 80 of them; pass text such as '80GB'"):
+        Cluster("A100", memory_bytes=80)
+
+
 def test_the_table_says_what_can_be_applied():
     stats = statistics()
     cluster = Cluster("A100", devices_per_node=2)
@@ -332,7 +342,7 @@ def test_sequence_parallelism_is_applied_without_stages():
         ({"cluster": "H100"}, r"cluster must be a Cluster, such as .* got 'H100'"),
         ({"global_batch": 0}, "global_batch must be an integer >= 1, got 0"),
         ({"tensr": [1]}, "unknown option 'tensr' of plan; expected .*; did you mean 'tensor'"),
-        ({"tensor": 2}, "tensor must be a list of values to try, got 2"),
+        ({"tensor": 2}, r"tensor must be a list of values to try, such as \[1, 2\], got 2"),
         ({"shard": [0]}, r"shard must be a list of integers >= 1 or None, got \[0\]"),
         ({"sharded": [3, True]}, r"sharded must be one of 'optimizer', .*, or None, got True"),
         ({"schedules": ["1f1B"], "pipeline": [1]}, r"schedules must be a list .* 'dualpipev'\), got \['1f1B'\]"),

@@ -322,7 +322,7 @@ def test_errors(gpt):
         gpt.formula("mac")
     with pytest.raises(LayerNotFoundError, match="no layer named 'nothing'"):
         gpt.formula("macs", "nothing")
-    with pytest.raises(InputError, match=r"no dimension is called 'sequenc'; there are .*; did you mean 'sequence'"):
+    with pytest.raises(InputError, match=r"no dimension is called 'sequenc'; expected .*; did you mean 'sequence'"):
         gpt.at(sequenc=3)
     with pytest.raises(InputError, match="batch must be an integer >= 1, got 0"):
         gpt.at(batch=0)

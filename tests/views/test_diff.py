@@ -191,7 +191,7 @@ def test_a_wrapped_layer_is_renamed():
 
 
 def test_names_of_modules_are_shortened_last():
-    """Columns that may be left out go first; the end of a path, which tells rows apart, stays whole as long as it can."""
+    """Columns that may be left out go first; the end of a path, which tells rows apart, stays whole if it can."""
 
     def net(size):
         layer = nn.ModuleDict({"feed_forward_projection": nn.Linear(size, size)})

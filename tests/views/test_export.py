@@ -94,7 +94,7 @@ def test_json_round_trip(stats, tmp_path):
     ("text", "message"),
     [
         ("{", "is not valid JSON"),
-        ("[]", "not a document of modelsummary"),
+        ("[]", r"not a document of modelsummary: .* got list: \[\]; pass a file of to_json\(\), or of modelsummary"),
         ('{"format": "other"}', "not a document of modelsummary"),
         ('{"format": "modelsummary", "version": 7}', "has version 7; this release reads version 1"),
         ('{"format": "modelsummary", "version": 1}', "has execution=None and batch_dim=None; expected 'shape'"),

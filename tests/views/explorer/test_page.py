@@ -114,7 +114,7 @@ def test_a_forward_that_raises_is_a_remark():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compare": "net"}, "compare must be the Statistics of a model, got 'net'"),
+        ({"compare": "net"}, "compare must be the Statistics of a model, got str: 'net'; pass Statistics"),
         ({"memory": 3}, "memory must be a MemoryEstimate, as memory() returns it, got 3"),
         ({"stages": 2}, "stages must be the result of split() on this model, got 2"),
         ({"plan": "tensor"}, "plan must be a ParallelPlan, as parallel_plan() returns it, got 'tensor'"),
