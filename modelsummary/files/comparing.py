@@ -24,8 +24,8 @@ class Form(NamedTuple):
 
     Attributes:
         operators: number of operators that read or write memory.
-        activations: bytes of the results of all leaf modules of a live model, or of all operators of a file.
-        bandwidth: bytes that operators read and write, with no buffer on the chip.
+        activation_bytes: bytes of the results of all leaf modules of a live model, or of all operators of a file.
+        bandwidth_bytes: bytes that operators read and write, with no buffer on the chip.
         norms: number of batch normalizations among the operators.
         in_place: number of operators that write into their first input.
         is_live: True for a live model, False for a file.
@@ -38,8 +38,8 @@ class Form(NamedTuple):
     param_bytes: int
     macs: int | None
     operators: int | None
-    activations: int | None
-    bandwidth: int | None
+    activation_bytes: int | None
+    bandwidth_bytes: int | None
     norms: int
     in_place: int
     is_live: bool
@@ -171,7 +171,7 @@ def _reasons(first: Form, other: Form) -> list[str]:
         reasons.append(f"{fewer} operators that work in place in {first.name} have results of their own")
     elif other.in_place > first.in_place:
         reasons.append(f"{_fewer(first.in_place, other.in_place)} work in place and need no storage of their own")
-    if first.activations != other.activations and first.is_live != other.is_live:
+    if first.activation_bytes != other.activation_bytes and first.is_live != other.is_live:
         file, live = "results of all operators, views too", "results of leaf modules, without functions between them"
         reasons.append(
             f"activations are {live if other.is_live else file}; of {first.name}: {file if other.is_live else live}"

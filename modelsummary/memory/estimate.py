@@ -14,6 +14,9 @@ from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled,
 __all__ = ["CATEGORIES", "MemoryEstimate", "MemoryMeasurement", "TimelinePoint"]
 
 CATEGORIES = ("params", "buffers", "optimizer_state", "grads", "inputs", "activations", "temporary", "workspace")
+_BYTES = frozenset(
+    "params buffers grads optimizer_state inputs activations held_after_forward peak offloaded graphs".split()
+)
 _VISIBLE = 1 / 500  # of the height of the plot
 _LETTER = 0.011  # of its width
 
@@ -153,10 +156,14 @@ class MemoryEstimate(Printed):
         return axes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures without the timeline and the saved storages as a dict that can be written as JSON."""
+        """Return the figures without the timeline and the saved storages as a dict that can be written as JSON.
+
+        Names of bytes end in ``_bytes``.
+        """
         point = self.peak_at
         others = ("timeline", "saved", "reserve")
-        figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
+        names = [name for name in self.__dataclass_fields__ if name not in others]
+        figures = {f"{name}_bytes" if name in _BYTES else name: getattr(self, name) for name in names}
         if self.reserve is not None:
             figures["reserve"] = self.reserve.to_dict()
         where = None if point is None else {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}

@@ -177,7 +177,16 @@ class ServingSimulation(Printed, Records):
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per request."""
         return [
-            {**request._asdict(), **{name: getattr(request, name) for name in _FIGURES}} for request in self.requests
+            {
+                "arrival_seconds": request.arrival,
+                "prompt_tokens": request.prompt,
+                "output_tokens": request.output,
+                "first_seconds": request.first,
+                "last_seconds": request.last,
+                "preemptions": request.preemptions,
+                **{name: getattr(request, name) for name in _FIGURES},
+            }
+            for request in self.requests
         ]
 
     def _report(self) -> Report:

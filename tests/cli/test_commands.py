@@ -118,7 +118,7 @@ def test_json(capsys):
     stats = Statistics(mlp(), (2, 4))
     assert str(ModelStatistics.from_json(text)) == str(stats)
     facts = json.loads(text)
-    assert facts["memory"]["peak"] == stats.memory(optimizer="adam").peak
+    assert facts["memory"]["peak_bytes"] == stats.memory(optimizer="adam").peak
     assert facts["stages"] == stats.split(2).to_records()
 
 

@@ -44,11 +44,11 @@ def test_figures_and_reasons(forms):
     # convolution, norm, ReLU; in ONNX the norm is folded, and the flattening is an operator
     assert [form.operators for form in found.forms] == [3, 3, 3, 3]
     result = 4 * 144
-    assert (live.activations, file.activations) == (4 * result, 3 * result)
-    assert live.bandwidth == script.bandwidth
+    assert (live.activation_bytes, file.activation_bytes) == (4 * result, 3 * result)
+    assert live.bandwidth_bytes == script.bandwidth_bytes
     # image, weights and biases, the result; ReLU; Reshape, with the two integers of its shape
-    assert file.bandwidth == 4 * 192 + 448 + result + 4 * result + 16
-    assert program.bandwidth == 4 * (192 + 108) + result + (2 * result + 4 * 16) + 2 * result
+    assert file.bandwidth_bytes == 4 * 192 + 448 + result + 4 * result + 16
+    assert program.bandwidth_bytes == 4 * (192 + 108) + result + (2 * result + 4 * 16) + 2 * result
     assert found.reasons[:2] == [
         "onnx: 1 batch norms are in the weights and biases of layers next to them",
         "onnx: 1 operators that work in place in live have results of their own",

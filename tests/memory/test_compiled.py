@@ -134,7 +134,7 @@ def test_by_hand():
     assert memory.held_after_forward == 848 + 848 + 64 + 2 * 128 + 2 * 4 * 4 + 4  # state, input; result, and loss
     assert (memory.mode, memory.execution, memory.graphs) == ("compiled", "shape", [2 * 128])
     assert "Memory of one compiled training step on cpu" in str(memory)
-    assert memory.to_dict()["graphs"] == [256]
+    assert memory.to_dict()["graphs_bytes"] == [256]
 
 
 def test_each_graph_apart():

@@ -127,7 +127,7 @@ def test_a_simulation(estimate):
     assert simulation.ttft_ms.p50 <= simulation.ttft_ms.p95 <= simulation.e2e_ms.most
     records = simulation.to_records()
     assert records[3]["ttft_ms"] == simulation.requests[3].ttft_ms
-    assert list(simulation.to_pandas()["output"]) == [20] * 30
+    assert list(simulation.to_pandas()["output_tokens"]) == [20] * 30
     text = str(simulation)
     assert text.startswith(f"Decoder on slow: 30 requests in {1e3 * simulation.seconds:.2f} ms, ")
     assert "TTFT (ms)" in text
