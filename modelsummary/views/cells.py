@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,7 +13,7 @@ from modelsummary.units import NOTHING, check_prefix, decimals, format_number, p
 from modelsummary.views.amounts import column_of, find_amounts
 from modelsummary.views.columns import COLUMNS, Column, find_columns
 from modelsummary.views.folding import LARGE, Shown, deepest_fitting, fold, unfolded
-from modelsummary.views.labels import branch, check_depth, one_line
+from modelsummary.views.labels import branch, check_depth, one_line, sizes_label
 
 __all__ = ["TableOptions", "lay_out", "rows_shown"]
 
@@ -200,17 +200,7 @@ class _Cells:
             return str(value) if value else NOTHING
         if not info.executed:
             return UNKNOWN if info.note else NOTHING
-        return self._sizes(value if self._options.all_shapes else first_shape(value))
-
-    def _sizes(self, sizes: Sizes) -> str:
-        if isinstance(sizes, list):
-            shown = (-1 if numbered == self._batch else numbered[1] for numbered in enumerate(sizes))
-            return f"[{', '.join(map(str, shown))}]"  # an open dimension of a file is a name
-        if isinstance(sizes, tuple):
-            return f"({', '.join(map(self._sizes, sizes))})"
-        if isinstance(sizes, Mapping):
-            return f"{{{', '.join(f'{key}: {self._sizes(inner)}' for key, inner in sizes.items())}}}"
-        return NOTHING if sizes is None else sizes
+        return sizes_label(value if self._options.all_shapes else first_shape(value), self._batch)
 
     def _params(self, value: int, info: LayerInfo) -> str:
         if not value and info.num_params and info.is_recursive:

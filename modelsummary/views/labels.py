@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo
+from collections.abc import Mapping
 
-__all__ = ["branch", "call_label", "check_depth", "one_line", "row_label", "settings"]
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo, Sizes
+from modelsummary.units import NOTHING
+
+__all__ = ["branch", "call_label", "check_depth", "one_line", "row_label", "settings", "sizes_label"]
 
 
 def one_line(text: str) -> str:
@@ -29,6 +32,22 @@ def call_label(name: str, call_index: int) -> str:
     ('fc', 'fc (call 2)')
     """
     return f"{name} (call {call_index + 1})" if call_index else name
+
+
+def sizes_label(sizes: Sizes, batch: tuple[int | None, int | None] = (None, None)) -> str:
+    """Return shapes as text; the ``batch``, its position and size, is -1, and an open dimension of a file is a name.
+
+    >>> sizes_label(([2, 8], {"mask": [2]}, None)), sizes_label([2, 8], (0, 2))
+    ('([2, 8], {mask: [2]}, --)', '[-1, 8]')
+    """
+    if isinstance(sizes, list):
+        shown = (-1 if numbered == batch else numbered[1] for numbered in enumerate(sizes))
+        return f"[{', '.join(map(str, shown))}]"
+    if isinstance(sizes, tuple):
+        return f"({', '.join(sizes_label(inner, batch) for inner in sizes)})"
+    if isinstance(sizes, Mapping):
+        return f"{{{', '.join(f'{key}: {sizes_label(inner, batch)}' for key, inner in sizes.items())}}}"
+    return NOTHING if sizes is None else sizes
 
 
 def branch(depth: int, *, ascii_only: bool = False, narrow: bool = False) -> str:

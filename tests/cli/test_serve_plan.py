@@ -71,7 +71,7 @@ def test_a_plan_keeps_the_options_that_are_passed(capsys, config):
     ("arguments", "message"),
     [
         (["--context", "1"], "context must be an integer >= 2, got 1"),
-        (["--batch", "0"], "batch must be an integer >= 1, got 0"),
+        (["--batch", "0"], "argument --batch: expected an integer >= 1, got '0'"),
         (["--device", "A1000"], "'A1000'"),
         (["--device", "cpu"], "was never calibrated"),
         (["--dtype", "int8"], "it must be a floating point torch.dtype, or its name such as 'bfloat16', got 'int8'"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,7 @@ from modelsummary.views.explorer.kinds import kind_of
 from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of, split_equal
 from modelsummary.views.export import Texts
 from modelsummary.views.flow import Dataflow
-from modelsummary.views.labels import one_line, settings
+from modelsummary.views.labels import one_line, settings, sizes_label
 
 __all__ = ["VERSION", "Explored", "diff_data", "model_data"]
 
@@ -220,16 +220,7 @@ def _groups(model: Explored) -> list[_Fact]:
 
 
 def _sizes(sizes: Sizes) -> str:
-    if isinstance(sizes, tuple):
-        texts = [text for text in map(_sizes, sizes) if text]
-        text = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
-    elif isinstance(sizes, Mapping):
-        text = f"{{{', '.join(f'{key}: {_sizes(inner)}' for key, inner in sizes.items())}}}"
-    elif isinstance(sizes, list):
-        text = f"[{', '.join(map(str, sizes))}]"
-    else:
-        text = sizes or ""
-    return _short(text)
+    return "" if sizes is None else _short(sizes_label(sizes))
 
 
 def _parameters(row: LayerInfo) -> str:
