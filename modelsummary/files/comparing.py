@@ -93,9 +93,12 @@ def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
     >>> comparison.reasons[0]
     'normed: 1 batch norms are operators of their own'
     """
-    if not isinstance(models, Mapping) or not all(isinstance(stats, ModelStatistics) for stats in models.values()):
+    wrong: list[object] = [models]
+    if isinstance(models, Mapping):
+        wrong = [value for value in models.values() if not isinstance(value, ModelStatistics)]
+    if wrong:
         raise InputError(
-            f"models must be a dict of names and Statistics, or results of load, got {models!r:.80}; pass one such as "
+            f"models must be a dict of names and Statistics, or results of load, got {type(wrong[0]).__name__}; pass "
             '{"live": Statistics(model, input_data), "file": load(path)}'
         )
     if not models:

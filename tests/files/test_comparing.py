@@ -59,7 +59,7 @@ def test_figures_and_reasons(forms):
     assert found.to_records()[0]["macs"] == 3888
     with pytest.raises(InputError, match="live was made without an input; pass the size"):
         compare({"live": Statistics(block())})
-    for models in ([Statistics(block())], {"live": block()}):
+    for models in ([Statistics(block())], Statistics(block()), {"live": block()}):
         with pytest.raises(InputError, match="models must be a dict of names and Statistics, or results of load, got"):
             compare(models)
     with pytest.raises(InputError, match="at least one model to compare, got none"):
