@@ -239,7 +239,10 @@ class Report:
             return report
         numbers = [header for header, letter in zip(report.headers, report.align, strict=True) if letter == "r"]
         kept = report.leaving_out(screen.width, *report.optional)
-        kept = kept.leaving_out(screen.width, *reversed(numbers[1:]), least=_LEAST, name=_NAME)
+        first = next((index for index, letter in enumerate(kept.align) if letter != "r" and kept.headers[index]), 0)
+        cells = max((len(str(row[first])) for row in kept.rows), default=0)  # its title may be cut further
+        name = min(_NAME, max(cells, _LEAST))
+        kept = kept.leaving_out(screen.width, *reversed(numbers[1:]), least=_LEAST, name=name)
         narrow = kept.shortened(screen.width)
         order = [*report.optional, *report.headers]
         missing = [header for header in dict.fromkeys(order) if header in report.headers and header not in kept.headers]
