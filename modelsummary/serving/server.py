@@ -371,7 +371,7 @@ def _versions(
                     if plan is None:
                         plan = _plan_of(live, root, options, request)
                         stack.enter_context(rank_of(plan, 0, plan.world_size, "the model of a rank"))
-                    model, _ = stack.enter_context(sharded_copy(plan, plan._live.model, None, same))
+                    model, _ = stack.enter_context(sharded_copy(plan, live.model, None, same))
                     models[few is not None] = model
             return models[few is not None]
 

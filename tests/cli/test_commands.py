@@ -151,6 +151,7 @@ def branching():
 @pytest.mark.parametrize("command", ["summarize", "explore", "check", "compare", "calibrate"])
 def test_values_for_a_forward_that_reads_them(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MODELSUMMARY_CACHE", str(tmp_path))
     model = ["tests.cli.test_commands:branching", "--input", "2,4"]
     assert "execution='auto' or 'real', with a model and inputs that hold values (in a shell: --values)" in (
         output(capsys, command, *model, status=2).err

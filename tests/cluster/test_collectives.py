@@ -260,7 +260,7 @@ def test_toml(tmp_path):
         ({"network_latency": float("inf")}, "network_latency must be a number >= 0 or None, got inf"),
         ({"network_bandwidth": float("nan")}, "network_bandwidth .* must be a number > 0, got nan"),
         ({"link_bandwidth": False}, "link_bandwidth .* must be a number > 0, got False"),
-        ({"memory_bytes": True}, "memory_bytes .* must be a number > 0, got True"),
+        ({"memory_bytes": True}, "memory_bytes must be an integer >= 1 or text such as .*, got True"),
         ({"interfaces_per_node": 0.5}, "interfaces_per_node must be an integer >= 1, got 0.5"),
         ({"interfaces_per_node": -1}, "interfaces_per_node .* must be a number > 0, got -1"),
         ({"name": 3}, "name must be a string, got 3"),
