@@ -395,7 +395,7 @@ class _Launches:
         self._writers.update(dict.fromkeys(run.makes, index))
 
     def send(self, run: OperatorRun) -> None:
-        """Note an operator without kernels, such as a collective: what reads its results waits for what it reads."""
+        """Note a collective: the kernels that write what it reads end before it, and readers of its results wait."""
         producers = self.writers(run.reads)
         for index in producers:
             group = self.items[index]
@@ -536,7 +536,7 @@ def _launched(
     indices: list[int | None] = [None] * len(operators)
     for number, operator in enumerate(operators):
         run = operator.run
-        if not works[id(run.call)] and not run.call.rule.is_view:
+        if run.call.rule.is_collective:
             launches.send(run)
         is_single = len(works[id(run.call)]) == 1
         for index, work in enumerate(works[id(run.call)]):

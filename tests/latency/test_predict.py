@@ -48,6 +48,19 @@ def test_compiled_kernels_join_elementwise_work():
     assert compiled.seconds < eager.seconds
 
 
+class Rearranged(nn.Module):
+    """An element-wise operator on each side of operators without kernels: of an allocation, and of a copy's view."""
+
+    def forward(self, x):
+        y = x * 2
+        return (y + torch.empty_like(y).fill_(3)).t().reshape(-1) + 1
+
+
+def test_operators_without_kernels_do_not_end_a_compiled_kernel():
+    (kernel,) = Statistics(Rearranged(), (4, 8)).kernels("A100", "compiled")
+    assert kernel.n_operators == 5  # mul, fill_, add, clone, add
+
+
 def test_compiled_softmax_has_one_kernel_in_the_backward():
     model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Softmax(-1), nn.Linear(16, 4))
 
