@@ -56,8 +56,8 @@ _FLAGS: dict[str, dict[str, str]] = {
         "replicas": "--dp-size",
         "expert": "--ep-size",
         "sends_tokens": "--enable-dp-attention",
-        "max_requests": "--max-running-requests",
-        "token_budget": "--chunked-prefill-size",
+        "all_requests": "--max-running-requests",
+        "all_tokens": "--chunked-prefill-size",
         "static_share": "--mem-fraction-static",
         "weights": "--quantization",
         "cache_dtype": "--kv-cache-dtype",
@@ -65,6 +65,7 @@ _FLAGS: dict[str, dict[str, str]] = {
     "tensorrt-llm": {
         "together": "--tp_size",
         "expert": "--ep_size",
+        "sends_tokens": "--enable_attention_dp",
         "max_requests": "--max_batch_size",
         "token_budget": "--max_num_tokens",
         "free_share": "--kv_cache_free_gpu_memory_fraction",
@@ -177,8 +178,8 @@ class ServingPlan:
         """Return the options of an engine's command line for this plan.
 
         Each engine has its own share of the memory: vLLM of all that the engine takes, SGLang of weights and pages, and
-        TensorRT-LLM of the pages in what weights and workspace leave free. Weights in int8 have no option: the
-        checkpoint tells them.
+        TensorRT-LLM of the pages in what weights and workspace leave free. SGLang divides requests and tokens by the
+        devices that share experts. Weights in int8 have no option: the checkpoint tells them.
 
         Args:
             engine: ``"vllm"``, ``"sglang"`` or ``"tensorrt-llm"``. TensorRT-LLM takes the forms of weights and caches
@@ -193,6 +194,7 @@ class ServingPlan:
             raise InputError(f"engine must be one of {names}, got {engine!r:.80}{close_to(engine, _FLAGS)}")
         pages = self.simulation.n_pages * self.simulation.page_bytes
         replicas = self.expert if self.expert > 1 else self.replicas
+        budget = self.engine.token_budget
         values = {
             "tensor": self.tensor,
             "together": self.tensor * self.expert,
@@ -200,7 +202,9 @@ class ServingPlan:
             "expert": self.expert if self.expert > 1 else None,
             "sends_tokens": "" if self.expert > 1 else None,
             "max_requests": self.engine.max_requests,
-            "token_budget": self.engine.token_budget,
+            "token_budget": budget,
+            "all_requests": self.expert * self.engine.max_requests,
+            "all_tokens": budget and self.expert * budget,
             "memory_share": self.engine.memory_share,
             "static_share": _share(self.weight_bytes + pages, self.memory_bytes),
             "free_share": _share(pages, pages + (1 - self.engine.memory_share) * self.memory_bytes),

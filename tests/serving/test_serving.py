@@ -15,7 +15,7 @@ from modelsummary.cluster import Cluster, Factors
 from modelsummary.cluster.collectives import Network
 from modelsummary.devices.kernel_table import KernelTable, machine_of
 from modelsummary.devices.target import Target, target_of
-from modelsummary.serving import Engine, Load, ServingSpace, points
+from modelsummary.serving import Engine, Load, ServingSpace, points, server
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.request import request_of
@@ -117,12 +117,12 @@ def test_forward_over_chunks_is_extrapolated(monkeypatch, chunk, constant):
 
     monkeypatch.setattr(points, "_MOST_OPERATORS", 400)
     lengths = []
-    make = points.Points.__init__
 
-    def noting(self, run, *args):
-        make(self, lambda *key: lengths.append(key[1]) or run(*key), *args)
+    def run(*args, context, **kwargs):
+        lengths.append(context)
+        return run_request(*args, context=context, **kwargs)
 
-    monkeypatch.setattr(points.Points, "__init__", noting)
+    monkeypatch.setattr(server, "run_request", run)
     Statistics(Chunks(), IDS).serving(50, device=DEVICE, batches=[1], memory_bytes="1TB")
     assert max(lengths) < 10_000
 
@@ -387,7 +387,12 @@ def test_a_load_on_devices_that_divide_experts():
     assert divided.devices_for(1.5 * divided.requests_per_second) == 8
     assert divided.weight_bytes == estimate.weight_bytes
     assert "--data-parallel-size 4 --enable-expert-parallel --max-num-seqs 2" in divided.flags("vllm")
-    assert divided.flags("sglang").startswith("--tp-size 4 --dp-size 4 --ep-size 4 --enable-dp-attention ")
+    # SGLang takes the requests and the tokens of all devices, and divides them by --dp-size
+    flags = (
+        "--tp-size 4 --dp-size 4 --ep-size 4 --enable-dp-attention --max-running-requests 8 --chunked-prefill-size 256 "
+    )
+    assert divided.flags("sglang").startswith(flags)
+    assert "--tp_size 4 --ep_size 4 --enable_attention_dp --max_batch_size 2 " in divided.flags("tensorrt-llm")
 
 
 def test_cluster(stats):
