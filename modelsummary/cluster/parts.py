@@ -97,6 +97,7 @@ class Part:
         collectives: what is communicated for tensor, context and expert parallelism.
         kept_bytes: bytes kept for the backward, or cached; before the blocks, with the inputs.
         cached_bytes: bytes that its forward makes and the result of the model holds, as the keys and values of a cache.
+        outliving_bytes: bytes among ``kept_bytes`` that the result of the model holds, so that no backward frees them.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
         result_bytes: bytes of the results that the checkpoint around it keeps, without results that leave it.
@@ -122,6 +123,7 @@ class Part:
     collectives: tuple[MicrobatchCollective, ...] = ()
     kept_bytes: int = 0
     cached_bytes: int = 0
+    outliving_bytes: int = 0
     core_bytes: int = 0
     entered_bytes: int = 0
     result_bytes: int = 0
@@ -325,6 +327,8 @@ def parts_of(
     kept = _sums([(BEFORE, input_bytes), *((storage.part_name, storage.nbytes) for storage in storages)])
     core = _sums((storage.part_name, storage.nbytes * storage.is_core) for storage in storages)
     cached = _sums((part_names[storage.born], storage.nbytes) for storage in caches)
+    identities = {storage.identity for storage in observed.outliving}
+    outliving = _sums((storage.part_name, storage.nbytes) for storage in storages if storage.identity in identities)
     results = _results(observed.operators, part_names, labelled, positions, storages)
     temporary = _temporary(observed.timeline, part_names, caches, adds_in_products=sum_dtype is not None)
     backward_flops: Counter[str] = Counter()
@@ -348,6 +352,7 @@ def parts_of(
             collectives=tuple(collectives[name]),
             kept_bytes=kept[name],
             cached_bytes=cached[name],
+            outliving_bytes=outliving[name],
             core_bytes=core[name],
             entered_bytes=entered_bytes,
             again_bytes=kept[name] - entered_bytes,

@@ -44,6 +44,7 @@ class StageUnit(NamedTuple):
         is_block: it is a block.
         weights: what FSDP can gather at once.
         kept_bytes: bytes of its activations that are kept for the backward.
+        freed_bytes: bytes among them that its backward frees: the result of the model holds the others.
         working_bytes: bytes of activations that exist only while it is recomputed.
         temporary_bytes: bytes that are alive for a moment.
         is_gathered_again: FSDP gathers it for the backward: the backward passes through it, and it is neither behind
@@ -55,6 +56,7 @@ class StageUnit(NamedTuple):
     is_block: bool
     weights: RankWeights
     kept_bytes: int
+    freed_bytes: int
     working_bytes: int
     temporary_bytes: int
     is_gathered_again: bool
@@ -87,7 +89,7 @@ class SimulatedStage:
         units: its blocks, and what precedes and follows them, in the order of the calls; equal ones are one object.
         crossing_bytes: bytes that it takes from the stage before it.
         working_bytes, temporary_bytes: bytes of activations that exist only while a block is recomputed, and bytes that
-            are alive for a moment, less what later units have freed by then, of the unit where both are most together.
+            are alive for a moment, less what later units do not hold by then, of the unit where both are most together.
         root: what stays gathered under FSDP: what precedes and what follows the blocks, if they share a parameter.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
@@ -109,7 +111,7 @@ class SimulatedStage:
     def freed_bytes(self) -> int:
         """Bytes of activations that are freed before the backward of its last block."""
         last = self.units[-1]
-        return 0 if last.is_block else last.kept_bytes
+        return 0 if last.is_block else last.freed_bytes
 
     @cached_property
     def forward(self) -> SecondsByCause:
@@ -310,6 +312,7 @@ class RankParts:
             is_block=is_block,
             weights=RankWeights() if is_in_root else part.held,
             kept_bytes=kept,
+            freed_bytes=max(kept - part.outliving_bytes, 0),
             working_bytes=working,
             temporary_bytes=part.temporary_bytes,
             is_gathered_again=part.has_backward and name != AFTER and not is_in_root,
@@ -416,12 +419,15 @@ def _stage(
     root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
-    freed = 0
+    freed = kept_later = 0
     moments: dict[int, tuple[int, int]] = {}
-    for unit in reversed(units):
-        moments.setdefault(id(unit), (unit.working_bytes, unit.temporary_bytes - freed))
+    for (name, _), unit in zip(reversed(calls), reversed(units), strict=True):
+        absent = freed if parts[name].has_backward else kept_later  # a forward runs before later ones keep anything
+        moments.setdefault(id(unit), (unit.working_bytes, unit.temporary_bytes - absent))
         # With checkpoints, any block counts as the last one: so choices of what blocks keep depend on sums alone.
-        freed += unit.kept_bytes if plan.checkpoint is None or not unit.is_block else 0
+        if plan.checkpoint is None or not unit.is_block:
+            freed += unit.freed_bytes
+            kept_later += unit.kept_bytes
     working, temporary = max(moments.values(), key=sum)
     return SimulatedStage(
         units=units,

@@ -126,6 +126,52 @@ def test_one_device_holds_what_memory_says(make):
     assert rank.total == pytest.approx(memory.peak, rel=5e-4)
 
 
+class Perceptron(nn.Module):
+    """Two layers that add to their input."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128, device="meta"), nn.Linear(128, 32, device="meta")
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Perceptrons(nn.Module):
+    """An embedding, four blocks, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(64, 32, device="meta"), nn.Linear(32, 64, device="meta")
+        self.blocks = nn.ModuleList(Perceptron() for _ in range(4))
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_the_result_is_held_while_blocks_run_again():
+    """The peak is in the last block: the logits, which the loss saved, are still there as the result of the model."""
+    model, blocks = Perceptrons(), [f"blocks.{index}" for index in range(4)]
+    stats = Statistics(model, torch.zeros(4, 64, dtype=torch.long, device="meta"))
+    recipe = Recipe(
+        precision=None,
+        gradient_dtype=None,
+        master_weights=False,
+        kernels="eager",
+        loss=lambda logits: logits.logsumexp(-1).mean(),
+    )
+    plan = Plan(micro_batch=4, checkpoint=dict.fromkeys(blocks, ()))
+    rank = stats.simulate(plan, Cluster("A100"), 8, recipe=recipe).memory[0]
+    options = {"optimizer": "adamw", "accumulates": True, "device": "cuda", "block_bytes": 1, "workspaces": False}
+    memory = stats.memory(checkpoint=blocks, loss=recipe.loss, **options)
+    states = memory.activations + memory.inputs - rank.activations  # of the CPU's generator, kept by each checkpoint
+    assert states == len(blocks) * torch.get_rng_state().nbytes
+    assert rank.total == memory.peak - states
+
+
 @pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("make", [dense, lora])
 def test_autocast_keeps_what_memory_says(make, autocast):
