@@ -111,7 +111,7 @@ def _size_in(value: Any) -> str:
     parts = re.split(r"[^\w-]+", value.strip("()[] ")) if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or len(parts) < 2:
         return ""
-    if not all(part is None or (isinstance(part, (str, int)) and str(part).isdigit()) for part in parts):
+    if not all(part is None or (isinstance(part, (str, int)) and str(part).isdecimal()) for part in parts):
         return ""
     return f"; did you mean {tuple(1 if part is None else int(part) for part in parts)}?"
 

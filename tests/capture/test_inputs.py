@@ -223,6 +223,10 @@ def test_any_size_and_batch_dim(size, data):
         ({"input_data": "2, 4"}, r"; did you mean \(2, 4\)\?$"),
         ({"input_data": ["2", "4"]}, r"; did you mean \(2, 4\)\?$"),
         ({"input_data": (None, 4)}, r"; did you mean \(1, 4\)\?$"),
+        (
+            {"input_data": "\N{SUPERSCRIPT TWO}, 4"},
+            r"or None to list the layers without a forward$",
+        ),  # a digit, no decimal
         ({"input_data": [None]}, r"no tensor found in input_data=\[None\]"),
         ({"input_data": {"x": 5}}, r"no tensor found in input_data=\{'x': 5\}"),
         ({"input_data": {1: torch.rand(1)}}, r"dict must be names of forward's arguments, got 1; pass positional"),
