@@ -182,9 +182,14 @@ class ExpertShards(TorchFunctionMode):
         """Return a whole tensor of the same shape, dtype and device without memory of its own."""
         return torch.zeros((), dtype=tensor.dtype, device=self.device).expand(self.shape(tensor))
 
-    def _chunk(self, tensor: Any, dim: int) -> Any:
-        size = tensor.shape[dim] // self.ranks
-        return tensor.narrow(dim, self.rank * size, size)
+    def _chunk(self, name: str, tensor: Any, dim: int, n_experts: int) -> Any:
+        """Return what of a whole tensor goes with the experts of this rank: a chunk, or what all experts share."""
+        if tensor.shape[dim] == n_experts:
+            size = n_experts // self.ranks
+            return tensor.narrow(dim, self.rank * size, size)
+        if tensor.shape[dim] != 1:
+            raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
+        return tensor
 
     def sum_of(self, tensor: Any) -> Any:
         """Return the tensor that this rank adds to the sum over the ranks."""
@@ -240,15 +245,13 @@ class ExpertShards(TorchFunctionMode):
         rules = (
             (self.FACTS, self._fact),
             (self.LIKE, self._like_it),
-            ({"getitem"}, self._getitem),
             ({"setitem", "copy"}, self._write),
             (self.ADDS_ROWS, self._add_rows),
-            (self.LOOKUPS, self._selected),
             (self.GROUPED, self._grouped),
             (self.JOINS, self._joined),
             (set() if is_pair else self.REDUCES | self.ALONG, self._along),
             (self.PRODUCTS, self._product),
-            (self.MOVES | self.RESHAPES | self.EXPANDS | self.TAKES, self._view),
+            ({"getitem"} | self.LOOKUPS | self.MOVES | self.RESHAPES | self.EXPANDS | self.TAKES, self._taken),
             (self.ELEMENTWISE | {"max", "min"}, self._elementwise),
         )
         for names, rule in rules:
@@ -344,30 +347,21 @@ class ExpertShards(TorchFunctionMode):
             dim, whole = dims.pop(), self.shape(parts[0][0])[parts[0][1].dim]
 
             def local(value: Any) -> Any:
-                if not isinstance(value, torch.Tensor) or self._is_part(value) or value.dim() < -dim:
-                    return value
-                if value.shape[dim] == whole:
-                    return self._chunk(value, dim)
-                if value.shape[dim] != 1:
-                    raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
-                return value
+                is_whole = isinstance(value, torch.Tensor) and not self._is_part(value) and value.dim() >= -dim
+                return self._chunk(name, value, dim, whole) if is_whole else value
 
             result = func(*tree_map(local, args), **tree_map(local, kwargs))
             return self._marked(result, "shard", result.dim() + dim)
-        masks = [part.mask for _, part in parts]
-        if any(mask is None for mask in masks):
-            if name in self.ADDS and any(mask is not None for mask in masks):
-                return self._linear(func, name, args, kwargs)
-            self._common_mask(name, masks)
-            return self._absent(func, name, args, kwargs)
         shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-        masks = [mask if mask is True else mask.expand(shape) for mask in masks]
+        masks = [part.mask.expand(shape) if isinstance(part.mask, torch.Tensor) else part.mask for _, part in parts]
         try:
             mask = self._common_mask(name, masks)
         except self.Refused:
             if name not in self.ADDS:
                 raise
             return self._linear(func, name, args, kwargs)
+        if mask is None:
+            return self._absent(func, name, args, kwargs)
         return self._marked(func(*args, **kwargs), "rows", mask=mask)
 
     def _linear(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -407,11 +401,10 @@ class ExpertShards(TorchFunctionMode):
 
     def _added(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Write a part into a whole tensor, by adding it."""
-        target, *others = args
         if name not in self.ADDS:
             raise self.Refused(f"{name}() writes a part of the experts into a whole tensor; adding results works")
-        self._begin_sum(target)
-        return self._linear(func, name, (target, *others), kwargs)
+        self._begin_sum(args[0])
+        return self._linear(func, name, args, kwargs)
 
     def _write(self, func: Any, name: str, args: Any, _kwargs: Any) -> Any:
         """Follow ``target[...] = value`` and ``target.copy_(value)``."""
@@ -457,7 +450,7 @@ class ExpertShards(TorchFunctionMode):
     def _moved(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function that moves elements on rows, and on their masks alike."""
         masks = {self._part(tensor).mask for tensor in self._tensors((args, kwargs)) if self._is_part(tensor)}
-        if masks == {None}:
+        if masks == {None} and name != "getitem":
             return self._absent(func, name, args, kwargs)
 
         def present(value: Any) -> Any:
@@ -471,6 +464,8 @@ class ExpertShards(TorchFunctionMode):
             return mask if is_mask else torch.full((), mask is True, device=self.device).expand(value.shape)
 
         result = func(*tree_map(present, args), **tree_map(present, kwargs))
+        if masks == {None}:  # a mask among the indices says the size by its values
+            return self._marked(torch.empty_like(result, device="meta"), "rows", mask=None)
         if masks == {True}:
             return self._marked(result, "rows")
         moved = func(*tree_map(mask_of, args), **tree_map(mask_of, kwargs))
@@ -478,17 +473,22 @@ class ExpertShards(TorchFunctionMode):
             tensor._experts = self.LocalPart("rows", mask=mask)
         return result
 
-    def _view(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        tensor, *others = args if args else (kwargs.pop("input"),)
+    def _taken(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Follow functions that move or take elements of one tensor."""
+        tensor, *others = args
         part = self._part(tensor)
-        if part is None or any(map(self._is_part, others)):
-            raise self.Refused(f"{name}() takes sizes or places that differ between ranks; whole ones work")
+        if part is None or any(map(self._is_part, self._tensors((others, kwargs)))):
+            raise self.Refused(f"{name}() takes sizes or numbers that differ between ranks; whole ones work")
         if any(isinstance(argument, torch.dtype) for argument in (*others, *kwargs.values())):
             raise self.Refused(f"{name}() reads the memory of a part of the experts as another dtype; to() works")
         if part.kind == "sum":
-            return self._marked(func(tensor, *others, **kwargs), "sum")
+            return self._marked(func(*args, **kwargs), "sum")
         if part.kind == "rows":
-            return self._moved(func, name, (tensor, *others), kwargs)
+            return self._moved(func, name, args, kwargs)
+        if name == "getitem":
+            return self._items_of_shard(tensor, part.dim, others[0])
+        if name in self.LOOKUPS:
+            return self._selected(name, tensor, part.dim, args, kwargs)
         return self._view_of_shard(func, name, tensor, part.dim, others, kwargs)
 
     def _view_of_shard(self, func: Any, name: str, tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
@@ -553,39 +553,26 @@ class ExpertShards(TorchFunctionMode):
 
     # --------------------------------------------------------------------------------------------- indexing
 
-    def _getitem(self, _func: Any, _name: str, args: Any, _kwargs: Any) -> Any:
-        return self._taken(*args)
-
-    def _taken(self, tensor: Any, index: Any) -> Any:
-        part = self._part(tensor)
-        if part is None or any(map(self._is_part, self._tensors(index))):
-            raise self.Refused("getitem() takes elements by numbers that differ between ranks; whole numbers work")
-        if part.kind == "sum" or part.mask is not True:
-            if part.kind == "sum":
-                return self._marked(tensor[index], "sum")
-            if part.mask is None:
-                return self._marked(torch.empty_like(self._like(tensor)[index], device="meta"), "rows", mask=None)
-            return self._marked(tensor[index], "rows", mask=part.mask[index])
-        if part.kind == "rows":
-            return self._marked(tensor[index], "rows")
+    def _items_of_shard(self, tensor: Any, dim: int, index: Any) -> Any:
         items = list(index) if isinstance(index, tuple) else [index]
         items = [torch.tensor(item, device=self.device) if isinstance(item, list) else item for item in items]
         lookups = [item for item in items if isinstance(item, torch.Tensor)]
         if any(lookup.dtype in (torch.bool, torch.uint8) for lookup in lookups):
             raise self.Refused("getitem() takes experts by a mask; numbers of experts work")
-        rest = [slice(None)] * (tensor.dim() - sum(item is not None and item is not Ellipsis for item in items))
+        n_left = tensor.dim() - sum(item is not None and item is not Ellipsis for item in items)
         dots = next((position for position, item in enumerate(items) if item is Ellipsis), len(items))
-        items[dots : dots + 1] = rest
+        items[dots : dots + 1] = [slice(None)] * n_left
         positions = [position for position, item in enumerate(items) if item is not None]
-        at, whole = positions[part.dim], self.shape(tensor)[part.dim]
+        at, whole = positions[dim], self.shape(tensor)[dim]
         item = items[at]
         if isinstance(item, torch.Tensor) and item.dim() == 0 and not self._is_shape(item):
             item = int(item)
         if isinstance(item, int):
-            expert = self._expert(tensor, part.dim, item)
-            return self._taken(expert, tuple(items[:at] + items[at + 1 :])) if len(items) > 1 else expert
+            expert = self._expert(tensor, dim, item)
+            rest = tuple(items[:at] + items[at + 1 :])
+            return self._moved(torch.Tensor.__getitem__, "getitem", (expert, rest), {}) if rest else expert
         if isinstance(item, torch.Tensor):
-            return self._by_numbers(tensor, part.dim, items, at)
+            return self._by_numbers(tensor, dim, items, at)
         if item.indices(whole) != (0, whole, 1) or lookups:
             raise self.Refused("getitem() takes some of the experts; taking experts by their number works")
         items[at] = slice(None)
@@ -628,38 +615,30 @@ class ExpertShards(TorchFunctionMode):
             mask = (taken >= begin) & (taken < begin + local)
         return self._marked(result, "rows", mask=mask.expand(result.shape))
 
-    def _selected(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _selected(self, name: str, tensor: Any, dim: int, args: Any, kwargs: Any) -> Any:
         """Follow functions that take elements by a tensor of numbers along one dimension."""
-        tensor = args[0]
-        part, axis = self._part(tensor), self._argument(args, kwargs, 1, "dim")
-        index = self._argument(args, kwargs, 2, "index", kwargs.get("indices"))
         if name == "take_along_dim":
-            axis, index = self._argument(args, kwargs, 2, "dim"), self._argument(args, kwargs, 1, "indices")
-        if part is None or self._is_part(index) or axis is None:
-            raise self.Refused(f"{name}() takes elements by numbers that differ between ranks; whole numbers work")
-        dim = axis % tensor.dim()
-        if part.kind == "shard":
-            if dim != part.dim:
-                raise self.Refused(f"{name}() takes elements of all experts by numbers; slices and integers work")
-            if name == "index_select":
-                return self._by_numbers(
-                    tensor, dim, [*[slice(None)] * dim, index, *[slice(None)] * (tensor.dim() - dim - 1)], dim
-                )
-            local = tensor.shape[dim]
-            shifted = index - self.rank * local
-            if self.alone:
-                return self._marked(tensor.take_along_dim(shifted, dim), "rows")
-            result = tensor.take_along_dim(shifted.clamp(0, local - 1), dim)
-            return self._marked(result, "rows", mask=((shifted >= 0) & (shifted < local)).expand(result.shape))
-        if part.kind == "sum":
-            return self._marked(func(*args, **kwargs), "sum")
-        return self._moved(func, name, args, kwargs)
+            index, axis = self._argument(args, kwargs, 1, "indices"), self._argument(args, kwargs, 2, "dim")
+        else:
+            axis, index = self._argument(args, kwargs, 1, "dim"), self._argument(args, kwargs, 2, "index")
+        if axis is None or axis % tensor.dim() != dim:
+            raise self.Refused(f"{name}() takes elements of all experts by numbers; slices and integers work")
+        if name == "index_select":
+            items = [slice(None)] * tensor.dim()
+            items[dim] = index
+            return self._by_numbers(tensor, dim, items, dim)
+        local = tensor.shape[dim]
+        shifted = index - self.rank * local
+        if self.alone:
+            return self._marked(tensor.take_along_dim(shifted, dim), "rows")
+        result = tensor.take_along_dim(shifted.clamp(0, local - 1), dim)
+        return self._marked(result, "rows", mask=((shifted >= 0) & (shifted < local)).expand(result.shape))
 
     # ------------------------------------------------------------------------------ reductions and products
 
     def _along(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Follow functions that work along dimensions."""
-        tensor = args[0] if args else kwargs["input"]
+        tensor = args[0]
         part = self._part(tensor)
         if part is None or sum(map(self._is_part, self._tensors((args, kwargs)))) > 1:
             raise self.Refused(f"{name}() takes several parts of the experts; whole weights work")
@@ -723,12 +702,12 @@ class ExpertShards(TorchFunctionMode):
                 raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
             (label,) = labels
             whole = next(self.shape(operands[position])[part.dim] for position, part in parts.items())
-            local = []
-            for position, (operand, term) in enumerate(zip(operands, terms, strict=False)):
-                is_cut = position not in parts and label in term and operand.shape[term.index(label)] != 1
-                if is_cut and operand.shape[term.index(label)] != whole:
-                    raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
-                local.append(self._chunk(operand, term.index(label)) if is_cut else operand)
+            local = [
+                operand
+                if position in parts or label not in term
+                else self._chunk(name, operand, term.index(label), whole)
+                for position, (operand, term) in enumerate(zip(operands, terms, strict=False))
+            ]
             product = call(*local)
             is_free = label in result
             product = self._marked(product, "shard" if is_free else "sum", result.index(label) if is_free else 0)
@@ -791,8 +770,8 @@ class ExpertShards(TorchFunctionMode):
             if kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
                 raise self.Refused(f"{name}() with beta or alpha; 1 works")
         else:
-            second = {"linear": "weight", "matmul": "other"}.get(name, "mat2")
-            equation, operands = "", [args[0], args[1] if len(args) > 1 else kwargs[second]]
+            second = "weight" if name == "linear" else "mat2"
+            equation, operands = "", [args[0], self._argument(args, kwargs, 1, second)]
             added = self._argument(args, kwargs, 2, "bias")
         if name == "rmatmul":
             operands.reverse()
@@ -885,7 +864,7 @@ class ExpertShards(TorchFunctionMode):
         others, kinds = args[1:], self._kinds(name, tensors)
         kwargs = {key: value for key, value in kwargs.items() if key != "tensors"}
         parts = [self._part(tensor) for tensor in tensors]
-        dim = others[0] if others else kwargs.get("dim", kwargs.get("axis", 0))
+        dim = self._argument(args, kwargs, 1, "dim", 0)
         ndim = max(tensor.dim() for tensor in tensors)
         if "shard" in kinds:
             dims = {part.dim if part is not None else -1 for part in parts}
