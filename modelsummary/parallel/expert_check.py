@@ -96,12 +96,13 @@ def _with(stacked: StackedExperts, parameters: tuple[str, ...]) -> StackedExpert
 
 
 def _checked(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> StackedExperts:
-    kinds: set[tuple[str, ...]] = set()
-    for event in stacked.events:
-        if arguments is None:
-            kinds |= {_on_shapes(calls, stacked, event, n_ranks, rank) for rank in {0, n_ranks - 1}}
-    for inputs in arguments or ():
-        kinds.add(_compared(calls, stacked, inputs, n_ranks))
+    if arguments is None:
+        first_and_last = {0, n_ranks - 1}
+        kinds = {
+            _on_shapes(calls, stacked, event, n_ranks, rank) for event in stacked.events for rank in first_and_last
+        }
+    else:
+        kinds = {_compared(calls, stacked, inputs, n_ranks) for inputs in arguments}
     if len(kinds) > 1:
         raise Blocked(f"the calls of {stacked.fqn} return different parts of the experts; equal calls work")
     (results,) = kinds

@@ -136,12 +136,17 @@ def _stacked(calls: Calls, fqn: str, n_experts: int, events: Sequence[Event]) ->
     parameters = tuple(name for name, tensor in tensors.items() if tensor.shape[:1] == (n_experts,))
     shared = tuple(name for name, _ in module.named_parameters() if name not in parameters)
     for name in (name for name in calls.modules if f"{name}.".startswith(f"{fqn}.")):
-        users = calls.holders[name] | calls.users.get(name, set())
-        if any(not f"{user}.".startswith(f"{fqn}.") for user in users):
-            raise Blocked(f"another module or function takes parameters of {name}, too; parameters of its own work")
+        _check_unshared(calls, name, fqn)
     for event in events:
         _check_gradients(calls, event)
     return StackedExperts(fqn, n_experts, tuple(summed_arguments(events[0])), parameters, shared, tuple(events))
+
+
+def _check_unshared(calls: Calls, name: str, experts: str) -> None:
+    """Raise ``Blocked`` if a parameter of the module ``name`` is held or taken outside of the experts around it."""
+    users = calls.holders[name] | calls.users.get(name, set())
+    if not all(f"{user}.".startswith(f"{experts}.") for user in users):
+        raise Blocked(f"another module or function takes a parameter of {name}, too; parameters of its own work")
 
 
 def routing_of(event: Event) -> tuple[int | str, int | str]:
@@ -284,9 +289,7 @@ def _list(calls: Calls, fqn: str, members: dict[str, list[Event]]) -> ExpertList
         expert = next((member for member in members if f"{name}.".startswith(f"{member}.")), None)
         if expert is None:
             continue
-        outside = [holder for holder in calls.holders[name] if not f"{holder}.".startswith(f"{expert}.")]
-        if outside or any(not f"{user}.".startswith(f"{expert}.") for user in calls.users.get(name, ())):
-            raise Blocked(f"another module or function takes a parameter of {name}, too; parameters of its own work")
+        _check_unshared(calls, name, expert)
         if any(buffer is not None for buffer in inner._buffers.values()):
             raise Blocked(
                 f"{name} has buffers, which ranks without that expert would lack; experts without buffers work"
