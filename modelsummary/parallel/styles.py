@@ -328,10 +328,10 @@ class AttentionParallel(LocalParallel):
 
     def _added(self, masks: Any, dtype: Any) -> Any:
         """Return the sum of masks as numbers that are added to the scores; None without a mask."""
-        present = [mask for mask in masks if mask is not None]
         biases = [
             torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf")) if mask.dtype == torch.bool else mask
-            for mask in present
+            for mask in masks
+            if mask is not None
         ]
         return sum(biases[1:], biases[0]) if biases else None
 
@@ -486,33 +486,37 @@ class ExpertListParallel(ParallelStyle):
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
         experts = list(module.children())
-        local = len(experts) // mesh.size()
-        forks: dict[Any, Any] = {}  # expert that runs -> context that gives its rank the generators of before back
+        for index, expert in enumerate(experts):
+            self._share(expert, mesh, index * mesh.size() // len(experts))
+        return module
 
-        def sum_gradient(expert: Any, args: Any) -> Any:
+    def _share(self, expert: Any, mesh: Any, owner: int) -> None:
+        """Let an expert run on the rank that owns it, and return its result on all ranks."""
+        fork: Any = None  # context that gives the rank of the running expert the generators of before back
+
+        def sum_gradient(_expert: Any, args: Any) -> Any:
+            nonlocal fork
             if self.draws:
                 device = args[0].device
                 nn.functional.dropout(args[0].detach())  # the next expert draws other numbers
                 devices = [] if device.type in ("cpu", "meta") else [device]
-                forks[expert] = torch.random.fork_rng(devices, device_type=device.type if devices else "cuda")
-                forks[expert].__enter__()
+                fork = torch.random.fork_rng(devices, device_type=device.type if devices else "cuda")
+                fork.__enter__()
             whole = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
             return whole.to_local(grad_placements=[Partial()])
 
-        def leave(expert: Any, _args: Any, _result: Any) -> None:
-            forks.pop(expert).__exit__(None, None, None)
+        def leave(_expert: Any, _args: Any, _result: Any) -> None:
+            fork.__exit__(None, None, None)
 
         def sum_result(_expert: Any, _args: Any, result: Any) -> Any:
             return DTensor.from_local(result, mesh, [Partial()], run_check=False).full_tensor()
 
-        for index, expert in enumerate(experts):
-            if index // local != mesh.get_local_rank():
-                self._empty(expert)
-            expert.register_forward_pre_hook(sum_gradient, prepend=True)
-            if self.draws:  # also where the expert raises, as when a checkpoint has all that it recomputes
-                expert.register_forward_hook(leave, always_call=True)
-            expert.register_forward_hook(sum_result)
-        return module
+        if owner != mesh.get_local_rank():
+            self._empty(expert)
+        expert.register_forward_pre_hook(sum_gradient, prepend=True)
+        if self.draws:  # also where the expert raises, as when a checkpoint has all that it recomputes
+            expert.register_forward_hook(leave, always_call=True)
+        expert.register_forward_hook(sum_result)
 
     def _empty(self, expert: Any) -> None:
         """Let an expert of another rank return zeros, and drop its parameters."""
@@ -537,41 +541,34 @@ class ExpertListDispatch(ExpertListParallel):
     all. The loss is the mean over the ranks, and so are the gradients.
     """
 
-    def _apply(self, module: Any, device_mesh: Any) -> Any:
-        mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
+    def _share(self, expert: Any, mesh: Any, owner: int) -> None:
         group, n_ranks = mesh.get_group(), mesh.size()
-        experts = list(module.children())
-        n_local = len(experts) // n_ranks
-        sizes: dict[Any, Any] = {}  # expert that runs -> leading sizes of what it takes, rows that leave and arrive
+        is_trained = any(parameter.requires_grad for parameter in expert.parameters())
+        lead = leaves = arrives = None  # leading sizes of what the running expert takes, rows that leave and arrive
 
-        def send(expert: Any, args: Any) -> Any:
+        def send(_expert: Any, args: Any) -> Any:
+            nonlocal lead, leaves, arrives
             rows = args[0].flatten(0, -2) if args[0].dim() > 1 else args[0][None]
-            if trained[expert] and torch.is_grad_enabled() and not rows.requires_grad:
+            if is_trained and torch.is_grad_enabled() and not rows.requires_grad:
                 rows = rows.detach().requires_grad_()  # else ranks without this expert would send no gradient back
-            counts = torch.tensor([len(rows) * (rank == owners[expert]) for rank in range(n_ranks)])
-            leaves, counts = counts.tolist(), counts.to(rows.device)
+            counts = torch.tensor([len(rows) * (rank == owner) for rank in range(n_ranks)])
+            lead, leaves, counts = args[0].shape[:-1], counts.tolist(), counts.to(rows.device)
             arrives = all_to_all_single_autograd(counts, [1] * n_ranks, [1] * n_ranks, group).tolist()
-            sizes[expert] = args[0].shape[:-1], leaves, arrives
             arrived = all_to_all_single_autograd(rows, arrives, leaves, group).movedim(0, 0)
             if arrived.requires_grad:
                 arrived.register_hook(lambda gradient: gradient * n_ranks)
             return arrived
 
-        def send_back(expert: Any, _args: Any, result: Any) -> Any:
-            lead, leaves, arrives = sizes.pop(expert)
+        def send_back(_expert: Any, _args: Any, result: Any) -> Any:
             if result.requires_grad:  # it sums up the gradients of the losses of all ranks
                 result.register_hook(lambda gradient: gradient / n_ranks)
             back = all_to_all_single_autograd(result, leaves, arrives, group)
             return back.view(*lead, result.shape[-1])
 
-        owners = {expert: index // n_local for index, expert in enumerate(experts)}
-        trained = {expert: any(tensor.requires_grad for tensor in expert.parameters()) for expert in experts}
-        for expert in experts:
-            if owners[expert] != mesh.get_local_rank():
-                self._empty(expert)
-            expert.register_forward_pre_hook(send, prepend=True)
-            expert.register_forward_hook(send_back)
-        return module
+        if owner != mesh.get_local_rank():
+            self._empty(expert)
+        expert.register_forward_pre_hook(send, prepend=True)
+        expert.register_forward_hook(send_back)
 
 
 class ReduceGradient(ParallelStyle):
