@@ -210,25 +210,19 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
     missing += [name for name in (*plan.frozen, *chain(*plan.ties)) if name not in parameters]
     if missing:
         raise InputError(f"the plan of a {plan.model_class} names {missing[0]!r}, which this model does not have")
-    trained = next((name for name in plan.frozen if parameters[name].requires_grad), None)
-    if trained is not None:
-        raise InputError(
-            f"{trained} takes a gradient, and took none when the plan was made, which sums no gradients for it; make "
-            "the plan of the model as it is trained"
-        )
-    wrong = next(
-        (
-            attribute
-            for attribute in plan.attributes
-            if getattr(modules[attribute.fqn], attribute.name, None) != attribute.whole
-        ),
-        None,
-    )
-    if wrong is not None:
-        value = getattr(modules[wrong.fqn], wrong.name, None)
-        raise InputError(
-            f"{wrong.fqn}.{wrong.name} is {value!r}, the plan expects {wrong.whole}: was it applied before?"
-        )
+    for name in plan.frozen:
+        if parameters[name].requires_grad:
+            raise InputError(
+                f"{name} takes a gradient, and took none when the plan was made, which sums no gradients for it; make "
+                "the plan of the model as it is trained"
+            )
+    for attribute in plan.attributes:
+        value = getattr(modules[attribute.fqn], attribute.name, None)
+        if value != attribute.whole:
+            raise InputError(
+                f"{attribute.fqn}.{attribute.name} is {value!r}, the plan expects {attribute.whole}: was it applied "
+                "before?"
+            )
 
 
 def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:

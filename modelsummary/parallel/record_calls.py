@@ -105,15 +105,10 @@ class Calls:
             for parameter in module._parameters.values():
                 if parameter is not None:
                     holders.setdefault(id(parameter), set()).add(fqn)
-        self.holders = {
-            fqn: {
-                holder
-                for parameter in module._parameters.values()
-                if parameter is not None
-                for holder in holders[id(parameter)]
-            }
-            for fqn, module in self.modules.items()
-        }
+        self.holders: dict[str, set[str]] = {}
+        for fqn, module in self.modules.items():
+            parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
+            self.holders[fqn] = set().union(*(holders[id(parameter)] for parameter in parameters))
         self.users: dict[str, set[str]] = {}
         for event in self.events:
             for attribute in attributes_in((event.args, event.kwargs)) if not event.is_module else ():

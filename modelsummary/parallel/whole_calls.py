@@ -224,7 +224,8 @@ class CountedTokens:
             takers = self._calls.takers.get(event.result, ())
             if not takers and (event in self._events or event.is_decision or any(event.writes)):
                 continue  # the forward may decide by it
-            if all(taker in only or _takes_as_mask(taker, event.result, masks) for taker in takers):
+            is_mask = event.result in masks
+            if all(taker in only or (is_mask and _mask_of(taker) is event.result) for taker in takers):
                 only.add(event)
         return frozenset(only)
 
@@ -260,10 +261,6 @@ def _mask_of(event: Event) -> Any:
     return event.args[3] if len(event.args) > 3 else event.kwargs.get("attn_mask")
 
 
-def _takes_as_mask(event: Event, value: Value, masks: set[Any]) -> bool:
-    return _mask_of(event) is value and value in masks
-
-
 # ------------------------------------------------------------------------------------------- what is written
 
 
@@ -292,8 +289,7 @@ def whole_calls(
         assert caller is not None
         while caller.parent is not None and caller.fqn not in changed:
             caller = caller.parent
-        fqn = caller.fqn
-        name = _name(one)
+        fqn, name = caller.fqn, _name(one)
         if (fqn, name) in names and (
             one in wholes or whole_results.intersection(_taken(one)) or counting.makes_tokens(one)
         ):
