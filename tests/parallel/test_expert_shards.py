@@ -40,6 +40,16 @@ def on_two_ranks(function):
         lambda w: torch.sum(input=w[CHOSEN], dim=0),
         lambda w: torch.matmul(X[None], w),
         lambda w: torch.einsum("etd,edh->td", X[None], w),
+        lambda w: w[3][torch.tensor([True, False, True])],
+        lambda w: w[1, :, None][CHOSEN - 1],
+        lambda w: w[CHOSEN][:, 0],
+        lambda w: w.sum(0)[0],
+        lambda w: w.index_select(dim=0, index=CHOSEN),
+        lambda w: w[3].index_select(0, CHOSEN % 3),
+        lambda w: torch.gather(input=w, dim=0, index=CHOSEN.expand(2, 3, 3)),
+        lambda w: w.take_along_dim(CHOSEN.expand(2, 3, 3), 0),
+        lambda w: torch.stack(tensors=[w[0], w[3]], dim=1).sum(1),
+        lambda w: w * torch.arange(4.0)[:, None, None],
     ],
 )
 def test_ranks_add_up_to_one_process(function):
@@ -52,6 +62,9 @@ def test_ranks_add_up_to_one_process(function):
         (lambda w: torch.div((X @ w).sum(0), 2.0, rounding_mode="floor"), r"div\(\) takes a sum over the ranks"),
         (lambda w: w.var(False), r"var\(\) works along the experts"),
         (lambda w: w.flip(1, 0), r"flip\(\) works along the experts"),
+        (lambda w: w[:, w[CHOSEN, 0, 0] > 0], r"getitem\(\) takes sizes or numbers that differ between ranks"),
+        (lambda w: w * torch.arange(2.0)[:, None, None], r"mul\(\) spreads one expert over several"),
+        (lambda w: torch.bmm(X[None, :3].expand(2, 3, 3), w), r"bmm\(\) spreads one expert over several"),
         (lambda w: w.sum(0).view(torch.int32), r"view\(\) reads the memory of a part of the experts as another dtype"),
     ],
 )
