@@ -544,22 +544,24 @@ class ExpertListDispatch(ExpertListParallel):
     def _share(self, expert: Any, mesh: Any, owner: int) -> None:
         group, n_ranks = mesh.get_group(), mesh.size()
         is_trained = any(parameter.requires_grad for parameter in expert.parameters())
-        lead = leaves = arrives = None  # leading sizes of what the running expert takes, rows that leave and arrive
+        sizes: Any = None  # leading sizes of what the running expert takes, rows that leave and arrive
 
         def send(_expert: Any, args: Any) -> Any:
-            nonlocal lead, leaves, arrives
+            nonlocal sizes
             rows = args[0].flatten(0, -2) if args[0].dim() > 1 else args[0][None]
             if is_trained and torch.is_grad_enabled() and not rows.requires_grad:
                 rows = rows.detach().requires_grad_()  # else ranks without this expert would send no gradient back
             counts = torch.tensor([len(rows) * (rank == owner) for rank in range(n_ranks)])
-            lead, leaves, counts = args[0].shape[:-1], counts.tolist(), counts.to(rows.device)
+            leaves, counts = counts.tolist(), counts.to(rows.device)
             arrives = all_to_all_single_autograd(counts, [1] * n_ranks, [1] * n_ranks, group).tolist()
+            sizes = args[0].shape[:-1], leaves, arrives
             arrived = all_to_all_single_autograd(rows, arrives, leaves, group).movedim(0, 0)
             if arrived.requires_grad:
                 arrived.register_hook(lambda gradient: gradient * n_ranks)
             return arrived
 
         def send_back(_expert: Any, _args: Any, result: Any) -> Any:
+            lead, leaves, arrives = sizes
             if result.requires_grad:  # it sums up the gradients of the losses of all ranks
                 result.register_hook(lambda gradient: gradient / n_ranks)
             back = all_to_all_single_autograd(result, leaves, arrives, group)
