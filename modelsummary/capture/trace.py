@@ -196,6 +196,11 @@ class Trace:
         """Number of the first operator after forward and loss."""
         return next((begin for name, begin in self.phases if name != "forward"), len(self.operators))
 
+    @cached_property
+    def storages_by_identity(self) -> Mapping[int, Storage]:
+        """The storages by the number that names them."""
+        return {storage.identity: storage for storage in self.storages}
+
     def first_call(self, fqn: str) -> TracedCall:
         """Return the first call of a module."""
         return next(call for call in self.calls if call.key == (fqn, 0))

@@ -14,7 +14,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.model_lines import is_of_model
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.step_plan import StepPlan
-from modelsummary.capture.trace import Storage, Trace
+from modelsummary.capture.trace import Trace
 from modelsummary.devices.target import Target, seconds_of_calls, timing_on
 from modelsummary.latency.predict import time_operators
 from modelsummary.layer_info import CallKey
@@ -79,8 +79,8 @@ class Evidence:
         self.failure, self.fallback_reason = failure, fallback_reason
         self.modules: dict[str, nn.Module] = dict(named_modules(live.model))
         self.operators = trace.operators
-        self.end = next((begin for name, begin in trace.phases if name != "forward"), len(trace.operators))
-        self.storages: dict[int, Storage] = {storage.identity: storage for storage in trace.storages}
+        self.end = trace.end_of_forward
+        self.storages = trace.storages_by_identity
         self.readers: defaultdict[int, list[int]] = defaultdict(list)
         self.writers: defaultdict[int, list[int]] = defaultdict(list)
         self.maker: dict[int, int] = {}

@@ -119,7 +119,7 @@ def kept_only_by_checkpoint(plain: Trace, fqn: str, inputs: Sequence[BlockInput]
         inputs: what its checkpoint keeps.
     """
     begin = plain.first_call(fqn).begin
-    storages = {storage.identity: storage for storage in plain.storages}
+    storages = plain.storages_by_identity
     kept = {}
     for entry in inputs:
         identity = entry.identity
@@ -175,7 +175,7 @@ def _twins(plain: Trace, planned: Trace) -> dict[int, Storage]:
         if run.call.func is not other.call.func:
             break
         pairs += zip(run.makes, other.makes, strict=False)
-    storages = {storage.identity: storage for storage in planned.storages}
+    storages = planned.storages_by_identity
     return {first: storages[second] for first, second in pairs if second in storages}
 
 

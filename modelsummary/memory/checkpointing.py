@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import getsource
 from itertools import groupby, pairwise
 from pprint import pformat
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -24,6 +24,7 @@ from modelsummary.capture.checkpoints import (
 )
 from modelsummary.capture.offloading import HostStorage, Offloading, SavedView, offloaded, to_device, to_host
 from modelsummary.capture.templates import make_object
+from modelsummary.capture.trace import TracedSave
 from modelsummary.extras import Records, axes_for
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
@@ -31,6 +32,7 @@ from modelsummary.operators.kernels import StepOperator
 from modelsummary.tables import Printed, Report, folded_names
 from modelsummary.units import NOTHING, duration, grouped, number_of, percent, scaled
 
+_InModule = TypeVar("_InModule", StepOperator, TracedSave)
 _CODE_WIDTH = 100  # characters of a line of code
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "block_of",
     "blocks_of",
     "bytes_by_block",
+    "in_blocks",
     "square_root",
     "under_policy",
 ]
@@ -288,6 +291,17 @@ def block_of(fqn: str | None, numbers: Mapping[str, int]) -> int | None:
             return numbers[fqn]
         fqn = fqn.rpartition(".")[0]
     return None
+
+
+def in_blocks(entries: Iterable[_InModule], fqns: Sequence[str]) -> list[list[_InModule]]:
+    """Return the operators, or the tensors that autograd saves, of the calls of each block, in order."""
+    numbers = {fqn: number for number, fqn in enumerate(fqns)}
+    by_block: list[list[_InModule]] = [[] for _ in fqns]
+    for entry in entries:
+        number = block_of(None if entry.row is None else entry.row[0], numbers)
+        if number is not None:
+            by_block[number].append(entry)
+    return by_block
 
 
 def under_policy(checkpoint: Mapping[str, Sequence[str]], model: nn.Module) -> Callable[[StepOperator], bool]:

@@ -25,7 +25,7 @@ def storages_in_time(trace: Trace) -> tuple[Sequence[Storage], Sequence[int]]:
     if not trace.fused:
         return trace.storages, times
     readers = readers_of(trace.operators)
-    storages = {storage.identity: storage for storage in trace.storages}
+    storages = dict(trace.storages_by_identity)
     for begin, end in trace.fused:
         launches = launches_of(trace.operators[begin:end], readers)
         _run_fused(trace, begin, end, launches, storages, times)

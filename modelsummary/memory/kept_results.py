@@ -156,7 +156,7 @@ class RecomputedBlock:
                 return None
         names = result_names([runs[index].call for index in region])
         name_of = dict(zip(region, names, strict=True))
-        storages_by_id = {storage.identity: storage for storage in trace.storages}
+        storages_by_id = trace.storages_by_identity
         groups = []
         for indices in {id(indices): sorted(indices) for indices in group_of.values()}.values():
             storages = {storage for index in indices for storage in _touched(runs[index])}

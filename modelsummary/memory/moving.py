@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from modelsummary.capture.trace import Trace, TracedSave
+from modelsummary.capture.trace import Trace
 from modelsummary.devices.target import Target, host_calls
-from modelsummary.memory.checkpointing import block_of
+from modelsummary.memory.checkpointing import in_blocks
 from modelsummary.memory.saved import Remaking
 from modelsummary.memory.timeline import is_held
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import OperatorCall
 
-__all__ = ["LEAST_MOVED", "BlockTimes", "Movable", "host_cost_on", "movable_in", "saves_in", "times_of"]
+__all__ = ["LEAST_MOVED", "BlockTimes", "Movable", "host_cost_on", "movable_in", "times_of"]
 
 LEAST_MOVED = 2**16  # bytes of a storage; to move fewer takes the host longer than it is worth
 
@@ -48,40 +48,23 @@ def movable_in(trace: Trace, fqns: Sequence[str]) -> list[list[Movable]]:
         trace: a step; storages were followed.
         fqns: names of the blocks.
     """
-    numbers = {fqn: number for number, fqn in enumerate(fqns)}
-    n_calls = [0] * len(fqns)
-    for call in trace.calls:
-        if call.key[0] in numbers:
-            n_calls[numbers[call.key[0]]] += 1
-    holders: defaultdict[int, set[int | None]] = defaultdict(set)
-    for save in trace.saves:
-        holders[save.storage].add(block_of(None if save.row is None else save.row[0], numbers))
-    storages = {storage.identity: storage for storage in trace.storages}
+    n_calls = Counter(call.key[0] for call in trace.calls)
+    n_saves = Counter(save.storage for save in trace.saves)
     remaking = Remaking(trace)
     movable: list[list[Movable]] = [[] for _ in fqns]
-    for block, saves in enumerate(saves_in(trace, fqns)):
+    for block, saves in enumerate(in_blocks(trace.saves, fqns)):
         seen: set[int] = set()
-        for number, save in enumerate(saves if n_calls[block] == 1 else ()):
-            storage = storages.get(save.storage)
+        n_saves_inside = Counter(save.storage for save in saves)
+        for number, save in enumerate(saves if n_calls[fqns[block]] == 1 else ()):
+            storage = trace.storages_by_identity.get(save.storage)
             if storage is None or save.storage in seen:
                 continue
             seen.add(save.storage)
             is_kept = storage.kind == "activations" and is_held(storage, trace) and storage.nbytes >= LEAST_MOVED
-            is_shared = len(holders[save.storage]) > 1 or save.storage in trace.results
+            is_shared = n_saves[save.storage] > n_saves_inside[save.storage] or save.storage in trace.results
             if is_kept and not is_shared and remaking.written_last.get(save.storage, -1) < save.at:
                 movable[block].append(Movable(number, storage.nbytes, *remaking.idle(storage)))
     return movable
-
-
-def saves_in(trace: Trace, fqns: Sequence[str]) -> list[list[TracedSave]]:
-    """Return the tensors that autograd saves in the calls of each block, in order."""
-    numbers = {fqn: number for number, fqn in enumerate(fqns)}
-    saves: list[list[TracedSave]] = [[] for _ in fqns]
-    for save in trace.saves:
-        block = block_of(None if save.row is None else save.row[0], numbers)
-        if block is not None:
-            saves[block].append(save)
-    return saves
 
 
 class BlockTimes(NamedTuple):
@@ -127,18 +110,16 @@ def times_of(
         cost_of: function from an operator call to what it takes on the device.
         host_cost_of: function from an operator to what it takes on the host, by phase.
     """
-    numbers = {fqn: number for number, fqn in enumerate(fqns)}
-    times = [{"forward": 0, "backward": 0, "forward host": 0, "backward host": 0} for _ in fqns]
-    for operator in trace.operators:
-        block = block_of(None if operator.row is None else operator.row[0], numbers)
-        if block is not None and operator.phase in ("forward", "backward"):
-            times[block][operator.phase] += cost_of(operator.run.call)
-            for phase, cost in host_cost_of(operator).items():
-                times[block][f"{phase} host"] += cost
-    return [
-        BlockTimes(block["forward"], block["forward host"], block["backward"], block["backward host"])
-        for block in times
-    ]
+    times = []
+    for operators in in_blocks(trace.operators, fqns):
+        on_device: Counter[str] = Counter()  # phase -> cost
+        on_host: Counter[str] = Counter()
+        for operator in operators:
+            if operator.phase in ("forward", "backward"):
+                on_device[operator.phase] += cost_of(operator.run.call)
+                on_host.update(host_cost_of(operator))
+        times.append(BlockTimes(*(cost[phase] for phase in ("forward", "backward") for cost in (on_device, on_host))))
+    return times
 
 
 def host_cost_on(target: Target | None, per_second: float) -> tuple[Callable[[StepOperator], dict[str, int]], int]:
@@ -158,13 +139,9 @@ def host_cost_on(target: Target | None, per_second: float) -> tuple[Callable[[St
         dispatch = "operator" if operator.phase == "forward" else "backward operator"
         kinds = [*host_calls(operator)]
         kinds += [(operator.phase, dispatch)] if operator.run.call.rule.launches_kernel else []
-        return _summed((phase, costs[kind]) for phase, kind in kinds)
+        sums: Counter[str] = Counter()
+        for phase, kind in kinds:
+            sums[phase] += costs[kind]
+        return sums
 
     return cost, costs["policy"]
-
-
-def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    sums: defaultdict[str, int] = defaultdict(int)
-    for name, value in pairs:
-        sums[name] += value
-    return sums

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,11 +29,11 @@ from modelsummary.equality import kinds_of
 from modelsummary.errors import InputError, StepError, is_number
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.block_reruns import DETACH, BlockInput, BlockRerun, kept_only_by_checkpoint, reruns_of
-from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, block_of, blocks_of, bytes_by_block
+from modelsummary.memory.checkpointing import CheckpointPlan, MemoryCurve, blocks_of, bytes_by_block, in_blocks
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.kept_results import KeptGroup, RecomputedBlock
 from modelsummary.memory.least_cost import Option, least_cost, least_peak, peak_of, undominated_options
-from modelsummary.memory.moving import LEAST_MOVED, BlockTimes, Movable, host_cost_on, movable_in, saves_in, times_of
+from modelsummary.memory.moving import LEAST_MOVED, BlockTimes, Movable, host_cost_on, movable_in, times_of
 from modelsummary.memory.predict import memory_of
 from modelsummary.memory.step_options import StepOptions, step_plan
 from modelsummary.memory.timeline import libraries_of, recomputed_calls, recomputed_operators, workspaces_on
@@ -291,7 +291,12 @@ class Planner:
         called = {call.key for call in self._trace.calls}  # the step may call other modules than the tree's forward
         blocks = [row for row in blocks_of(root) if row.key in called]
         fqns = [row.fqn for row in blocks]
-        kinds, runs = kinds_of(root), _operators_of(self._trace, fqns)
+        kinds = kinds_of(root)
+        # forward and backward: equal blocks may differ in what needs a gradient
+        runs = [
+            tuple((phase, run.call.func) for run, phase, _ in operators)
+            for operators in in_blocks(self._trace.operators, fqns)
+        ]
         inside, self._between = bytes_by_block(self._plain, fqns)
         times = times_of(self._trace, fqns, self._cost_of, self._host_cost_of)
         can_move = link is not None and not self._has_checkpoints
@@ -312,7 +317,7 @@ class Planner:
             if fqn in reruns:
                 choices = self._choices_of(fqn, reruns[fqn], peak, spent, whole=granularity == "block", moves=can_move)
             ways = [*choices.ways, *self._moving_ways(fqn, peak, spent, movable[number])]
-            distinct[key] = replace(choices, ways=sorted(ways, key=lambda way: way.nbytes))
+            distinct[key] = replace(choices, ways=sorted(ways, key=attrgetter("nbytes")))
         self._blocks = {fqn: distinct[key] for fqn, key in zip(fqns, keys, strict=True)}
         self._peaks = inside
         # what the checkpoint of each block alone keeps: storage -> bytes
@@ -420,7 +425,7 @@ class Planner:
         asked = self._policy * sum(run.call.func is not DETACH for run, *_ in trace.operators[call.begin : call.end])
         asked_again = self._policy * len(again)
         inputs_kept = movable_in(trace, [fqn])[0] if moves else []
-        n_inputs = len(saves_in(trace, [fqn])[0])
+        n_inputs = len(in_blocks(trace.saves, [fqn])[0])
         ways: list[_Way] = []
         for option, groups in candidates:
             left_out = {index for group in groups for index in group.again}
@@ -642,7 +647,8 @@ class Planner:
             alone = sum(nbytes for storage, nbytes in inputs.items() if storage not in kept)
             first = sum(nbytes for storage, nbytes in inputs.items() if storage in kept - kept_before)
             blocks.append([])
-            for way in block.ways[: _n_within(block.ways, room)]:
+            n_ways = bisect_right(block.ways, room, key=attrgetter("nbytes"))  # they are in the order of these bytes
+            for way in block.ways[:n_ways]:
                 cost, saving, more = way.option
                 again, begins = (0, 0) if way.kept is None else (alone, first)
                 blocks[-1].append(Option(cost, saving - again, peak + nbytes_before + more + again + begins))
@@ -673,11 +679,6 @@ class Planner:
         room = max((way.nbytes for way in ways), default=0)
         peak = peak_of(options, self._between) + self._workspace(ways) + room
         return self._plan(chosen, peak, macs, chosen.cost, sum(way.nbytes for way in ways))
-
-
-def _n_within(ways: Sequence[_Way], room: int) -> int:
-    """Return how many ways move at most so many bytes; they are in the order of what they move."""
-    return bisect_right(ways, room, key=lambda way: way.nbytes)
 
 
 _T = TypeVar("_T")
@@ -721,17 +722,6 @@ def _macs_of(call: OperatorCall) -> int:
 
 def _nanoseconds_of(seconds_of: Callable[[OperatorCall], float]) -> Callable[[OperatorCall], int]:
     return lambda call: round(_NANOSECONDS * seconds_of(call))
-
-
-def _operators_of(trace: Trace, fqns: Sequence[str]) -> list[Hashable]:
-    """Return the operators of each block, forward and backward: equal blocks may differ in what needs a gradient."""
-    numbers = {fqn: number for number, fqn in enumerate(fqns)}
-    operators: list[list[Any]] = [[] for _ in fqns]
-    for run, phase, row in trace.operators:
-        number = block_of(None if row is None else row[0], numbers)
-        if number is not None:
-            operators[number].append((phase, run.call.func))
-    return list(map(tuple, operators))
 
 
 def _best(candidates: list[_Priced]) -> list[_Priced]:
