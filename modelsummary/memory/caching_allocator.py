@@ -195,13 +195,8 @@ class CachingAllocator:
     def _split(self, pool: _Pool, block: AllocatorBlock, nbytes: int) -> None:
         """Cut off what a request does not need, if the pool has a use for it."""
         rest = block.nbytes - nbytes
-        if rest < BLOCK if (pool.is_small or self._expands) else rest <= _LARGEST_SMALL:
-            return
-        remaining = AllocatorBlock(block.address + nbytes, rest, is_small=block.is_small)
-        block.nbytes = nbytes
-        _link(remaining, block.after)
-        _link(block, remaining)
-        pool.add(remaining)
+        if rest >= BLOCK if (pool.is_small or self._expands) else rest > _LARGEST_SMALL:
+            pool.add(_cut(block, nbytes))
 
     def _join(self, pool: _Pool, block: AllocatorBlock) -> None:
         """Take over the free neighbours of a block that is in no list."""
@@ -279,11 +274,8 @@ class CachingAllocator:
         self._reserve("segment_map", block.address, size)
         pool.drop(block)
         if size < block.nbytes:
-            rest = AllocatorBlock(block.address + size, block.nbytes - size, is_small=pool.is_small, is_mapped=False)
-            _link(rest, block.after)
-            _link(block, rest)
-            pool.add(rest)
-        block.nbytes, block.is_mapped = size, True
+            pool.add(_cut(block, size))
+        block.is_mapped = True
         self._join(pool, block)
         pool.add(block)
         return block
@@ -311,23 +303,26 @@ class CachingAllocator:
             return
         pool.drop(block)
         self._return("segment_unmap", begin, end - begin)
-        before, after, last = block.before, block.after, block.address + block.nbytes
         if block.address < begin:
-            kept = AllocatorBlock(block.address, begin - block.address, is_small=pool.is_small)
-            _link(before, kept)
-            pool.add(kept)
-            before = kept
-        unmapped = AllocatorBlock(begin, end - begin, is_small=pool.is_small, is_mapped=False)
-        _link(before, unmapped)
-        if end < last:
-            kept = AllocatorBlock(end, last - end, is_small=pool.is_small)
-            _link(unmapped, kept)
-            pool.add(kept)
-            _link(kept, after)
-        else:
-            _link(unmapped, after)
-        self._join(pool, unmapped)
-        pool.add(unmapped)
+            rest = _cut(block, begin - block.address)
+            pool.add(block)
+            block = rest
+        if block.nbytes > end - begin:
+            pool.add(_cut(block, end - begin))
+        block.is_mapped = False
+        self._join(pool, block)
+        pool.add(block)
+
+
+def _cut(block: AllocatorBlock, nbytes: int) -> AllocatorBlock:
+    """Shorten a block, and return the rest of it as a block of its own, which follows it."""
+    rest = AllocatorBlock(
+        block.address + nbytes, block.nbytes - nbytes, is_small=block.is_small, is_mapped=block.is_mapped
+    )
+    block.nbytes = nbytes
+    _link(rest, block.after)
+    _link(block, rest)
+    return rest
 
 
 def _link(before: AllocatorBlock | None, after: AllocatorBlock | None) -> None:
