@@ -18,6 +18,7 @@ from modelsummary.capture.trace import Trace
 from modelsummary.devices.target import Target, seconds_of_calls, timing_on
 from modelsummary.latency.predict import time_operators
 from modelsummary.layer_info import CallKey
+from modelsummary.memory.saved import Remaking
 from modelsummary.operators.operator_calls import Line, OperatorCall, OperatorRun, TensorSpec
 from modelsummary.operators.operator_work import Work, work_of
 
@@ -82,21 +83,15 @@ class Evidence:
         self.end = trace.end_of_forward
         self.storages = trace.storages_by_identity
         self.readers: defaultdict[int, list[int]] = defaultdict(list)
-        self.writers: defaultdict[int, list[int]] = defaultdict(list)
-        self.maker: dict[int, int] = {}
+        remaking = Remaking(trace)
+        self.maker, self.writers = remaking.makers, remaking.writers
         self.touched: set[int] = set()
         for index in range(self.end):
             run = self.run(index)
             self.touched.update(run.reads)
-            if run.is_view:
-                continue
-            for storage in set(self.reads(index)):
-                self.readers[storage].append(index)
-            for storage in run.writes:
-                self.writers[storage].append(index)
-            for storage in run.makes:
-                if storage not in run.reads:
-                    self.maker.setdefault(storage, index)
+            if not run.is_view:
+                for storage in set(self.reads(index)):
+                    self.readers[storage].append(index)
         self._seconds_of_call = seconds_of_calls(target)
         self._timing = timing_on(target)
 

@@ -262,25 +262,32 @@ class Remaking:
     Attributes:
         runs: the operators of the step.
         end: number of the first operator after forward and loss.
-        makers: storage -> the operator of the forward that made it.
+        makers: storage -> the operator of the forward that made it, without views.
+        writers: storage -> the operators of the forward that write into it in place, likewise.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.runs: Sequence[OperatorRun] = [operator.run for operator in trace.operators]
         self.end = trace.end_of_forward
         self.makers: dict[int, int] = {}
-        self._writers: defaultdict[int, list[int]] = defaultdict(list)
-        self._touched: defaultdict[int, list[int]] = defaultdict(list)
+        self.writers: defaultdict[int, list[int]] = defaultdict(list)
         self._kinds = {storage.identity: storage.kind for storage in trace.storages}
         self._kept = {storage.identity for storage in trace.storages if storage.is_saved or storage.kind in PERSISTENT}
-        for index, run in enumerate(self.runs):
-            for storage in {*run.reads, *run.makes}:
-                self._touched[storage].append(index)
-            if index < self.end and not run.is_view:
+        for index, run in enumerate(self.runs[: self.end]):
+            if not run.is_view:
                 for storage in run.writes:
-                    self._writers[storage].append(index)
+                    self.writers[storage].append(index)
                 for storage in set(run.makes).difference(run.reads):
                     self.makers.setdefault(storage, index)
+
+    @cached_property
+    def _touched(self) -> Mapping[int, Sequence[int]]:
+        """Storage -> the operators of the step that read or make it, also as a view."""
+        touched: defaultdict[int, list[int]] = defaultdict(list)
+        for index, run in enumerate(self.runs):
+            for storage in {*run.reads, *run.makes}:
+                touched[storage].append(index)
+        return touched
 
     def idle(self, storage: Storage) -> tuple[int, int | None]:
         """Return the last operator of the forward that touches a storage, and the first one after the forward."""
@@ -291,7 +298,7 @@ class Remaking:
     @cached_property
     def written_last(self) -> dict[int, int]:
         """Storage -> the last operator of the forward that writes into it in place."""
-        return {storage: indices[-1] for storage, indices in self._writers.items()}
+        return {storage: indices[-1] for storage, indices in self.writers.items()}
 
     def operators_for(self, storage: int) -> tuple[tuple[int, ...], str]:
         """Return the operators that would make a storage again, in order, and the obstacle; empty if there is none."""
@@ -302,7 +309,7 @@ class Remaking:
             wanted, before = pending.pop()
             if wanted not in self.makers:
                 return (), "no operator makes it" if wanted == storage else "a tensor that it needs is not made again"
-            for index in [self.makers[wanted], *self._writers.get(wanted, ())]:
+            for index in [self.makers[wanted], *self.writers.get(wanted, ())]:
                 if index >= before or index in chosen:
                     continue
                 obstacle = self.obstacle(index)
