@@ -121,7 +121,7 @@ def apply_checkpoint(
     chosen = list(dict.fromkeys(fqns)) if isinstance(fqns, Iterable) else [fqns]
     if not all(isinstance(fqn, str) for fqn in chosen):
         raise InputError(f"fqns must be a list of module names, got {fqns!r}")
-    kept = kept_results(fqns) if isinstance(fqns, Mapping) else dict.fromkeys(chosen, ())
+    kept = kept_results(fqns if isinstance(fqns, Mapping) else chosen)
     modules = dict(model.named_modules())
     moved = checked_numbers(offload)
     segments: defaultdict[str, list[range]] = defaultdict(list)
@@ -302,14 +302,14 @@ def segment_of(fqn: str) -> tuple[str, range | None]:
 _RESULT = re.compile(r"(?P<operator>[^#]+)#(?P<number>\d+)")
 
 
-def kept_results(checkpoint: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the results that each module keeps.
+def kept_results(checkpoint: Mapping[str, Any] | Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the results that each module keeps: none if only the modules are named.
 
     Raises:
         InputError: they are not a list, or one of them cannot be the name of a result: torch has no such operator.
     """
     kept: dict[str, tuple[str, ...]] = {}
-    for fqn, names in checkpoint.items():
+    for fqn, names in (checkpoint if isinstance(checkpoint, Mapping) else dict.fromkeys(checkpoint, ())).items():
         if not isinstance(names, Iterable):
             raise InputError(
                 f"checkpoint must have a list of names of results for {fqn!r:.80}, got {names!r:.80}; an empty one "

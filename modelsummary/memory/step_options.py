@@ -124,7 +124,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         device=None if device is None else _target(device),
         dtype=dtype,
         loss=options.get("loss"),
-        checkpoint=_kept_by_name(checkpoint or ()),
+        checkpoint=tuple(kept_results(checkpoint or ()).items()),
         offload=tuple((fqn, tuple(sorted(numbers))) for fqn, numbers in checked_numbers(offload).items()),
         autocast=options.get("autocast"),
         accumulates=options.get("accumulates", False),
@@ -132,13 +132,6 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         workspaces=options.get("workspaces", True),
         compiled=mode == "compiled",
     )
-
-
-def _kept_by_name(checkpoint: Mapping[str, Sequence[str]] | Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the modules that run under activation checkpointing, each with the results that it keeps."""
-    if isinstance(checkpoint, Mapping):
-        return tuple(kept_results(checkpoint).items())
-    return tuple((fqn, ()) for fqn in checkpoint)
 
 
 def _target(device: DeviceSpec | torch.device | str) -> torch.device:
