@@ -74,10 +74,6 @@ def _kernels_of(model_device: torch.device) -> torch.device:
     return _CPU if model_device.type == "meta" else model_device
 
 
-def _is_absent(device: torch.device) -> bool:
-    return device.type == "cuda" and not torch.cuda.is_available()
-
-
 def check_initialized(live: LiveModel) -> None:
     """Raise ``InputError`` if a parameter has no shape yet, or the forward adds a module."""
     if live.uninitialized is not None:
@@ -112,7 +108,7 @@ def observe(
     parts = ModelParts.of(model)  # the forward may replace modules
     model_device = device_of(parts.tensors)
     wanted = plan.device or _kernels_of(model_device)
-    notes, is_absent = [], _is_absent(wanted)
+    notes, is_absent = [], wanted.type == "cuda" and not torch.cuda.is_available()
     device = _CPU if is_absent else with_index(wanted)
     if is_absent:
         notes.append(

@@ -260,7 +260,7 @@ class Observer:
         for tensor in tensors:
             for inner in stored_tensors(tensor):
                 if self.of(inner) is None:
-                    self._follow(inner, Allocation(self._rounded(inner), len(self.inside), kind))
+                    self._follow(inner.untyped_storage(), len(self.inside), kind)
 
     def hold_state(self, states: Iterable[Tensor]) -> None:
         """Note that tensors are the state of the optimizer, made in this order by its first step."""
@@ -287,13 +287,17 @@ class Observer:
         entry = self._live.get(storage._cdata)
         return entry[1] if entry is not None else None
 
-    def _rounded(self, tensor: Tensor) -> int:
-        return -(-tensor.untyped_storage().size() // self._block) * self._block
-
-    def _follow(self, tensor: Tensor, allocation: Allocation) -> None:
-        self._follow_storage(tensor.untyped_storage(), allocation)
-
-    def _follow_storage(self, storage: torch.UntypedStorage, allocation: Allocation) -> None:
+    def _follow(
+        self,
+        storage: torch.UntypedStorage,
+        born: int,
+        kind: str = "",
+        made_in: Call | None = None,
+        nbytes: int | None = None,
+    ) -> None:
+        """Follow a storage until it is freed; ``nbytes`` is its size if it is about to be resized."""
+        size = storage.size() if nbytes is None else nbytes
+        allocation = Allocation(-(-size // self._block) * self._block, born, kind, made_in)
         key = storage._cdata
 
         def gone(_: object) -> None:
@@ -397,7 +401,7 @@ class Observer:
 
     def _hold_number(self, factor: Tensor) -> Tensor:
         if self.of(factor) is None and not self.host_is_apart:
-            self._follow(factor, Allocation(self._rounded(factor), len(self.inside) - 1, "activations"))
+            self._follow(factor.untyped_storage(), len(self.inside) - 1, "activations")
         return factor
 
     def _meet_arguments(self, value: Any, func: Any, operator_number: int) -> None:
@@ -418,7 +422,7 @@ class Observer:
         if stand_in is tensor:
             self._meet(tensor, operator_number)
         elif self._has_bytes(stand_in) and self.of(stand_in) is None:
-            self._follow(stand_in, Allocation(self._rounded(stand_in), 0, "inputs"))
+            self._follow(stand_in.untyped_storage(), 0, "inputs")
         return stand_in
 
     def _meet(self, value: Any, operator_number: int) -> None:
@@ -427,7 +431,7 @@ class Observer:
                 raise self._execution.needing_values("the number of elements that a sparse tensor stores")
             for inner in (tensor,) if type(tensor) is ShapeTensor else stored_tensors(tensor):
                 if inner.layout is torch.strided and self._has_bytes(inner) and self.of(inner) is None:
-                    self._follow(inner, Allocation(self._rounded(inner), operator_number, made_in=self._innermost()))
+                    self._follow(inner.untyped_storage(), operator_number, made_in=self._innermost())
 
     def _has_bytes(self, tensor: Tensor) -> bool:
         """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run."""
@@ -497,7 +501,7 @@ class Observer:
         if entry is not None:
             entry[1].died, kind = operator_number, entry[1].kind
         if nbytes:
-            self._follow_storage(storage, Allocation(-(-nbytes // self._block) * self._block, operator_number, kind))
+            self._follow(storage, operator_number, kind, nbytes=nbytes)
 
     def leave_out(self, unused: Iterable[Tensor], used: Iterable[Tensor]) -> int:
         """Count the storages of unused gradients and optimizer states as if they had never existed.
@@ -523,7 +527,7 @@ class Observer:
     def keep(self, tensor: Tensor) -> None:
         """Follow a tensor that no operator made and that is kept for the backward."""
         if self._follows:
-            self._follow(tensor, Allocation(self._rounded(tensor), len(self.inside), made_in=self._innermost()))
+            self._follow(tensor.untyped_storage(), len(self.inside), made_in=self._innermost())
 
     def forward_ended(self, results: Iterable[Tensor]) -> None:
         """Mark all living storages except the results as kept for the backward, and freed ones as not kept.

@@ -125,16 +125,12 @@ def _snapshot(value: Any, depth: int) -> Any:
         return value
     if depth == 0 or isinstance(value, (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType)):
         return _Identity(value)
+    if isinstance(value, set) or (isinstance(value, (dict, list, tuple, deque)) and len(value) > _SNAPSHOT_LENGTH):
+        return _Identity(value), len(value)
     if isinstance(value, dict):
-        if len(value) > _SNAPSHOT_LENGTH:
-            return _Identity(value), len(value)
         return _Identity(value), {key: _snapshot(inner, depth - 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple, deque)):
-        if len(value) > _SNAPSHOT_LENGTH:
-            return _Identity(value), len(value)
         return _Identity(value), [_snapshot(inner, depth - 1) for inner in value]
-    if isinstance(value, set):
-        return _Identity(value), len(value)
     if isinstance(value, random.Random):
         return _Identity(value), value.getstate()
     if is_array(value):

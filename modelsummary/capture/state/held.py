@@ -309,19 +309,14 @@ def _same_contents(container: Any, contents: Any) -> bool:
     return all(map(is_, container, contents))
 
 
-def _changed_in_class(kind: type, saved: dict[str, Any]) -> list[str]:
-    """Return the names of the attributes that differ; Python itself adds some dunder attributes, at any time."""
-    now = vars(kind)
-    names = [name for name in {**saved, **now} if not name.startswith("__")]
-    return [name for name in names if now.get(name, _MISSING) is not saved.get(name, _MISSING)]
-
-
 def _put_back_class(kind: type, saved: dict[str, Any]) -> None:
-    for name in _changed_in_class(kind, saved):
-        if name in saved:
-            type.__setattr__(kind, name, saved[name])
-        else:
+    """Write back the attributes that differ, apart from dunder attributes: Python itself adds some, at any time."""
+    now = vars(kind)
+    for name in [name for name in {**saved, **now} if not name.startswith("__")]:
+        if name not in saved:
             type.__delattr__(kind, name)
+        elif now.get(name, _MISSING) is not saved[name]:
+            type.__setattr__(kind, name, saved[name])
 
 
 def _put_back_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
