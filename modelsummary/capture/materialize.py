@@ -93,22 +93,19 @@ def materialize(
         kept = replaced.setdefault(id(tensor), table[name])
         if table[name] is not kept:
             table[name] = kept
-    for part in empty if init is not None else ():
-        assert init is not None
-        init(part)
-    for module in modules if values is not None else ():
-        assert values is not None
+    if init is not None:
+        for part in empty:
+            init(part)
+    if values is None:
+        return
+    for module in modules:
         if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
             set_model_state_dict(module, dict(values), options=StateDictOptions(full_state_dict=True, strict=False))
-        else:
-            _load(module, values)
-
-
-@torch.no_grad()
-def _load(module: nn.Module, values: Mapping[str, Any]) -> None:
-    for name, tensor in _named_tensors(module):
-        if name in values:
-            tensor.copy_(values[name])
+            continue
+        with torch.no_grad():
+            for name, tensor in _named_tensors(module):
+                if name in values:
+                    tensor.copy_(values[name])
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
