@@ -340,8 +340,9 @@ class Planner:
         self._done()
         return trace, memory_of(trace, step)
 
-    def _plan_of(self, chosen: _Chosen) -> CheckpointPlan:
+    def _plan_of(self, ways: Mapping[str, _Way]) -> CheckpointPlan:
         """Return the plan of these blocks, with the peak and the recomputation of its simulated step."""
+        chosen = _Chosen.of(ways)
         key = tuple(chosen.kept.items()), tuple(chosen.moved.items())
         if key not in self._simulated:
             trace, estimate = self._simulate(self._step, chosen)
@@ -527,21 +528,21 @@ class Planner:
         width = max((most - least) // _INTERVALS, 1)
         if least <= budget_bytes:
             choice = self._chosen_for(budget_bytes)
-            best = self._plan_of(self._chosen(choice))
+            best = self._plan_of(self._chosen_ways(choice))
             if self._predicted(choice).peak - width // 2**_HALVINGS <= best.peak <= budget_bytes:
                 return best
         targets = [*range(most, least, -width), least]
         for index in range(min((most - budget_bytes) // width, len(targets) - 1), len(targets)):
-            if self._plan_of(self._chosen(self._chosen_for(targets[index]))).peak <= budget_bytes:
+            if self._plan_of(self._chosen_ways(self._chosen_for(targets[index]))).peak <= budget_bytes:
                 self._try_between(targets[index], targets[max(index - 1, 0)], budget_bytes)
                 break
         else:
             ways = {fqn: max(block.ways, key=lambda way: way.option.saving) for fqn, block in self._blocks.items()}
-            best = self._plan_of(_Chosen.of(ways))
+            best = self._plan_of(ways)
             if best.peak > budget_bytes:
                 raise InputError(self._refusal(budget_bytes, best))
         fitting = [plan for plan in self._simulated.values() if plan.peak <= budget_bytes]
-        return min(fitting, key=lambda plan: (plan.cost, plan.peak))
+        return min(fitting, key=_cost_and_peak)
 
     def _refusal(self, budget_bytes: int, best: CheckpointPlan) -> str:
         """Return the message for a budget that the plan with the least peak exceeds."""
@@ -571,7 +572,7 @@ class Planner:
         """Simulate plans of targets between one whose plan fits and one whose plan does not."""
         for _ in range(_HALVINGS):
             middle = (low + high) // 2
-            fits = self._plan_of(self._chosen(self._chosen_for(middle))).peak <= budget_bytes
+            fits = self._plan_of(self._chosen_ways(self._chosen_for(middle))).peak <= budget_bytes
             low, high = (middle, high) if fits else (low, middle)
 
     def curve(self, points: int) -> list[CheckpointPlan]:
@@ -584,10 +585,10 @@ class Planner:
         targets = [high - (high - low) * number // (points - 1) for number in range(points)]
         choices = [[0] * len(self._blocks) if target == high else self._chosen_for(target) for target in targets]
         predicted = [(self._predicted(choice), choice) for choice in choices]
-        best = _undominated(plan for plan, _ in predicted)
+        best = _undominated((plan for plan, _ in predicted), _cost_and_peak)
         checked = best[len(best) // 2], best[-1]
-        if any(self._plan_of(self._chosen(choice)) != plan for plan, choice in predicted if plan in checked):
-            best = _undominated(self._plan_of(self._chosen(choice)) for choice in choices)
+        if any(self._plan_of(self._chosen_ways(choice)) != plan for plan, choice in predicted if plan in checked):
+            best = _undominated((self._plan_of(self._chosen_ways(choice)) for choice in choices), _cost_and_peak)
         return best
 
     def _least_peak(self) -> int:
@@ -660,9 +661,6 @@ class Planner:
     def _chosen_ways(self, choice: list[int]) -> dict[str, _Way]:
         return {fqn: block.ways[number] for (fqn, block), number in zip(self._blocks.items(), choice, strict=True)}
 
-    def _chosen(self, choice: list[int]) -> _Chosen:
-        return _Chosen.of(self._chosen_ways(choice))
-
     def _predicted(self, choice: list[int]) -> CheckpointPlan:
         """Return the plan of a choice, with figures that follow from the figures of its blocks."""
         by_block = self._chosen_ways(choice)
@@ -726,20 +724,22 @@ def _nanoseconds_of(seconds_of: Callable[[OperatorCall], float]) -> Callable[[Op
 
 def _best(candidates: list[_Priced]) -> list[_Priced]:
     """Return the candidates that save something and that no other one beats, at most so many; the first keeps most."""
-    better: list[_Priced] = []
-    for candidate in sorted(candidates, key=lambda candidate: (candidate[0].cost, -candidate[0].saving)):
-        if candidate[0].saving > (better[-1][0].saving if better else 0):
-            better.append(candidate)
+    saving = (candidate for candidate in candidates if candidate[0].saving > 0)
+    better = _undominated(saving, lambda candidate: (candidate[0].cost, -candidate[0].saving))
     if len(better) > _MOST_OPTIONS:
         step = (len(better) - 1) / (_MOST_OPTIONS - 1)
         better = [better[round(step * number)] for number in range(_MOST_OPTIONS)]
     return better
 
 
-def _undominated(plans: Iterable[CheckpointPlan]) -> list[CheckpointPlan]:
-    """Return the plans that no other one beats in both peak and cost, by cost."""
-    best: list[CheckpointPlan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.cost, plan.peak)):
-        if not best or plan.peak < best[-1].peak:
-            best.append(plan)
+def _undominated(entries: Iterable[_T], figures: Callable[[_T], tuple[float, float]]) -> list[_T]:
+    """Return the entries that no other one beats in both of two figures, of which less is better, by the first one."""
+    best: list[_T] = []
+    for entry in sorted(entries, key=figures):
+        if not best or figures(entry)[1] < figures(best[-1])[1]:
+            best.append(entry)
     return best
+
+
+def _cost_and_peak(plan: CheckpointPlan) -> tuple[float, int]:
+    return plan.cost, plan.peak
