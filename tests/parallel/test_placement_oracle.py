@@ -143,7 +143,7 @@ def followed(name: str, n: int) -> Iterator[Followed]:
         if not begins_or_ends(self, event):
             return False
         linear = self.calls.linears.get(event.fqn)
-        if linear is not None and sole_input(event).dtype.is_floating_point:
+        if linear is not None and sole_input(self.calls, event).dtype.is_floating_point:
             columns = isinstance(self.placement(event.result), Shard)
             result = self.placement(event.result) if columns else Partial()
             parameters: dict[str, Placement] = {linear.weight: Shard(linear.dim if columns else 1 - linear.dim)}
