@@ -401,8 +401,9 @@ def _stage(
     tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys()
     calls: list[tuple[str, Kept]] = [(BEFORE, None)] if is_first else []
     calls += [*blocks, *([(AFTER, None)] if is_last else [])]
-    distinct = dict.fromkeys(calls)
-    ends = [name for name, _ in distinct if name in (BEFORE, AFTER)]
+    ends = [name for name in (BEFORE, AFTER) if (name, None) in calls]
+    last = len(calls) - 1
+    keys = [(*call, index == last and not is_last) for index, call in enumerate(calls)]
     unit_of = {
         (name, kept, sends_result): rank_parts.unit(
             name,
@@ -411,11 +412,9 @@ def _stage(
             is_in_root=bool(tied) and name in ends,
             sends_result=sends_result,
         )
-        for name, kept in distinct
-        for sends_result in (False, True)
+        for name, kept, sends_result in dict.fromkeys(keys)
     }
-    last = len(calls) - 1
-    units = tuple(unit_of[*call, index == last and not is_last] for index, call in enumerate(calls))
+    units = tuple(unit_of[key] for key in keys)
     root = RankWeights.of(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )

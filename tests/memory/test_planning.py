@@ -429,7 +429,7 @@ def test_predicted_figures_are_the_simulated_ones(name, device):
 
 @pytest.mark.parametrize("name", ["decoder", "frozen", "encoder with dropout", "batch norm", "stacks"])
 def test_one_step_shows_what_each_kind_of_block_does_alone(name, monkeypatch):
-    """The figures are the ones of steps in which one block runs again; what one keeps is no saving of another."""
+    """A step in which all kinds of blocks run again shows the same figures as a step for each kind."""
     make, size = {**MODELS, "stacks": (Stacks, (16, 64, 32))}[name]
     stats = Statistics(make(), size)
     step = step_plan("train", {"optimizer": "adamw"}, stats.root)
