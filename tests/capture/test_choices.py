@@ -173,6 +173,7 @@ class Written(nn.Module):
         return torch.stack(states)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="loops have no gradients in torch 2.6")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Branches, Rows, Steps])
 def test_a_step_trains_through_control_flow_as_through_python(kind):

@@ -168,11 +168,13 @@ def test_subclasses_of_tensor():
     model = net()
     model[0].weight = nn.Parameter(model[0].weight.detach().as_subclass(Named))
     check(model)
+    model = net()  # a plain call refuses to mix the two classes
     weight = model[3].weight.detach()
     model[3].weight = nn.Parameter(TwoTensor(weight, weight.clone()))
-    check(model)
+    execution = "shape" if torch.__version__ >= "2.11" else "real"  # its class made no tensors on shapes
+    check(model, execution=execution)
     model[0].weight = int8(model[0].weight)
-    check(model)
+    check(model, execution=execution)
 
 
 def twice(self, x):
