@@ -26,7 +26,7 @@ __all__ = ["casts", "parallelize", "share_tokens", "to_code"]
 
 # Styles of this package, and the functions that they share; each comes after the ones that its source names.
 _OWN_STYLES = """
-replace_forward changed_leaves CopyOutput LocalParallel AttentionParallel SizesOfRank LocalSizes ExpertShards
+replace_forward changed_leaves CopyOutput LocalParallel AttentionParallel SizesOfRank LocalSizes Families ExpertShards
 ExpertParallel ExpertDispatch LinearParallel ExpertListParallel ExpertListDispatch ReduceGradient ReplicateParallel
 AverageParallel WholeCalls TokensOfRank
 """.split()

@@ -24,11 +24,11 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_rows import routing_by_row
 from modelsummary.parallel.experts import find_experts
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.local_check import calls_of_chunk, chunk_failure
 from modelsummary.parallel.placements import Blocked, Partial, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import Propagation, first_complete
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.parallel.rules import PRODUCTS
 from modelsummary.parallel.whole_calls import CountedTokens, whole_calls
 from modelsummary.record.events import Event, Value, values_in
 
@@ -278,7 +278,7 @@ class _Tokens(Propagation):
             return self.call_of(event).name == "cross_entropy" and self._loss(event)
         elif event.name == "scaled_dot_product_attention":
             self._attention(event)
-        elif event.name in PRODUCTS and sum(isinstance(leaf, Value) for leaf in chunks) > 1:
+        elif event.name in Families.PRODUCTS and sum(isinstance(leaf, Value) for leaf in chunks) > 1:
             raise Blocked(
                 f"{event.name}() in {event.fqn or 'the model'} multiplies tokens by tokens, as attention written as "
                 "products does, and a rank has a part of the tokens; F.scaled_dot_product_attention works (in "

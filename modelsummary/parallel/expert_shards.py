@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.overrides import TorchFunctionMode
 
 from modelsummary._torch import tree_leaves, tree_map
+from modelsummary.parallel.function_names import Families
 
 __all__ = ["ExpertShards"]
 
@@ -67,40 +68,9 @@ class ExpertShards(TorchFunctionMode):
         zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor
         """.split()
     )
-    ELEMENTWISE = frozenset(
-        """
-        abs add sub rsub mul div true_divide floor_divide neg pow square sqrt rsqrt exp expm1 log log1p log2 sin cos tan
-        tanh sigmoid erf reciprocal sign ceil floor round trunc clamp clamp_min clamp_max minimum maximum fmod where
-        masked_fill eq ne lt le gt ge logical_and logical_or logical_not isnan isinf isfinite nan_to_num relu relu6 gelu
-        silu mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid softplus softsign logsigmoid threshold dropout
-        lerp addcmul addcdiv to type type_as float half bfloat16 double contiguous clone detach float_power atan2 iadd
-        isub imul itruediv idiv radd rmul rtruediv truediv rpow ipow rdiv positive data tanhshrink softshrink hardshrink
-        multiply subtract divide negative clip copysign xlogy zero fill and or xor invert bitwise_not
-        """.split()
-    )
-    LINEAR = frozenset(
-        "neg negative positive contiguous clone detach data to type type_as float half bfloat16 double".split()
-    )
-    ADDS = frozenset("add sub rsub iadd isub radd subtract".split())
     SCALES = frozenset("mul imul rmul multiply div truediv itruediv idiv true_divide divide".split())
-    MOVES = frozenset(
-        "permute transpose t T mT H mH movedim moveaxis swapaxes swapdims adjoint unsqueeze squeeze".split()
-    )
-    RESHAPES = frozenset("view reshape flatten unflatten view_as reshape_as ravel".split())
-    EXPANDS = frozenset("expand expand_as broadcast_to".split())
-    TAKES = frozenset(
-        "chunk split split_with_sizes tensor_split unbind select narrow repeat_interleave flip roll repeat tile".split()
-    )
-    REDUCES = frozenset(
-        "sum mean amax amin max min var std prod logsumexp norm argmax argmin any all count_nonzero".split()
-    )
-    ALONG = frozenset("softmax log_softmax cumsum cumprod sort argsort topk normalize glu layer_norm rms_norm".split())
-    PRODUCTS = frozenset("linear matmul rmatmul bmm mm addmm baddbmm einsum".split())
-    SIZED = frozenset("to type_as view_as reshape_as expand_as".split())
-    LOOKUPS = frozenset("index_select gather take_along_dim".split())
-    GROUPED = frozenset("grouped_mm grouped_mm_fallback".split())
-    JOINS = frozenset("cat concat concatenate stack vstack hstack".split())
-    ADDS_ROWS = frozenset("index_add scatter_add index_put index_copy".split())
+    SHAPED_LIKE = frozenset("to type_as view_as reshape_as expand_as".split())
+    WRITES = frozenset("setitem copy index_add scatter_add index_put index_copy".split())
 
     def __init__(
         self,
@@ -237,7 +207,7 @@ class ExpertShards(TorchFunctionMode):
         if kwargs.get("out") is not None:
             raise self.Refused(f"{name}(out=...) writes parts of experts; a function that returns its result works")
         func, args, kwargs = self._by_position(func, args, kwargs)
-        if name in self.SIZED:
+        if name in self.SHAPED_LIKE:
             args = (args[0], *(self._like(argument) if self._is_part(argument) else argument for argument in args[1:]))
             if not self._is_part(args[0]):
                 return func(*args, **kwargs)
@@ -245,18 +215,17 @@ class ExpertShards(TorchFunctionMode):
         rules = (
             (self.FACTS, self._fact),
             (self.LIKE, self._like_it),
-            ({"setitem", "copy"}, self._write),
-            (self.ADDS_ROWS, self._add_rows),
-            (self.GROUPED, self._grouped),
-            (self.JOINS, self._joined),
-            (set() if is_pair else self.REDUCES | self.ALONG, self._along),
-            (self.PRODUCTS, self._product),
-            ({"getitem"} | self.LOOKUPS | self.MOVES | self.RESHAPES | self.EXPANDS | self.TAKES, self._taken),
-            (self.ELEMENTWISE | {"max", "min"}, self._elementwise),
+            (self.WRITES, self._write),
+            (Families.GROUPED, self._grouped),
+            (Families.JOINS, self._joined),
+            (set() if is_pair else Families.REDUCES | Families.ALONG, self._along),
+            (Families.PRODUCTS | {"rmatmul"}, self._product),
+            (Families.VIEWS, self._taken),
+            (Families.ELEMENTWISE | {"max", "min"}, self._elementwise),
         )
         for names, rule in rules:
             if name in names:
-                is_begun = writes and name in self.ELEMENTWISE and not self._is_part(args[0])
+                is_begun = writes and name in Families.ELEMENTWISE and not self._is_part(args[0])
                 return (self._added if is_begun else rule)(func, name, args, kwargs)
         what = "reads values of" if name in ("item", "tolist", "numpy") else "takes"
         raise self.Refused(f"{name}() {what} a part of the experts; elementwise functions, views and products work")
@@ -288,7 +257,7 @@ class ExpertShards(TorchFunctionMode):
 
     def _absent(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return the shapes of a result for experts of other ranks."""
-        if name == "dropout":  # so that all ranks draw the same random numbers afterwards
+        if "dropout" in name:  # so that all ranks draw the same random numbers afterwards
             func(torch.zeros(args[0].shape, dtype=args[0].dtype, device=self.device), *args[1:], **kwargs)
 
         def on_meta(value: Any) -> Any:
@@ -357,7 +326,7 @@ class ExpertShards(TorchFunctionMode):
         try:
             mask = self._common_mask(name, masks)
         except self.Refused:
-            if name not in self.ADDS:
+            if name not in Families.TERMS:
                 raise
             return self._linear(func, name, args, kwargs)
         if mask is None:
@@ -369,7 +338,7 @@ class ExpertShards(TorchFunctionMode):
         sums = [tensor for tensor in self._tensors((args, kwargs)) if self._is_part(tensor)]
         if self._name(func)[1] and self._part(args[0]).kind != "sum":
             raise self.Refused(f"{name}() adds a sum over the ranks to results of single experts; a new tensor works")
-        if name in self.ADDS or name == "where":
+        if name in Families.TERMS or name == "where":
             terms = args[1:] if name == "where" else args
 
             def share(value: Any) -> Any:
@@ -382,7 +351,7 @@ class ExpertShards(TorchFunctionMode):
             result = func(*args[: len(args) - len(terms)], *map(share, terms), **kwargs)
         else:
             first = sums[0] is args[0]
-            fits = name in self.LINEAR or name in ("mul", "multiply", "rmul") or (first and name in self.SCALES)
+            fits = name in Families.LINEAR or name in ("mul", "multiply", "rmul") or (first and name in self.SCALES)
             fits = fits and not kwargs.get("rounding_mode")
             if name == "dropout":
                 p = self._argument(args, kwargs, 1, "p", 0.5)
@@ -401,48 +370,31 @@ class ExpertShards(TorchFunctionMode):
 
     def _added(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Write a part into a whole tensor, by adding it."""
-        if name not in self.ADDS:
+        if name not in Families.TERMS:
             raise self.Refused(f"{name}() writes a part of the experts into a whole tensor; adding results works")
         self._begin_sum(args[0])
         return self._linear(func, name, args, kwargs)
 
-    def _write(self, func: Any, name: str, args: Any, _kwargs: Any) -> Any:
-        """Follow ``target[...] = value`` and ``target.copy_(value)``."""
-        target, value = args[0], args[-1]
+    def _write(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Follow functions that write into a tensor, such as ``target[...] = value``, or add rows to it."""
+        target, writes = args[0], name == "setitem" or self._name(func)[1]
+        position = {"copy": 1, "setitem": 2, "index_put": 2}.get(name, 3)
+        keyword = next((keyword for keyword in ("source", "src", "values", "tensor") if keyword in kwargs), position)
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        value = arguments.pop(keyword)
         part = self._part(target)
-        if any(self._is_part(tensor) for tensor in self._tensors(args[1:-1])):
+        if any(map(self._is_part, self._tensors([*arguments.values()][1:]))):
             raise self.Refused(f"{name}() writes at places that differ between ranks; places that are whole work")
-        if part is not None and part.kind == "rows" and not self._is_part(value) and part.mask is not None:
-            return func(*args)
+        if part is not None and part.kind == "rows" and not self._is_part(value) and part.mask is not None and writes:
+            return func(*args, **kwargs)
         if part is not None and part.kind != "sum":
             raise self.Refused(f"{name}() writes into a part of the experts; writing into a new tensor works")
-        if part is None:
+        if writes and part is None:
             self._begin_sum(target)
-        if isinstance(value, torch.Tensor):
-            value = self.sum_of(value)
-        elif not self.adds:
-            value = 0
-        return func(*args[:-1], value)
-
-    def _add_rows(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Follow functions that add rows to a tensor, or write them."""
-        writes = self._name(func)[1]
-        target, position = args[0], 2 if name == "index_put" else 3
-        named = next((kwargs[keyword] for keyword in ("source", "src", "values", "tensor") if keyword in kwargs), None)
-        source = self._argument(args, {}, position, "", named)
-        indices = [tensor for tensor in self._tensors((args, kwargs)) if tensor is not source and tensor is not target]
-        kinds = self._kinds(name, [target])
-        if any(map(self._is_part, indices)) or kinds - {"sum"}:
-            raise self.Refused(f"{name}() takes a part of the experts; adding results to a whole tensor works")
-        if writes and not kinds:
-            self._begin_sum(target)
-        share = self.sum_of(source) if isinstance(source, torch.Tensor) else source
-        whole = target if writes else self.sum_of(target)
-
-        def local(value: Any) -> Any:
-            return whole if value is target else share if value is source else value
-
-        result = func(*tree_map(local, args), **tree_map(local, kwargs))
+        arguments[0] = target if writes else self.sum_of(target)
+        arguments[keyword] = self.sum_of(value) if isinstance(value, torch.Tensor) else value if self.adds else 0
+        args = tuple(arguments[index] for index in range(len(args)))
+        result = func(*args, **{key: arguments[key] for key in kwargs})
         return result if writes else self._marked(result, "sum")
 
     # ----------------------------------------------------------------------------------------------- views
@@ -487,22 +439,20 @@ class ExpertShards(TorchFunctionMode):
             return self._moved(func, name, args, kwargs)
         if name == "getitem":
             return self._items_of_shard(tensor, part.dim, others[0])
-        if name in self.LOOKUPS:
+        if name in Families.LOOKUPS:
             return self._selected(name, tensor, part.dim, args, kwargs)
         return self._view_of_shard(func, name, tensor, part.dim, others, kwargs)
 
     def _view_of_shard(self, func: Any, name: str, tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
         whole = self.shape(tensor)
-        if name in self.MOVES:  # sizes that differ show where each dimension goes
-            sizes = [2 + axis if size > 1 else 1 for axis, size in enumerate(whole)]
-            after = list(func(torch.empty(sizes, device="meta"), *others, **kwargs).shape)
+        if name in Families.MOVES:
             result = (
                 self._squeezed(tensor, dim, others, kwargs) if name == "squeeze" else func(tensor, *others, **kwargs)
             )
-            return self._marked(result, "shard", after.index(2 + dim))
-        if name in self.RESHAPES | self.EXPANDS:
+            return self._marked(result, "shard", self.moved(lambda probe: func(probe, *others, **kwargs), whole, dim))
+        if name in Families.RESHAPES | Families.EXPANDS:
             after = list(func(torch.empty(whole, device="meta"), *others, **kwargs).shape)
-            if name in self.EXPANDS:
+            if name in Families.EXPANDS:
                 axis = dim + len(after) - len(whole)
                 after[axis] //= self.ranks
                 return self._marked(tensor.expand(after), "shard", axis)
@@ -531,6 +481,16 @@ class ExpertShards(TorchFunctionMode):
         if name == "select":
             return self._expert(tensor, dim, int(self._argument((None, *others), kwargs, 2, "index")))
         raise self.Refused(f"{name}() works along the experts; taking experts by their number works")
+
+    @staticmethod
+    def moved(func: Any, shape: Any, moving_dim: int) -> int:
+        """Return where a function of one tensor moves a dimension: sizes that differ show it.
+
+        >>> ExpertShards.moved(lambda tensor: tensor.permute(2, 0, 1), (4, 1, 3), 0)
+        1
+        """
+        sizes = [2 + dim if size > 1 or dim == moving_dim else 1 for dim, size in enumerate(shape)]
+        return list(func(torch.empty(sizes, device="meta")).shape).index(2 + moving_dim)
 
     @staticmethod
     def _squeezed(tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
@@ -648,7 +608,7 @@ class ExpertShards(TorchFunctionMode):
             return self._marked(func(*args, **kwargs), "sum")
         if part.mask is None:
             return self._absent(func, name, args, kwargs)
-        dims = self._dims(name, args, kwargs, tensor.dim())
+        dims = self.dims_of(name, args, kwargs, tensor.dim())
         result = func(*args, **kwargs)
         crosses = part.dim in dims if part.kind == "shard" else any(self._varies(part.mask, dim) for dim in dims)
         if crosses:
@@ -672,14 +632,21 @@ class ExpertShards(TorchFunctionMode):
             mask = mask.expand(first.shape)
         return self._marked(result, "rows", mask=mask)
 
-    def _dims(self, name: str, args: Any, kwargs: Any, ndim: int) -> set[int]:
+    @staticmethod
+    def dims_of(name: str, args: Any, kwargs: Any, ndim: int) -> set[int]:
+        """Return the dimensions along which a function of ``ALONG`` or ``REDUCES`` works, counted from 0.
+
+        >>> ExpertShards.dims_of("topk", ("scores", 2), {}, 3)
+        {2}
+        """
         if name in ("layer_norm", "rms_norm"):
-            return set(range(ndim - len(self._argument(args, kwargs, 1, "normalized_shape")), ndim))
+            return set(range(ndim - len(args[1] if len(args) > 1 else kwargs["normalized_shape"]), ndim))
         position = 2 if name in ("topk", "norm", "normalize") else 1
-        last = name in ("topk", "sort", "argsort", "glu")
-        along = self._argument(args, kwargs, position, "dim", 1 if name == "normalize" else -1 if last else None)
+        last = -1 if name in ("topk", "sort", "argsort", "glu") else None
+        named = kwargs.get("dim", kwargs.get("axis", 1 if name == "normalize" else last))
+        along = args[position] if len(args) > position else named
         if isinstance(along, bool):  # sort(True), var(False)
-            along = -1 if last else None
+            along = last
         if along is None or along == ():
             return set(range(ndim))
         return {axis % ndim for axis in (along if isinstance(along, (tuple, list)) else (along,))}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.parallel.function_names import RANDOM
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import DROPOUT_LAYERS
@@ -312,7 +312,7 @@ def _list(calls: Calls, fqn: str, members: dict[str, list[Event]]) -> ExpertList
     if len(widths) > 1:
         raise Blocked(f"the experts of {fqn} return {', '.join(map(str, sorted(widths)))} features; equal numbers work")
     draws = any(
-        isinstance(calls.modules[inner.fqn], DROPOUT_LAYERS) if inner.is_module else inner.name in RANDOM
+        isinstance(calls.modules[inner.fqn], DROPOUT_LAYERS) if inner.is_module else inner.name in Families.RANDOM
         for event in events
         for inner in event.walk()
     )

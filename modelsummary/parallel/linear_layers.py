@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary.capture.templates import Attribute, leaves_of
-from modelsummary.parallel.function_names import ELEMENTWISE
+from modelsummary.parallel.function_names import Families
 from modelsummary.record.events import Event, Record, Value
 
 __all__ = ["LinearLayer", "is_embedding", "is_linear", "linear_layers"]
@@ -175,7 +175,7 @@ class _Walk:
         if state in ("weight", "transposed"):
             if name in _TRANSPOSES:
                 return "transposed" if state == "weight" else "weight"
-            return state if name in ELEMENTWISE else ""
+            return state if name in Families.ELEMENTWISE else ""
         return state if name in _CASTS or (name in _VIEWS and keeps_last) else ""
 
     def _of_product(self, name: str, states: list[str], n_args: int, kwargs: Any) -> str:

@@ -25,7 +25,7 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import Attribute, leaves_of, map_template
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.function_names import SIZED
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.index_rules import begin_of
 from modelsummary.parallel.layer_plans import parameter_shards
 from modelsummary.parallel.local_sizes import LocalSizes
@@ -209,7 +209,7 @@ def _numbers_in(name: str, arguments: Any) -> list[float]:
         (_, *arguments), kwargs = arguments
         arguments = (arguments[-1:], kwargs.get("fill_value"))
         name = ""
-    kinds = (float,) if name in SIZED else (int, float)
+    kinds = (float,) if name in Families.SIZED else (int, float)
     return [leaf for leaf in leaves_of(arguments) if type(leaf) in kinds]
 
 

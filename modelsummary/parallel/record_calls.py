@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, ObjectState
-from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
 from modelsummary.parallel.placements import Blocked, Operand, Placement, Shard
 from modelsummary.parallel.rules import ELEMENTWISE_LAYERS
@@ -245,7 +245,7 @@ class Calls:
         """Return True if a function made a tensor of zeros."""
         maker = self.maker.get(leaf) if isinstance(leaf, Value) else None
         function = maker.function if maker is not None else None
-        return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
+        return function is not None and function.short_name in Families.FACTORIES and "zeros" in function.short_name
 
     def constant(self, leaf: Any, placement: Shard) -> dict[Value, Shard]:
         """Return the tensors of equal elements that a tensor is made of, with the placement that gives it this one.
@@ -260,9 +260,9 @@ class Calls:
             event = self.maker.get(tensor)
             if event is None or event.function is None or tensor.requires_grad:
                 return {}
-            if event.function.short_name in FACTORIES:
+            if event.function.short_name in Families.FACTORIES:
                 constants[tensor] = placement._replace(dim=dim)
-            elif event.function.short_name in ELEMENTWISE or _is_slice(event, tensor):
+            elif event.function.short_name in Families.ELEMENTWISE or _is_slice(event, tensor):
                 for before in values_in((event.args, event.kwargs)):
                     dim_before = dim - len(tensor.shape) + len(before.shape)
                     is_as_wide = dim_before >= 0 and before.shape[dim_before] == tensor.shape[dim]

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.placements import (
     Blocked,
     FunctionCall,
@@ -33,7 +34,7 @@ from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["Region", "grow"]
 
-_EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"})
+_COPIES = Families.EXPANDS | {"repeat", "repeat_interleave"}
 
 
 class Region(Propagation):
@@ -455,7 +456,7 @@ def _expanded_dim(event: Event, value: Value) -> int | None:
     """Return the dimension in which a function copies a dimension of size one; None if it copies nothing, or more."""
     assert event.function is not None
     before = values_in(event.args)
-    if event.function.short_name not in _EXPANDS or not before:
+    if event.function.short_name not in _COPIES or not before:
         return None
     lead = len(value.shape) - len(before[0].shape)
     sizes = (1,) * lead + before[0].shape

@@ -1,23 +1,22 @@
 """Where the shards are after a function of torch or a layer: one rule for each family of functions.
 
-A layer has the rule of the function that it calls, or of one like it. Another function needs a row in ``_RULES``, or a
-name in ``ELEMENTWISE`` (``modelsummary.parallel.function_names``); where they hold, also in ``_LINEAR``,
-``_TAKES_PIECES`` and ``SIZED``. A rule raises ``Blocked`` if it cannot tell, and
-``WrongPlacement`` if an operand has to have another placement.
+A layer has the rule of the function that it calls, or of one like it. Another function needs a name in a family of
+``modelsummary.parallel.function_names``, which ``ExpertShards`` follows, too, or a row in ``_RULES``. A rule raises
+``Blocked`` if it cannot tell, and ``WrongPlacement`` if an operand has to have another placement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
 
 from torch import nn
 
-from modelsummary.capture.templates import Attribute
+from modelsummary.capture.templates import Attribute, map_template
 from modelsummary.parallel.expert_shards import ExpertShards
-from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.index_rules import indexed, looked_up, selected
 from modelsummary.parallel.placements import (
     Blocked,
@@ -39,7 +38,6 @@ from modelsummary.record.events import Value, values_in
 __all__ = [
     "DROPOUT_LAYERS",
     "ELEMENTWISE_LAYERS",
-    "PRODUCTS",
     "layer_function",
     "placements_after",
     "terms_of",
@@ -114,32 +112,19 @@ def _like(call: FunctionCall) -> Shard:
     return sharded_operand(call)[1]
 
 
-def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bool = False) -> Any:
-    """Return a rule for functions that work along dimensions, none of which may be sharded."""
-
-    def rule(call: FunctionCall) -> Shard:
-        if isinstance(call.argument(position, name), (Value, Attribute)):  # max(x, y)
-            return _elementwise(call)
-        operand, placement = sharded_operand(call)
-        dim = call.argument(position, name, default)
-        dims = dims_of(None if type(dim) is bool else dim, len(operand.shape))  # std(True) takes no dimension
-        if placement.dim in dims:
-            raise Blocked(call.along)
-        if not reduces or len(call.result_shape) == len(operand.shape):
-            return placement
-        return placement._replace(dim=placement.dim - sum(reduced_dim < placement.dim for reduced_dim in dims))
-
-    return rule
-
-
-def _norm(call: FunctionCall) -> Shard:
-    """Follow ``layer_norm`` and ``rms_norm``, which work along the last dimensions."""
+def _along(call: FunctionCall) -> Shard:
+    """Follow functions that work along dimensions, none of which may be sharded."""
+    if call.name in ("max", "min") and isinstance(call.argument(1, "other"), (Value, Attribute)):
+        return _elementwise(call)
     operand, placement = sharded_operand(call)
-    if placement.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
+    dims = ExpertShards.dims_of(call.name, call.args, call.kwargs, len(operand.shape))
+    if placement.dim in dims:
         raise Blocked(call.along)
     for parameter in call.operands[1:]:
         call.meets(parameter, -1, 0)
-    return placement
+    if len(call.result_shape) == len(operand.shape):
+        return placement
+    return placement._replace(dim=placement.dim - sum(dim < placement.dim for dim in dims))
 
 
 def _view(call: FunctionCall) -> Shard:
@@ -149,39 +134,17 @@ def _view(call: FunctionCall) -> Shard:
     return reshaped(operand.shape, call.result_shape, placement, call.sizes)
 
 
-def _permuted(order: Callable[[FunctionCall, int], Sequence[int]]) -> Any:
-    def rule(call: FunctionCall) -> Shard:
-        operand, placement = sharded_operand(call)
-        return placement._replace(dim=list(order(call, len(operand.shape))).index(placement.dim))
-
-    return rule
-
-
-def _transposed(call: FunctionCall, ndim: int) -> Sequence[int]:
-    order = list(range(ndim))
-    one, other = dim_of(call.argument(1, "dim0"), ndim), dim_of(call.argument(2, "dim1"), ndim)
-    order[one], order[other] = other, one
-    return order
-
-
-def _permutation(call: FunctionCall, ndim: int) -> Sequence[int]:
-    dims = call.argument(1, "dims")
-    return [dim_of(dim, ndim) for dim in (dims if isinstance(dims, (tuple, list)) else call.args[1:])]
-
-
-def _last_two(_call: FunctionCall, ndim: int) -> Sequence[int]:
-    return [*range(ndim - 2), ndim - 1, ndim - 2]
-
-
-def _squeezed(call: FunctionCall) -> Shard:
-    """Follow a function that adds or removes a dimension of size one; the others keep their order."""
+def _moved(call: FunctionCall) -> Shard:
+    """Follow a function that moves, adds or removes dimensions."""
     operand, placement = sharded_operand(call)
-    after = call.result_shape
-    if call.name == "unsqueeze":
-        return placement._replace(dim=placement.dim + (dim_of(call.argument(1, "dim"), len(after)) <= placement.dim))
-    dims = call.argument(1, "dim")
-    gone = dims_of(dims, len(operand.shape)) & {dim for dim, size in enumerate(operand.shape) if size == 1}
-    return placement._replace(dim=placement.dim - sum(dim < placement.dim for dim in gone))
+    function = call.event.function
+    assert function is not None
+
+    def probed(probe: Any) -> Any:
+        args, kwargs = map_template(lambda leaf: probe if leaf == operand.leaf else leaf, (call.args, call.kwargs))
+        return function(*args, **kwargs)
+
+    return placement._replace(dim=ExpertShards.moved(probed, operand.shape, placement.dim))
 
 
 def _expanded(call: FunctionCall) -> Shard:
@@ -292,7 +255,7 @@ def terms_of(call: FunctionCall) -> tuple[list[tuple[Operand, str]], str]:
     ndims = [len(operand.shape) for operand in factors]
     if min(ndims) < 2 and call.name != "linear":
         raise Blocked(f"{call.at} takes a vector; matrices work")
-    if call.name in _GROUPED:
+    if call.name in Families.GROUPED:
         terms, result = ["g" * (ndims[0] - 2) + "tk", "g" * (ndims[1] - 2) + "kn"], "g" * (ndims[0] - 2) + "tn"
     else:
         terms, result = ExpertShards.labels(call.name, ndims)
@@ -307,7 +270,7 @@ def _product(call: FunctionCall) -> Placement:
     if len(labels) != 1:
         raise Blocked(call.differ)
     ((label, outer),) = labels
-    if call.name in _GROUPED and label not in "kn":
+    if call.name in Families.GROUPED and label not in "kn":
         raise Blocked(call.along)
     if label in result:
         placement = Shard(result.index(label), outer)
@@ -343,10 +306,10 @@ def _linear(call: FunctionCall) -> Partial | None:
     what = "a mean over the ranks" if is_mean else "a sum over the ranks"
     if any(operand.shard is not None for operand in call.operands):
         raise Blocked(f"{call.at} takes a sharded tensor and {what}; one kind works")
-    if name in FACTORIES:  # zeros of the same shape
+    if name in Families.FACTORIES:  # zeros of the same shape
         return None
     others = [operand for operand in call.operands if operand.placement is None and not operand.is_zeros]
-    if name in _TERMS and not is_mean:
+    if name in Families.TERMS and not is_mean:
         if others:
             raise call.wrong(others[0], Partial())
         terms = call.argument(0, "input"), call.argument(1, "other")
@@ -355,10 +318,10 @@ def _linear(call: FunctionCall) -> Partial | None:
     if name in ("index_add", "scatter_add") and call.first in others:
         raise Blocked(f"{call.at} adds a sum over the ranks to a whole tensor; zeros work")
     is_linear = {
-        **dict.fromkeys(_TERMS, True),
-        **dict.fromkeys(_JOINS, is_mean or not others),
+        **dict.fromkeys(Families.TERMS, True),
+        **dict.fromkeys(Families.JOINS, is_mean or not others),
         **dict.fromkeys(_LINEAR, n_partial == 1 and call.first.is_partial and not call.kwargs.get("rounding_mode")),
-        **dict.fromkeys(PRODUCTS - {"addmm", "baddbmm"}, n_partial == 1 and len(call.operands) == 2),
+        **dict.fromkeys(Families.PRODUCTS - {"addmm", "baddbmm"}, n_partial == 1 and len(call.operands) == 2),
         **dict.fromkeys(("mul", "imul", "rmul", "multiply", "einsum"), n_partial == 1),
         **dict.fromkeys(("index_add", "scatter_add"), call.operands[-1].is_partial),
         "masked_fill": call.argument(2, "value") == 0,
@@ -415,18 +378,7 @@ def _as_complex(call: FunctionCall) -> Shard:
 
 
 # Functions that are linear in their first operand, the others being no sums.
-_LINEAR = frozenset(
-    """
-view reshape view_as reshape_as flatten unflatten transpose permute t T mT movedim unsqueeze squeeze expand expand_as
-contiguous clone detach to type type_as float half bfloat16 double neg negative sum mean getitem select narrow
-index_select gather take_along_dim chunk split split_with_sizes unbind repeat_interleave flip div truediv itruediv
-identity
-""".split()
-)
-_TERMS = frozenset("add iadd radd sub isub rsub".split())
-_JOINS = frozenset("cat stack concat concatenate vstack hstack".split())
-_GROUPED = frozenset(("grouped_mm", "grouped_mm_fallback"))
-PRODUCTS = _GROUPED | frozenset("linear matmul bmm mm addmm baddbmm einsum".split())
+_LINEAR = Families.LINEAR | Families.VIEWS | frozenset("sum mean div truediv itruediv identity".split())
 # Classes of layers, a function with their rule, and their attributes that it takes.
 _LAYERS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (nn.Identity, "identity", ()),
@@ -436,40 +388,26 @@ _LAYERS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     ((nn.LayerNorm, nn.RMSNorm), "layer_norm", ("normalized_shape",)),
     (nn.CrossEntropyLoss, "cross_entropy", ("label_smoothing",)),
 )
-_TAKES_PIECES = ELEMENTWISE | frozenset(
-    """
-view reshape flatten unflatten transpose swapaxes swapdims permute squeeze unsqueeze getitem split chunk tensor_split
-split_with_sizes
-""".split()
-)
+_SPLITS = frozenset("split chunk tensor_split split_with_sizes".split())
+_TAKES_PIECES = Families.ELEMENTWISE | Families.MOVES | Families.RESHAPES | _SPLITS | {"getitem"}
 _RULES: dict[str, Callable[[FunctionCall], Placement | list[Shard | None] | None]] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(Families.ELEMENTWISE, _elementwise),
     **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
-    **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp".split(), _along(1)),
-    **dict.fromkeys(("sort", "argsort"), _along(1, default=-1)),
-    **dict.fromkeys("sum mean amax amin std var prod logsumexp".split(), _along(1, reduces=True)),
-    **dict.fromkeys("argmax argmin max min any all median".split(), _along(1, reduces=True)),
-    "topk": _along(2, default=-1),
-    "norm": _along(2, reduces=True),
-    "normalize": _along(2, default=1),
+    **dict.fromkeys(Families.ALONG | Families.REDUCES, _along),
     "glu": _gated,
-    **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
-    **dict.fromkeys("view reshape view_as reshape_as flatten unflatten".split(), _view),
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _permuted(_transposed)),
-    "permute": _permuted(_permutation),
-    **dict.fromkeys(("t", "T", "mT", "mH"), _permuted(_last_two)),
-    **dict.fromkeys(("squeeze", "unsqueeze"), _squeezed),
-    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expanded),
+    **dict.fromkeys(Families.RESHAPES, _view),
+    **dict.fromkeys(Families.MOVES, _moved),
+    **dict.fromkeys(Families.EXPANDS, _expanded),
     "repeat": _repeated,
     "repeat_interleave": _repeat_interleaved,
     "getitem": indexed,
     **dict.fromkeys("select narrow index_select gather scatter".split(), selected(1)),
-    **dict.fromkeys("split chunk tensor_split split_with_sizes".split(), _parted),
+    **dict.fromkeys(_SPLITS, _parted),
     "unbind": _unbound,
     **dict.fromkeys(("flip", "roll"), _flipped),
     "pad": _padded,
-    **dict.fromkeys("cat concat concatenate stack".split(), _concatenated),
-    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(Families.JOINS - {"vstack", "hstack"}, _concatenated),
+    **dict.fromkeys(Families.PRODUCTS, _product),
     "scaled_dot_product_attention": _attention,
     "embedding": _embedded,
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),

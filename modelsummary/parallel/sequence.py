@@ -16,7 +16,7 @@ from torch import nn
 
 from modelsummary.parallel.attention_heads import INPUTS, attention_inputs
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.function_names import ELEMENTWISE
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.layer_plans import with_layouts
 from modelsummary.parallel.placements import Blocked, FunctionCall, Partial, Placement, Shard, WrongPlacement
 from modelsummary.parallel.plan_entries import LayerPlan
@@ -88,7 +88,7 @@ def _is_tokenwise(region: Region) -> bool:
     """Return True if a row of what a region returns depends on the same row of what it takes alone."""
     shards = region.shards
     return not region.norms and all(
-        event.name in ELEMENTWISE
+        event.name in Families.ELEMENTWISE
         and all(
             value in shards or len(value.shape) < 2 or value.shape[0] == 1
             for value in values_in((event.args, event.kwargs))

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.placements import Blocked, FunctionCall, Partial, Placement, Shard, WrongPlacement
 from modelsummary.parallel.propagation import first_complete
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.rules import PRODUCTS, terms_of
+from modelsummary.parallel.rules import terms_of
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["grow_stacked", "is_stack", "summed_arguments"]
@@ -36,7 +37,9 @@ def grow_stacked(calls: Calls, fqn: str) -> Region:
             taken.setdefault(attribute.fqn, []).append(inner)
     stacked = [name for name in taken if name in calls.parameters and calls.parameters[name].dim() >= 3]
     stacked = stacked or [
-        name for name, takers in taken.items() if any(not it.is_module and it.name in PRODUCTS for it in takers)
+        name
+        for name, takers in taken.items()
+        if any(not taker.is_module and taker.name in Families.PRODUCTS for taker in takers)
     ]
     if not stacked:
         raise Blocked("no product takes its parameters; matrix products and einsum work")
@@ -122,7 +125,7 @@ class _Chunks(Region):
     def _factor(self, leaf: Any, dim: int) -> Any:
         """Return the factor of a product that a dimension of its result comes from; any other tensor as it is."""
         event = self.calls.maker.get(leaf) if isinstance(leaf, Value) else None
-        if event is None or event.is_module or event.name not in PRODUCTS:
+        if event is None or event.is_module or event.name not in Families.PRODUCTS:
             return leaf
         terms, result = terms_of(self.call_of(event))
         n_factors = len(terms) if event.name == "einsum" else 2

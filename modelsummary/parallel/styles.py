@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from modelsummary._torch import all_to_all_single_autograd, running_backward, tree_leaves
 from modelsummary.parallel.expert_shards import ExpertShards
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.local_sizes import LocalSizes, SizesOfRank, changed_leaves
 from modelsummary.parallel.replaced_forward import replace_forward
 from modelsummary.parallel.tokens_style import TokensOfRank, WholeCalls
@@ -31,6 +32,7 @@ __all__ = [
     "ExpertListParallel",
     "ExpertParallel",
     "ExpertShards",
+    "Families",
     "LinearParallel",
     "LocalParallel",
     "LocalSizes",

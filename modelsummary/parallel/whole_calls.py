@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modelsummary.capture.templates import Attribute, OwnDevice, leaves_of, map_template
-from modelsummary.parallel.function_names import FACTORIES, NUMBERING, RANDOM
+from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.placements import Blocked, Shard
 from modelsummary.parallel.plan_entries import WholeCall
 from modelsummary.parallel.record_calls import Calls
@@ -176,7 +176,7 @@ class CountedTokens:
         needed, events = {mask}, []
         for event in reversed(self._calls.events[: self._calls.position[self._maker(mask)] + 1]):
             if not event.is_module and isinstance(event.result, Value) and event.result in needed:
-                if any(event.writes) or event.name in RANDOM or event.result.requires_grad:
+                if any(event.writes) or event.name in Families.RANDOM or event.result.requires_grad:
                     raise Blocked("it is not made of numbers")
                 events.append(event)
                 needed.update(() if _makes(event) else values_in((event.args, event.kwargs)))
@@ -233,7 +233,7 @@ class CountedTokens:
 def _is_pure(event: Event) -> bool:
     """Return True for a function of constants and values alone that returns one tensor without a gradient."""
     result = event.result
-    if event.is_module or event.is_decision or any(event.writes) or event.name in RANDOM:
+    if event.is_module or event.is_decision or any(event.writes) or event.name in Families.RANDOM:
         return False
     tensors = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, (Tensor, Foreign))]
     return isinstance(result, Value) and not (
@@ -243,7 +243,7 @@ def _is_pure(event: Event) -> bool:
 
 def _makes(event: Event) -> bool:
     """Return True for a function that makes a tensor from numbers; of a tensor it takes the dtype and device alone."""
-    return event.name in NUMBERING or (event.name in FACTORIES and not event.name.endswith("_like"))
+    return event.name in Families.NUMBERING or (event.name in Families.FACTORIES and not event.name.endswith("_like"))
 
 
 def _taken(event: Event) -> list[Value]:

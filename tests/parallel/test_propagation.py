@@ -51,6 +51,8 @@ CASES = [
     (lambda x: F.gelu(x).mul(2), [(2, 4, 8)], [HEADS], HEADS),
     (lambda x, y: x + y, [(2, 4, 8), (8,)], [HEADS, Shard(0)], HEADS),
     (lambda x: x.view(2, 4, -1, 2).transpose(1, 2), [(2, 4, 8)], [HEADS], Shard(1)),
+    (lambda x: x.movedim(2, 0).unsqueeze(0).adjoint().ravel(), [(1, 1, 8)], [HEADS], Shard(0)),
+    (lambda x: x.permute(dims=(2, 0, 1)).squeeze().count_nonzero(dim=1), [(2, 1, 8)], [HEADS], Shard(0)),
     (lambda x: x.softmax(1).sum(1), [(2, 4, 8)], [HEADS], Shard(1)),
     (lambda x: torch.view_as_real(torch.view_as_complex(x)), [(2, 4, 2)], [Shard(1)], Shard(1)),
     (lambda x: x.chunk(2, -1)[0], [(2, 4, 8)], [OUTER], HEADS),
