@@ -305,7 +305,7 @@ def test_the_parameters_that_fsdp_gathers():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from modelsummary.parallel.fake_world import fake_world
+    from modelsummary.parallel.applied_rank import fake_world
 
     model = nn.Linear(4, 2)
     assert _torch.fsdp_groups(model) == []
@@ -321,7 +321,7 @@ def test_process_groups_come_back(tmp_path):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from modelsummary.parallel.fake_world import fake_world
+    from modelsummary.parallel.applied_rank import fake_world
 
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -348,7 +348,7 @@ def test_a_group_that_an_operator_takes_has_its_name(tmp_path):
 
     from modelsummary.operators.collective_calls import collective_of
     from modelsummary.operators.operator_calls import OperatorLog
-    from modelsummary.parallel.fake_world import fake_world
+    from modelsummary.parallel.applied_rank import fake_world
 
     class Log(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -21,7 +21,7 @@ from modelsummary.errors import InputError
 from modelsummary.operators.collective_calls import collective_of
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import OperatorCall
-from modelsummary.parallel.attention_heads import attention_inputs
+from modelsummary.parallel.layer_plans import attention_inputs
 from modelsummary.parallel.placements import Shard
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.record_calls import Calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -11,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,7 +31,6 @@ from modelsummary.parallel.applying import part_of, shard_module
 from modelsummary.parallel.code import share_tokens
 from modelsummary.parallel.context import chunk_of, length_of
 from modelsummary.parallel.equal_blocks import pass_through, repeats
-from modelsummary.parallel.fake_world import fake_world
 from modelsummary.parallel.rank_model import copied, on_meta
 
 if TYPE_CHECKING:
@@ -37,14 +38,28 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = [
-    "call_of_rank",
-    "check_runs",
-    "communication_of",
-    "device_of_rank",
-    "rank_of",
-    "sharded_copy",
-]
+__all__ = ["call_of_rank", "check_runs", "communication_of", "device_of_rank", "fake_world", "rank_of", "sharded_copy"]
+
+
+@contextmanager
+def fake_world(rank: int, size: int) -> Iterator[None]:
+    """Return a context in which this process is one rank of a fake process group.
+
+    Collectives return at once, and give tensors of the right shape. Process groups of this process are set aside, and
+    what a process group does to the traceback of an error is undone.
+    """
+    report_error = sys.excepthook
+    with _torch.groups_set_aside():
+        _torch.clear_sharding_caches()
+        dist.init_process_group("fake", store=_torch.fake_store(), rank=rank, world_size=size)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="DTensor random operators")  # of torch 2.6, on the CPU
+                yield
+        finally:
+            dist.destroy_process_group()
+            sys.excepthook = report_error
+            _torch.clear_sharding_caches()
 
 
 def check_runs(plan: ParallelPlan, figure: str) -> None:

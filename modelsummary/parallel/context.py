@@ -22,7 +22,7 @@ from modelsummary.capture.inputs import CallArguments, InputTensor
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import Attribute
 from modelsummary.errors import InputError
-from modelsummary.parallel.expert_rows import routing_by_row
+from modelsummary.parallel.expert_check import routing_by_row
 from modelsummary.parallel.experts import find_experts
 from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.local_check import calls_of_chunk, chunk_failure

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from modelsummary.parallel.attention_heads import attentions
 from modelsummary.parallel.layer_plans import (
+    attentions,
     in_call_order,
     parameter_shards,
     region_plans,

@@ -9,8 +9,13 @@ from typing import Any
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
-from modelsummary.parallel.expert_check import arguments_of, runs_divided
-from modelsummary.parallel.expert_rows import mixing_experts, routing_by_row, uncalled_experts
+from modelsummary.parallel.expert_check import (
+    arguments_of,
+    mixing_experts,
+    routing_by_row,
+    runs_divided,
+    uncalled_experts,
+)
 from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan

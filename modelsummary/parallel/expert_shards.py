@@ -69,6 +69,7 @@ class ExpertShards(TorchFunctionMode):
         """.split()
     )
     SCALES = frozenset("mul imul rmul multiply div truediv itruediv idiv true_divide divide".split())
+    LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     SHAPED_LIKE = frozenset("to type_as view_as reshape_as expand_as".split())
     WRITES = frozenset("setitem copy index_add scatter_add index_put index_copy".split())
 
@@ -276,7 +277,8 @@ class ExpertShards(TorchFunctionMode):
 
     def _common_mask(self, name: str, masks: list[Any]) -> Any:
         """Return the mask of a result from the masks of what it is made of, which must be the same."""
-        first, *others = masks
+        expanded = iter(torch.broadcast_tensors(*(mask for mask in masks if isinstance(mask, torch.Tensor))))
+        first, *others = [next(expanded) if isinstance(mask, torch.Tensor) else mask for mask in masks]
         for mask in others:
             if mask is first:
                 continue
@@ -298,40 +300,96 @@ class ExpertShards(TorchFunctionMode):
         return first
 
     @staticmethod
-    def _varies(mask: Any, dim: int) -> bool:
-        return isinstance(mask, torch.Tensor) and mask.shape[dim] > 1 and mask.stride(dim) != 0
+    def _mask_along(mask: Any, term: str, labels: str) -> Any:
+        """Return a mask with other dimensions, of which each has a label; dimensions that it lacks have one element."""
+        if not isinstance(mask, torch.Tensor):
+            return mask
+        mask = mask[tuple(slice(None) if label in labels else 0 for label in term)]
+        left = [label for label in term if label in labels]
+        mask = mask.permute([left.index(label) for label in labels if label in left])
+        return mask[tuple(slice(None) if label in left else None for label in labels)]
 
-    # ----------------------------------------------------------------------------------------- elementwise
+    # --------------------------------------------------------------------------------- functions of dimensions
+
+    def _combined(self, name: str, call: Any, operands: Any, terms: Any, result: str, *, sums: bool = False) -> Any:
+        """Call a function on the chunks or rows of this rank.
+
+        Args:
+            call: of the operands.
+            terms: a label for each dimension of each operand.
+            result: labels of the result; ``?``: of a dimension along which the function works, if it keeps it.
+            sums: it sums over the labels that the result lacks.
+        """
+        parts = {position: part for position, operand in enumerate(operands) if (part := self._part(operand))}
+        along = f"{name}() works along the experts, or tokens of several experts; other dimensions work"
+        if "shard" in self._kinds(name, operands):
+            labels = {terms[position][part.dim] for position, part in parts.items()}
+            if len(labels) > 1:
+                raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
+            (label,) = labels
+            if label not in result and not sums:
+                raise self.Refused(along)
+            whole = next(self.shape(operands[position])[part.dim] for position, part in parts.items())
+            local = [
+                operand
+                if position in parts or label not in term
+                else self._chunk(name, operand, term.index(label), whole)
+                for position, (operand, term) in enumerate(zip(operands, terms, strict=True))
+            ]
+            made = call(*local)
+            if label not in result:
+                return self._marked(made, "sum")
+            return self._marked(made, "shard", self._labels_of(made, result).index(label))
+        masks = {position: part.mask for position, part in parts.items()}
+        summed = {
+            label
+            for position, mask in masks.items()
+            for dim, label in enumerate(terms[position] if isinstance(mask, torch.Tensor) else "")
+            if label not in result and mask.shape[dim] > 1 and mask.stride(dim)
+        }
+        if summed and not sums:
+            raise self.Refused(along)
+        kept = result.replace("?", "") + "".join(sorted(summed))
+        mask = self._common_mask(name, [self._mask_along(mask, terms[at], kept) for at, mask in masks.items()])
+        if mask is None:
+            return self._absent(call, name, operands, {})
+        if summed:
+            return self._marked(
+                call(*(self.sum_of(operand) if at in parts else operand for at, operand in enumerate(operands))), "sum"
+            )
+        made = call(*operands)
+        mask = self._mask_along(mask, kept, self._labels_of(made, result))
+        for tensor in self._tensors(made):
+            self._marked(tensor, "rows", mask=mask if mask is True else mask.expand(tensor.shape))
+        return made
+
+    def _labels_of(self, made: Any, result: str) -> str:
+        return result if self._tensors(made)[0].dim() == len(result) else result.replace("?", "")
 
     def _elementwise(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        tensors = self._tensors((args, kwargs))
-        kinds = self._kinds(name, tensors)
+        operands = self._tensors((args, kwargs))
+        kinds = self._kinds(name, operands)
         if "sum" in kinds:
             return self._linear(func, name, args, kwargs)
-        parts = [(tensor, part) for tensor in tensors if (part := self._part(tensor)) is not None]
-        if "shard" in kinds:
-            dims = {part.dim - tensor.dim() for tensor, part in parts}
-            if len(dims) > 1:
-                raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
-            dim, whole = dims.pop(), self.shape(parts[0][0])[parts[0][1].dim]
-
-            def local(value: Any) -> Any:
-                is_whole = isinstance(value, torch.Tensor) and not self._is_part(value) and value.dim() >= -dim
-                return self._chunk(name, value, dim, whole) if is_whole else value
-
-            result = func(*tree_map(local, args), **tree_map(local, kwargs))
-            return self._marked(result, "shard", result.dim() + dim)
-        shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-        masks = [part.mask.expand(shape) if isinstance(part.mask, torch.Tensor) else part.mask for _, part in parts]
+        result = self.LETTERS[: max(operand.dim() for operand in operands)]
+        terms = [result[len(result) - operand.dim() :] for operand in operands]
         try:
-            mask = self._common_mask(name, masks)
+            return self._combined(name, self._of_tensors(func, args, kwargs), operands, terms, result)
         except self.Refused:
-            if name not in Families.TERMS:
+            if name not in Families.TERMS or "shard" in kinds:
                 raise
-            return self._linear(func, name, args, kwargs)
-        if mask is None:
-            return self._absent(func, name, args, kwargs)
-        return self._marked(func(*args, **kwargs), "rows", mask=mask)
+        return self._linear(func, name, args, kwargs)
+
+    @staticmethod
+    def _of_tensors(func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a call as a function of the tensors that it takes."""
+
+        def call(*tensors: Any) -> Any:
+            left = iter(tensors)
+            replaced = tree_map(lambda leaf: next(left) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+            return func(*replaced[0], **replaced[1])
+
+        return call
 
     def _linear(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function that is linear in sums over the ranks."""
@@ -463,16 +521,9 @@ class ExpertShards(TorchFunctionMode):
                     return self._marked(tensor.reshape(after), "shard", axis)
                 passed *= size
             raise self.Refused(f"{name}() cuts across the experts; a view that keeps experts apart works")
-        is_flat = name == "repeat_interleave" and self._argument((None, *others), kwargs, 2, "dim") is None
-        if is_flat or name in ("repeat", "tile"):
+        if name in ("repeat", "tile"):
             raise self.Refused(f"{name}() repeats experts; expand() along another dimension works")
-        position = 1 if name in ("unbind", "select", "narrow", "flip") else 2
-        named, default = ("dims", None) if name in ("flip", "roll") else ("dim", 0)
-        along = self._argument((None, *others), kwargs, position, named, default)
-        if name == "flip" and isinstance(along, int):
-            along = others
-        along = range(len(whole)) if along is None else along
-        taken = {axis % len(whole) for axis in (along if isinstance(along, (tuple, list, range)) else (along,))}
+        taken = self.dims_of(name, (None, *others), kwargs, len(whole))
         if dim not in taken:
             result = func(tensor, *others, **kwargs)
             return self._marked(result, "shard", dim - (name in ("unbind", "select") and taken.pop() < dim))
@@ -606,47 +657,35 @@ class ExpertShards(TorchFunctionMode):
             if name not in ("sum", "mean"):
                 raise self.Refused(f"{name}() takes a sum over the ranks; functions that are linear in it work")
             return self._marked(func(*args, **kwargs), "sum")
-        if part.mask is None:
-            return self._absent(func, name, args, kwargs)
         dims = self.dims_of(name, args, kwargs, tensor.dim())
-        result = func(*args, **kwargs)
-        crosses = part.dim in dims if part.kind == "shard" else any(self._varies(part.mask, dim) for dim in dims)
-        if crosses:
-            if name not in ("sum", "mean"):
-                raise self.Refused(
-                    f"{name}() works along the experts, or tokens of several experts; other dimensions work"
-                )
-            if part.kind == "rows":
-                result = func(*tree_map(lambda leaf: self.sum_of(tensor) if leaf is tensor else leaf, args), **kwargs)
-            elif name == "mean":
-                result = result / self.ranks
-            return self._marked(result, "sum")
-        first = self._tensors(result)[0]
-        keeps = first.dim() == tensor.dim()
-        if part.kind == "shard":
-            return self._marked(result, "shard", part.dim - (0 if keeps else sum(dim < part.dim for dim in dims)))
-        mask = part.mask
-        if mask is not True:
-            for dim in sorted(dims, reverse=True):
-                mask = mask.narrow(dim, 0, 1) if keeps else mask.select(dim, 0)
-            mask = mask.expand(first.shape)
-        return self._marked(result, "rows", mask=mask)
+        operands, letters = self._tensors((args, kwargs)), self.LETTERS[: tensor.dim()]
+        terms = [letters if operand is tensor else "" for operand in operands]
+        result = "".join("?" if dim in dims else label for dim, label in enumerate(letters))
+        call, sums = self._of_tensors(func, args, kwargs), name in ("sum", "mean")
+        made = self._combined(name, call, operands, terms, result, sums=sums)
+        if name == "mean" and part.kind == "shard" and part.dim in dims:
+            return self._marked(made / self.ranks, "sum")
+        return made
 
     @staticmethod
     def dims_of(name: str, args: Any, kwargs: Any, ndim: int) -> set[int]:
-        """Return the dimensions along which a function of ``ALONG`` or ``REDUCES`` works, counted from 0.
+        """Return the dimensions along which a function of ``ALONG``, ``REDUCES`` or ``TAKES`` works, counted from 0.
 
         >>> ExpertShards.dims_of("topk", ("scores", 2), {}, 3)
         {2}
         """
         if name in ("layer_norm", "rms_norm"):
             return set(range(ndim - len(args[1] if len(args) > 1 else kwargs["normalized_shape"]), ndim))
-        position = 2 if name in ("topk", "norm", "normalize") else 1
-        last = -1 if name in ("topk", "sort", "argsort", "glu") else None
-        named = kwargs.get("dim", kwargs.get("axis", 1 if name == "normalize" else last))
+        second = "topk norm normalize chunk split split_with_sizes tensor_split repeat_interleave roll".split()
+        has_first = name in Families.TAKES and name not in ("flip", "roll", "repeat_interleave")
+        default = {"topk": -1, "sort": -1, "argsort": -1, "glu": -1, "normalize": 1}.get(name, 0 if has_first else None)
+        named = next((kwargs[word] for word in ("dim", "axis", "dims") if word in kwargs), default)
+        position = 2 if name in second else 1
         along = args[position] if len(args) > position else named
+        if name == "flip" and isinstance(along, int):
+            along = args[1:]
         if isinstance(along, bool):  # sort(True), var(False)
-            along = last
+            along = default
         if along is None or along == ():
             return set(range(ndim))
         return {axis % ndim for axis in (along if isinstance(along, (tuple, list)) else (along,))}
@@ -654,35 +693,14 @@ class ExpertShards(TorchFunctionMode):
     def _product(self, _func: Any, name: str, args: Any, kwargs: Any) -> Any:
         operands, terms, result, call, bias = self._written_out(name, args, kwargs)
         kinds = self._kinds(name, operands)
-        parts = {
-            position: part for position, operand in enumerate(operands) if (part := self._part(operand)) is not None
-        }
-        if not parts:
+        if not kinds:
             product = call(*operands)
-        elif "sum" in kinds:
-            if len(parts) > 1:
-                raise self.Refused(f"{name}() multiplies sums over the ranks; one sum works")
-            product = self._marked(call(*operands), "sum")
-        elif "shard" in kinds:
-            labels = {terms[position][part.dim] for position, part in parts.items()}
-            if len(labels) > 1:
-                raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
-            (label,) = labels
-            whole = next(self.shape(operands[position])[part.dim] for position, part in parts.items())
-            local = [
-                operand
-                if position in parts or label not in term
-                else self._chunk(name, operand, term.index(label), whole)
-                for position, (operand, term) in enumerate(zip(operands, terms, strict=False))
-            ]
-            product = call(*local)
-            is_free = label in result
-            product = self._marked(product, "shard" if is_free else "sum", result.index(label) if is_free else 0)
-        elif any(part.mask is None for part in parts.values()):
-            self._common_mask(name, [part.mask for part in parts.values()])
-            product = self._absent(call, name, operands, {})
+        elif "sum" not in kinds:
+            product = self._combined(name, call, operands, terms, result, sums=True)
+        elif sum(map(self._is_part, operands)) > 1:
+            raise self.Refused(f"{name}() multiplies sums over the ranks; one sum works")
         else:
-            product = self._product_of_rows(name, operands, terms, result, call, parts)
+            product = self._marked(call(*operands), "sum")
         if bias is None:
             return product
         return (
@@ -690,39 +708,6 @@ class ExpertShards(TorchFunctionMode):
             if self._is_part(product) or self._is_part(bias)
             else product + bias
         )
-
-    def _product_of_rows(self, name: str, operands: Any, terms: Any, result: str, call: Any, parts: Any) -> Any:
-        sizes = {
-            label: size
-            for operand, term in zip(operands, terms, strict=False)
-            for label, size in zip(term, operand.shape, strict=False)
-        }
-        masked = [position for position, part in parts.items() if part.mask is not True]
-        summed = {
-            label
-            for position in masked
-            for dim, label in enumerate(terms[position])
-            if self._varies(parts[position].mask, dim)
-        }
-        kept = result + "".join(sorted(summed - set(result)))
-        masks: list[Any] = []
-        for position, part in parts.items():
-            mask, term = part.mask, terms[position]
-            if mask is not True:
-                for dim in reversed(range(len(term))):
-                    mask = mask if term[dim] in kept else mask.select(dim, 0)
-                left = [label for label in term if label in kept]
-                mask = mask.permute([left.index(label) for label in kept if label in left])
-                for dim, label in enumerate(kept):
-                    mask = mask if label in left else mask.unsqueeze(dim)
-                mask = mask.expand([sizes[label] for label in kept])
-            masks.append(mask)
-        mask = self._common_mask(name, masks)
-        if kept != result:
-            return self._marked(
-                call(*(self.sum_of(operand) if self._is_part(operand) else operand for operand in operands)), "sum"
-            )
-        return self._marked(call(*operands), "rows", mask=mask)
 
     def _written_out(self, name: str, args: Any, kwargs: Any) -> Any:
         """Return operands, a label for each dimension of each, labels of the result, the product, and what is added."""
@@ -762,7 +747,7 @@ class ExpertShards(TorchFunctionMode):
         >>> ExpertShards.labels("einsum", [4, 3], "... i d, ... j d -> ... i j")
         (['abid', 'bjd'], 'abij')
         """
-        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        letters = ExpertShards.LETTERS
         if name == "einsum":
             written, arrow, result = equation.replace(" ", "").partition("->")
             terms = written.split(",")

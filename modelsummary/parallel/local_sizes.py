@@ -1,4 +1,4 @@
-"""The style of a module whose forward calls functions with sizes of the whole model, such as ``view(B, T, C)``.
+"""Forwards that are replaced, and the style of a module whose forward calls functions with sizes of the whole model.
 
 ``to_code`` copies its source, so it uses torch alone.
 """
@@ -6,14 +6,31 @@
 from __future__ import annotations
 
 import math
+from functools import partial, wraps
+from types import MethodType
 from typing import Any
 
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.parallel.replaced_forward import replace_forward
+__all__ = ["LocalSizes", "SizesOfRank", "changed_leaves", "replace_forward"]
 
-__all__ = ["LocalSizes", "SizesOfRank", "changed_leaves"]
+
+def replace_forward(module: Any, around: Any) -> None:
+    """Let a module call ``around(module, forward, *args, **kwargs)``.
+
+    A copy of the module, such as the average of weights that a loop keeps, calls it with the copy and its forward.
+    """
+    whole = module.forward
+
+    def unbound(_module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return whole(*args, **kwargs)
+
+    @wraps(whole.__func__ if getattr(whole, "__self__", None) is module else unbound)
+    def forward(bound_module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return around(bound_module, partial(forward.__wrapped__, bound_module), *args, **kwargs)
+
+    module.forward = MethodType(forward, module)
 
 
 def changed_leaves(change: Any, value: Any) -> Any:

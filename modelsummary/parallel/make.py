@@ -22,13 +22,12 @@ from modelsummary.errors import InputError, ModelSummaryError, StepError, Undivi
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of
 from modelsummary.parallel.applying import check_unsharded, ties_of
-from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.context import ring_plan
 from modelsummary.parallel.derive import Derivation, derive, layer_plans
 from modelsummary.parallel.equal_blocks import kinds_of_blocks
 from modelsummary.parallel.expert_plans import does_not_divide, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, read_from_outside
-from modelsummary.parallel.layer_plans import in_call_order
+from modelsummary.parallel.layer_plans import in_call_order, nested_encoders
 from modelsummary.parallel.local_check import alike, check_locally, chunks_failure
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.placements import Blocked

@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from modelsummary.parallel.attention_heads import INPUTS, attention_inputs
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.function_names import Families
-from modelsummary.parallel.layer_plans import with_layouts
+from modelsummary.parallel.layer_plans import INPUTS, attention_inputs, with_layouts
 from modelsummary.parallel.placements import Blocked, FunctionCall, Partial, Placement, Shard, WrongPlacement
 from modelsummary.parallel.plan_entries import LayerPlan
 from modelsummary.parallel.propagation import Propagation, first_complete, sole_input

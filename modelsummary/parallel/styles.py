@@ -19,8 +19,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from modelsummary._torch import all_to_all_single_autograd, running_backward, tree_leaves
 from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.function_names import Families
-from modelsummary.parallel.local_sizes import LocalSizes, SizesOfRank, changed_leaves
-from modelsummary.parallel.replaced_forward import replace_forward
+from modelsummary.parallel.local_sizes import LocalSizes, SizesOfRank, changed_leaves, replace_forward
 from modelsummary.parallel.tokens_style import TokensOfRank, WholeCalls
 
 __all__ = [

@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from modelsummary._torch import all_gather_single, all_reduce
-from modelsummary.parallel.local_sizes import changed_leaves
-from modelsummary.parallel.replaced_forward import replace_forward
+from modelsummary.parallel.local_sizes import changed_leaves, replace_forward
 
 __all__ = ["TokensOfRank", "WholeCalls"]
 

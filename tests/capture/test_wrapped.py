@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from modelsummary import ForwardError, InputError, Statistics
-from modelsummary.parallel.fake_world import fake_world
+from modelsummary.parallel.applied_rank import fake_world
 from tests.models import Call
 from tests.untouched import untouched
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
-from modelsummary.parallel.expert_rows import _FirstExperts
+from modelsummary.parallel.expert_check import _FirstExperts
 from tests.parallel import collectives, mixtures, processes
 from tests.parallel.expert_models import DenseList, MixtralList, Residual
 from tests.parallel.models import make

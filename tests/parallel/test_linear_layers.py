@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.parallel.fake_world import fake_world
+from modelsummary.parallel.applied_rank import fake_world
 from modelsummary.parallel.linear_layers import LinearLayer
 from modelsummary.parallel.record_calls import TRACE_RULES, Calls
 from modelsummary.record.runs import record_once

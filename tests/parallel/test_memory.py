@@ -11,7 +11,7 @@ from torch import nn
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe
 from modelsummary.parallel import ParallelPlan
-from modelsummary.parallel.fake_world import fake_world
+from modelsummary.parallel.applied_rank import fake_world
 from tests import idioms
 from tests.parallel.models import OLD, Decoder, make
 from tests.real_memory import allocated

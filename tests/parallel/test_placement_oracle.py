@@ -22,7 +22,7 @@ from modelsummary import InputError, Statistics
 from modelsummary.capture.containers import tensors_of
 from modelsummary.capture.templates import Attribute, OwnDevice, leaves_of, map_template
 from modelsummary.parallel import rules
-from modelsummary.parallel.fake_world import fake_world
+from modelsummary.parallel.applied_rank import fake_world
 from modelsummary.parallel.placements import Partial, Placement, Shard, local_shape
 from modelsummary.parallel.propagation import Propagation, sole_input
 from modelsummary.parallel.record_calls import Calls

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.parallel import ParallelPlan, applied_rank
-from modelsummary.parallel.fake_world import fake_world
+from modelsummary.parallel.applied_rank import fake_world
 from tests import idioms
 from tests.parallel.models import OLD, Captioner, Decoder, Part, SharedBiasExperts, make
 
