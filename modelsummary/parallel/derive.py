@@ -21,8 +21,7 @@ from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.plan_entries import LayerPlan, LocalAttribute
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.redistributions import prepared_inputs, prepared_outputs, redistribution_plan
-from modelsummary.parallel.regions import Region, grow
-from modelsummary.parallel.stacked import grow_stacked, is_stack
+from modelsummary.parallel.regions import Region, grow, grow_stacked, is_stack
 from modelsummary.record.events import Event, Value, values_in
 
 if TYPE_CHECKING:

@@ -63,11 +63,6 @@ class ExpertShards(TorchFunctionMode):
         """.split()
     )
     READS = frozenset("__bool__ __float__ __int__ __long__ __index__ __complex__ __contains__ __array__".split())
-    LIKE = frozenset(
-        """
-        zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor
-        """.split()
-    )
     SCALES = frozenset("mul imul rmul multiply div truediv itruediv idiv true_divide divide".split())
     LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     SHAPED_LIKE = frozenset("to type_as view_as reshape_as expand_as".split())
@@ -212,10 +207,11 @@ class ExpertShards(TorchFunctionMode):
             args = (args[0], *(self._like(argument) if self._is_part(argument) else argument for argument in args[1:]))
             if not self._is_part(args[0]):
                 return func(*args, **kwargs)
+        if name.startswith("new_") or name.endswith("_like"):
+            return func(*tree_map(lambda leaf: self._like(leaf) if self._is_part(leaf) else leaf, args), **kwargs)
         is_pair = name in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor)
         rules = (
             (self.FACTS, self._fact),
-            (self.LIKE, self._like_it),
             (self.WRITES, self._write),
             (Families.GROUPED, self._grouped),
             (Families.JOINS, self._joined),
@@ -243,9 +239,6 @@ class ExpertShards(TorchFunctionMode):
         if func is torch.Tensor.where:
             func, args = torch.where, (args[1], args[0], args[2])
         return func, args, kwargs
-
-    def _like_it(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
-        return func(*tree_map(lambda leaf: self._like(leaf) if self._is_part(leaf) else leaf, args), **kwargs)
 
     def _is_part(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and self._part(value) is not None

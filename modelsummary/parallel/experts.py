@@ -16,8 +16,8 @@ from torch import nn
 from modelsummary.parallel.function_names import Families
 from modelsummary.parallel.placements import Blocked
 from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.regions import is_stack, summed_arguments
 from modelsummary.parallel.rules import DROPOUT_LAYERS
-from modelsummary.parallel.stacked import is_stack, summed_arguments
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["ExpertList", "Experts", "StackedExperts", "find_experts", "routing_of"]

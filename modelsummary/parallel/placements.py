@@ -27,7 +27,6 @@ __all__ = [
     "WrongPlacement",
     "apart",
     "dim_of",
-    "dims_of",
     "in_pieces",
     "local_position",
     "local_shape",
@@ -243,13 +242,6 @@ def dim_of(dim: Any, ndim: int) -> int:
     if type(dim) is not int:
         raise Blocked("a dimension is not a plain integer; plain integers work")
     return dim + ndim if dim < 0 else dim
-
-
-def dims_of(dims: Any, ndim: int) -> set[int]:
-    """Return dimensions, counted from 0; None: all."""
-    if dims is None:
-        return set(range(ndim))
-    return {dim_of(dim, ndim) for dim in (dims if isinstance(dims, (tuple, list)) else (dims,))}
 
 
 def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Shard]:

@@ -1,8 +1,8 @@
 """Propagation: from start conditions, what each rank holds of every value, call by call.
 
 One engine follows the record with one table of rules (``modelsummary.parallel.rules``). Its users say where it begins,
-which calls end it, and what a refusal leads to: column- and row-parallel layers (``regions``), stacked parameters
-(``stacked``), chunks of the sequence (``sequence``) and of the vocabulary (``loss``).
+which calls end it, and what a refusal leads to: column- and row-parallel layers, and stacked
+parameters (``regions``), chunks of the sequence (``sequence``) and of the vocabulary (``loss``).
 """
 
 from __future__ import annotations
