@@ -82,12 +82,14 @@ def check_integers(least: int = 1, /, **values: Any) -> None:
 
 
 def in_short(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message, without a full stop.
+    """Return the type of an error and the first line of its message, without a full stop; without one, its line.
 
     >>> in_short(ValueError("expected 3 channels."))
     'ValueError: expected 3 channels'
     """
     first = str(error).strip().partition("\n")[0].rstrip(".")
+    if not first and (frames := traceback.extract_tb(error.__traceback__)):
+        first = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

@@ -222,9 +222,13 @@ def _check_signature(model: nn.Module, signature: inspect.Signature | None, call
     except TypeError as error:
         unknown = sorted(call.kwargs.keys() - signature.parameters.keys())
         remedy = "pass a list or dict of tensors, or of sizes"
+        if "too many positional" in str(error):
+            remedy = "pass its arguments alone: labels of a batch are for the loss, loss="
         if unknown:
             names = [*OPTIONS, *(name for name in signature.parameters if name not in call.kwargs)]
-            remedy = f"remove {unknown[0]!r}{close_to(unknown[0], names)}"
+            meant = close_to(unknown[0], names)
+            is_one = not meant and "missing a required" in str(error)
+            remedy = f"remove {unknown[0]!r}{meant or (', or pass [batch] if a dict is one argument' * is_one)}"
         if unknown and unknown[0] in _OF_TORCHINFO:
             remedy += ", or call modelsummary.summary, which takes torchinfo's arguments"
         raise InputError(

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from modelsummary._torch import ConvNd
 from modelsummary.capture import Recording, capture
 from modelsummary.capture.input_data import is_size
 from modelsummary.capture.inputs import CallArguments, InputSize
@@ -17,7 +18,8 @@ from modelsummary.errors import DataDependentError, in_short
 
 __all__ = ["failure"]
 
-_INTEGERS = re.compile(r"\b(Long|Int)\b|indices|integer")  # in torch's messages about dtypes
+_DTYPES = re.compile(r"dtype|scalar type|type \(\w+\) .*should be the same")  # in torch's messages
+_INTEGERS = re.compile(r"\b(Long|Int)\b|indices|integer")  # in messages about dtypes
 _TUPLE = re.compile(r"\b(tuple|list)\b")
 
 
@@ -45,12 +47,14 @@ def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
 def _remedy(model: nn.Module, call: CallArguments, recording: Recording, message: str) -> str:
     if isinstance(recording.error, DataDependentError):
         return "; use execution='auto' or 'real', with a model and inputs that hold values (in a shell: --values)"
-    if call.size_dtypes and ("dtype" in message or "scalar type" in message):
-        dtypes = ", ".join(map(str, call.size_dtypes))
-        wanted = 'for indices pass dtypes="long"' if _INTEGERS.search(message) else "pass another dtype with dtypes="
-        return f"; the inputs given by size are {dtypes}: {wanted}, or a list with one per size"
+    if _DTYPES.search(message):
+        return _dtypes(call, recording, message)
     if "more than 1 value per channel" in message:
         return "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
+    if "NVIDIA driver" in message or "not compiled with CUDA" in message:
+        return "; the forward asks for CUDA, which this machine does not have: use the device of its input, x.device"
+    if 'missing the required "forward"' in message:
+        return "; call its modules in the forward of another one, or pass no input to list its layers"
     if call.size_dtypes and any(is_size(argument) for argument in call.args):
         sizes = [argument.shape if isinstance(argument, InputSize) else argument for argument in call.args]
         if all(map(is_size, sizes)):
@@ -65,21 +69,41 @@ def _remedy(model: nn.Module, call: CallArguments, recording: Recording, message
     return ""
 
 
+def _dtypes(call: CallArguments, recording: Recording, message: str) -> str:
+    """Return which dtypes do not go together: of the sizes, or of the tensors and the parameters of the layer."""
+    inputs = call.size_dtypes or [tensor.dtype for tensor in call.tensors()]
+    named = ", ".join(dict.fromkeys(map(str, inputs)))
+    takes_indices = _INTEGERS.search(message) and all(dtype.is_floating_point for dtype in inputs)
+    if call.size_dtypes:
+        wanted = 'for indices pass dtypes="long"' if takes_indices else "pass another dtype with dtypes="
+        return f"; the inputs given by size are {named}: {wanted}, or a list with one per size"
+    layer = recording.failed[0] if recording.failed else recording.root
+    parameters = layer.module.parameters() if layer.module is not None else ()
+    of_layer = ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in parameters))
+    if takes_indices:
+        return f"; the input is {named}: pass indices as integers, x.long()"
+    return f"; the input is {named}, the parameters {of_layer}: convert one of them with .to(dtype)" * bool(of_layer)
+
+
 def _sizes_beside_tensors(model: nn.Module, call: CallArguments, message: str) -> str:
-    """Return which tuples the forward takes as tensors of these sizes, as a dict with tensors holds them."""
-    sizes = {name: tuple(value) for name, value in call.kwargs.items() if is_size(value)}
-    if not sizes or not call.tensors():
+    """Return which tuples the forward takes as tensors of these sizes, as other arguments are tensors or numbers."""
+    arguments: dict[int | str, object] = {**dict(enumerate(call.args)), **call.kwargs}
+    sizes = {key: tuple(value) for key, value in arguments.items() if is_size(value)}
+    if not sizes or not (call.tensors() or call.size_dtypes):
         return ""
     for dtype in (torch.get_default_dtype(), torch.long):
-        tensors = {name: InputSize(size, dtype) for name, size in sizes.items()}
-        if _runs(model, replace(call, kwargs={**call.kwargs, **tensors})):
+        tensors = {key: InputSize(size, dtype) for key, size in sizes.items()}
+        args = tuple(tensors.get(index, argument) for index, argument in enumerate(call.args))
+        kwargs = {name: tensors.get(name, argument) for name, argument in call.kwargs.items()}
+        if _runs(model, replace(call, args=args, kwargs=kwargs)):
             break
     else:
         if not _TUPLE.search(message):
             return ""
-    name, size = next(iter(sizes.items()))
+    key, size = next(iter(sizes.items()))
+    name = f"{key}={size}" if isinstance(key, str) else f"argument {key + 1}, {size},"
     return (
-        f"; {name}={size} is a tuple beside tensors, and a size only if all inputs are sizes; pass a tensor, such as "
+        f"; {name} is a tuple beside tensors, and a size only if all inputs are sizes; pass a tensor, such as "
         f"torch.empty({size}, dtype={dtype}, device='meta')"
     )
 
@@ -105,10 +129,16 @@ def _rows(recording: Recording) -> str:
 
 
 def _features(recording: Recording) -> str:
-    """Return the number of features that a failed linear layer takes; empty if they are not the reason."""
+    """Return the features or the channels that a failed layer takes; empty if they are not the reason."""
     layer = recording.failed[0] if recording.failed else recording.root
     in_features, size = getattr(layer.module, "in_features", None), layer.input_size
-    if in_features is None or not isinstance(size, list) or not size or size[-1] == in_features:
+    if not isinstance(size, list) or not size:
+        return ""
+    if isinstance(layer.module, ConvNd):
+        channels, dimensions = layer.module.in_channels, len(layer.module.kernel_size) + 2
+        if len(size) != dimensions or size[1] != channels:
+            return f"; the layer takes {dimensions} dimensions, the second of {channels} channels"
+    if in_features is None or size[-1] == in_features:
         return ""
     return f"; the layer takes {in_features} features in the last dimension, and got {size[-1]}"
 

@@ -154,13 +154,52 @@ def test_input_size_is_another_name_unless_the_forward_has_it():
         (torch.rand(3, 8, 8), r"; did you forget the batch dimension\? \(1, 3, 8, 8\) works$"),
         ((2, 8, 8, 3), r"; did you mean \(2, 3, 8, 8\)\? Channels come second, before height and width$"),
         ((1, 3, 9, 8), r"; the layer takes 288 features in the last dimension, and got 336$"),
-        ((1, 4, 8, 8), r"to have 3 channels, but got 4 channels instead$"),
+        ((1, 4, 8, 8), r"; the layer takes 4 dimensions, the second of 3 channels$"),
+        ((3, 8), r"; the layer takes 4 dimensions, the second of 3 channels$"),
+        (torch.rand(1, 3, 8, 8).double(), r"; the input is torch.float64, the parameters torch.float32: convert one"),
     ],
 )
 def test_a_forward_that_fails_says_which_size_would_work(input_data, advice):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 2))
     with pytest.raises(ForwardError, match=advice):
         Statistics(model, input_data)
+
+
+def raises(self, x):
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("model", "input_data", "advice"),
+    [
+        (nn.Embedding(4, 2), torch.rand(3), r"; the input is torch.float32: pass indices as integers, x.long\(\)$"),
+        (nn.ModuleList([nn.Linear(2, 2)]), (1, 2), r"; call its modules in the forward of another one, or pass no"),
+        (Call(raises), (2, 2), r"AssertionError: test_inputs.py:\d+: raise AssertionError$"),
+        pytest.param(
+            Call(lambda self, x: x.cuda()),
+            (2, 2),
+            "; the forward asks for CUDA, which this machine does not have: use the device of its input, x.device$",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the forward runs"),
+        ),
+    ],
+)
+def test_a_forward_that_fails_says_what_to_change(model, input_data, advice):
+    with pytest.raises(ForwardError, match=advice):
+        Statistics(model, input_data)
+
+
+def test_a_batch_with_labels_and_a_dict_that_is_one_argument_are_told_how_to_be_passed():
+    with pytest.raises(InputError, match=r"pass its arguments alone: labels of a batch are for the loss, loss=$"):
+        Statistics(nn.Linear(2, 2), [torch.rand(3, 2), torch.zeros(3)])
+
+    class TakesDict(nn.Module):
+        def forward(self, batch, *, scale):
+            return batch["x"] * scale
+
+    model = TakesDict()
+    with pytest.raises(InputError, match=r"; remove 'x', or pass \[batch\] if a dict is one argument$"):
+        Statistics(model, {"x": torch.rand(2)}, scale=2)
+    assert Statistics(model, [{"x": torch.rand(2)}], scale=2).root.output_size == [2]
 
 
 def test_several_sizes_as_further_arguments_are_a_list_of_sizes():
@@ -178,6 +217,9 @@ def test_a_size_beside_a_tensor_is_said_to_be_a_tuple():
     ):
         with pytest.raises(ForwardError, match=advice):
             Statistics(model, arguments)
+    scaled = Call(lambda self, x, scale, bias: x * scale + bias.exp())
+    with pytest.raises(ForwardError, match=r"; argument 3, \(4,\), is a tuple beside tensors"):
+        Statistics(scaled, (2, 4), 3, (4,))
 
 
 def test_batch_dim_inserts_a_batch_of_one_printed_as_minus_one():
