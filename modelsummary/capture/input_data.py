@@ -67,7 +67,7 @@ def call_arguments(
     call = CallArguments((*first, *args), {**named, **kwargs}, input_device)
     if not (call.tensors() or call.size_dtypes or call.has_arrays):
         call = replace(call, nothing_found=_nothing_in(input_data, args))
-        if not any(_holds_something(argument) for argument in (*call.args, *call.kwargs.values())):
+        if not kwargs and not any(map(_holds_something, (*call.args, *call.kwargs.values()))):
             raise InputError(call.nothing_found)
     _check_signature(parts.model, signature, call)
     return call
@@ -102,7 +102,7 @@ def _nothing_in(input_data: Any, args: tuple[Any, ...]) -> str:
     meant = f"; did you mean {numbers}?" if len(numbers) > 1 and is_size(numbers) else _size_in(input_data)
     return (
         f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
-        f"or None to list the layers without a forward{meant}"
+        f"numbers by the names of forward's arguments, or None to list the layers without a forward{meant}"
     )
 
 
@@ -355,8 +355,10 @@ def _dtype(entry: Any) -> torch.dtype:
 def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
     for length in size:
         if isinstance(length, (bool, float)) or operator.index(length) < 0:
+            values = "; pass values as a tensor, torch.tensor(...)" * isinstance(length, float)
             raise InputError(
-                f"input size {tuple(size)} holds {length!r}; sizes are integers >= 0, such as (1, 3, 224, 224)"
+                f"input size {_short(tuple(size))} holds {length!r}; sizes are integers >= 0, such as (1, 3, 224, 224)"
+                f"{values}"
             )
     return tuple(operator.index(length) for length in size)
 

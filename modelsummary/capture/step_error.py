@@ -68,12 +68,13 @@ def remedies_for(
 
 
 @contextmanager
-def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str]) -> Iterator[None]:
+def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str], owner: str = "the step") -> Iterator[None]:
     """Run a step in the body. Raise ``StepError`` if it raises anything but the library's own errors.
 
     Args:
         doing: returns what runs: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
         remedies: phase -> what to do, as returned by ``remedies_for``.
+        owner: what runs, for the message: the step, or the name of one of several models.
 
     >>> with as_step_error(lambda: "backward", {}):
     ...     raise NotImplementedError("derivative for aten::nextafter is not implemented")
@@ -89,7 +90,7 @@ def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str]) -> Iter
         what = "optimizer" if phase == "step" else phase
         line = error.line if isinstance(error, OverwrittenError) else None
         remedy = _remedy(error) or remedies.get(phase, "")
-        raise StepError(f"the {what} of the step failed: {in_short(error)}", phase, line, remedy) from error
+        raise StepError(f"the {what} of {owner} failed: {in_short(error)}", phase, line, remedy) from error
 
 
 def _remedy(error: Exception) -> str:

@@ -261,7 +261,8 @@ def summarize(options: argparse.Namespace) -> int:
     asks = ("max_macs", "max_memory", "memory", "split", "latency")
     asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]
     if stats.execution == "none" and asked:
-        raise InputError(f"--{asked[0]} needs an --input")
+        lacks = "a forward, and weights have none" if isinstance(stats, FileStatistics) else "an --input"
+        raise InputError(f"--{asked[0]} needs {lacks}")
     step = "inference" if options.memory is None and options.max_memory is not None else options.memory
     memory = _memory(stats, step, options)
     stages = _stages(stats, options)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from modelsummary.errors import InputError, close_to
 from modelsummary.keywords import choice_of, dtype_named
-from modelsummary.units import parse_amount
+from modelsummary.units import parse_amount, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,7 @@ __all__ = [
     "parse_dtype",
     "parse_input",
     "parse_lengths",
+    "parse_memory",
     "parse_name",
     "parse_percentage",
     "parse_settings",
@@ -164,6 +165,11 @@ def parse_budget(text: str) -> int:
         flops = "; a multiply-add is two FLOPs, so 4 GFLOPs are 2G" if "flop" in text.lower() else ""
         raise argparse.ArgumentTypeError(f"expected a number such as 25M, 4.1G or 16GiB, got {text!r}{flops}")
     return amount
+
+
+def parse_memory(text: str) -> int:
+    """Return a number of bytes, such as ``16GiB``; a small one without a unit is refused."""
+    return _parsed(parse_bytes, text, "it")
 
 
 def parse_percentage(text: str) -> Fraction:

@@ -21,6 +21,7 @@ from modelsummary.cli.arguments import (
     parse_dtype,
     parse_input,
     parse_lengths,
+    parse_memory,
     parse_name,
     parse_percentage,
     parse_settings,
@@ -224,7 +225,7 @@ def _summarize(commands: _Commands) -> None:
         "model.onnx --input images=1,3,224,224",
         "torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB",
     )
-    columns = f"columns: {', '.join(COLUMNS)}"
+    columns = fill(f"columns: {', '.join(COLUMNS)}", 100)
     parser = commands.add_parser(
         _DEFAULT,
         prog=f"modelsummary [{_DEFAULT}]",
@@ -254,11 +255,15 @@ def _summarize(commands: _Commands) -> None:
     add("--sort", metavar="AMOUNT", help="sort the rows of the table by macs, params, flops ..., largest first")
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
     add = parser.group("budgets").add_argument
-    for figure, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
+    for figure, unit, parse in (
+        ("params", "25M", parse_budget),
+        ("macs", "4.1G", parse_budget),
+        ("memory", "16GiB", parse_memory),
+    ):
         help_ = f"budget of {figure}: exit with status 1 if it is exceeded"
-        add(f"--max-{figure}", type=parse_budget, metavar=unit, help=help_)
-    help_ = "budget of params, macs and their bytes: so much more than the model of --diff has"
-    add("--max-growth", type=parse_percentage, metavar="5%%", help=help_)
+        add(f"--max-{figure}", type=parse, metavar=unit, help=help_)
+    help_ = "budget of params, macs and their bytes: such as 5%%: so much more than the model of --diff has"
+    add("--max-growth", type=parse_percentage, metavar="PERCENT", help=help_)
 
 
 def _compare(commands: _Commands) -> None:

@@ -101,7 +101,7 @@ class PublishedErrors(NamedTuple):
         'typical error 10.0%, bias -10 %, mostly of some table (12 runs)'
         """
         runs = f"{', '.join(self.tables)} ({number_of(self.runs, 'run')})"
-        return f"typical error {percent(self.typical)}, bias {100 * self.bias:+.0f} %, mostly of {runs}"
+        return f"typical error {percent(self.typical)}, bias {100 * self.bias:+.0f}%, mostly of {runs}"
 
     def why_outside(self, below: str, above: str) -> str:
         """Return why a prediction is outside of its range, as a part of a line; an empty text if it is inside.

@@ -488,7 +488,9 @@ def _known_name(name: str) -> str:
         return same[0]
     plain = re.sub(r"\bSXM\d?\b", " ", name.upper()) if isinstance(name, str) else ""
     words = set(re.split(r"[^A-Z0-9]+", _MEMORY.sub(r"\1GB", plain)))
-    if not words & _OTHER_MODELS:
+    models = [model for entry in TABLE if words.issuperset(model := set(entry.upper().split()) - _VARIANTS)]
+    is_one = all(model <= other or other <= model for model in models for other in models)
+    if is_one and not words & _OTHER_MODELS:
         matches = [entry for entry in TABLE if words.issuperset(entry.upper().split())]
         if not matches:  # variants of one model, such as different memories: take the first
             matches = [entry for entry in TABLE if words.issuperset(set(entry.upper().split()) - _VARIANTS)][:1]

@@ -273,7 +273,10 @@ def device_here(device: torch.device | str | None) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device must be 'cpu' or 'cuda', got {device!r}: {str(error).splitlines()[0]}") from None
     if torch_device.type not in ("cpu", "cuda") or (torch_device.type == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"device must be 'cpu', or 'cuda' if it is available, got {device!r}")
+        raise InputError(
+            f"device must be 'cpu', or 'cuda' if it is available, got {device!r}; calls on other devices are "
+            "predicted, not measured: pass a name such as 'A100' to estimate_latency"
+        )
     return torch_device
 
 

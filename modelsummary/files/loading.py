@@ -130,7 +130,8 @@ def _read(file: Path, inputs: Mapping[str | int, Any], run: bool) -> FileStatist
 
         return load_exported(file, sizes)
     if not file.name.lower().endswith(_WEIGHTS):
-        raise InputError(f"expected a {_FORMATS}")
+        summary = "; ModelStatistics.from_json reads what to_json wrote" * file.name.lower().endswith(".json")
+        raise InputError(f"expected a {_FORMATS}{summary}")
     if sizes:
         raise InputError(_NO_FORWARD)
     from modelsummary.files.weights.gguf import load_gguf

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, check_integers, close_to
+from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, check_integers
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Activations, Operation, Program, Tensor, Traffic
 from modelsummary.files.program_tree import dataflow_of_program, program_tree
@@ -213,7 +213,7 @@ class FileStatistics(ModelStatistics):
         return super()._dataflow(stages) if stages is not None else dataflow_of_program(self.program, self.root)
 
     def _not_live(self, name: str) -> str:
-        return f"{name} needs a live model, got the file {str(self.path)!r}; pass the model to Statistics"
+        return f"{name} needs a live model, got the file {str(self.path)!r}; pass the model that it was made from"
 
 
 class _Formulas:
@@ -230,7 +230,7 @@ class _Formulas:
         check_figure(figure)
         row = self._rows.get(layer)
         if row is None:
-            raise LayerNotFoundError(f"no layer named {layer!r}{close_to(layer, self._rows)}")
+            raise LayerNotFoundError(f"no layer named {layer!r}{nearest(layer, self._rows)}")
         if figure in CONSTANT:
             return sympy.Integer(getattr(row, CONSTANT[figure]))
         if not self._program.has_forward:

@@ -17,6 +17,7 @@ from modelsummary.formulas.expressions import expression_of
 from modelsummary.formulas.figures import CONSTANT, FiguresAt, check_figure
 from modelsummary.formulas.fitting import FARTHEST, Fitted, fitted
 from modelsummary.formulas.runs import Row, Runs, forward_rows, step_rows, subtree
+from modelsummary.keywords import nearest
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_options import step_plan
 
@@ -85,7 +86,7 @@ class Scaling:
         row = next((row for row in self._root.walk() if row.fqn == layer), None)
         if row is None:
             fqns = [row.fqn for row in self._root.walk()]
-            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, fqns)}")
+            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{nearest(layer, fqns)}")
         return row
 
     def at(self, sizes: Mapping[str, int], layer: str = "") -> FiguresAt:

@@ -106,8 +106,9 @@ class AllocatorReserve(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a dict that can be written as JSON."""
-        figures = {name: getattr(self, name) for name in ("reserved", "fragmentation", "max_allocated", "fits")}
-        return {**figures, **self.settings._asdict()}
+        figures = {f"{name}_bytes": getattr(self, name) for name in ("reserved", "fragmentation", "max_allocated")}
+        limit, expandable_segments = self.settings
+        return {**figures, "fits": self.fits, "limit_bytes": limit, "expandable_segments": expandable_segments}
 
     def _report(self) -> Report:
         rows = [("Reserved", self.reserved), ("Allocated", self.max_allocated), ("Fragmentation", self.fragmentation)]

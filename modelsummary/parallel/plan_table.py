@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from modelsummary.errors import ModelSummaryError
 from modelsummary.tables import Report, starred
-from modelsummary.units import PREFIXES, auto_prefix, symbol
+from modelsummary.units import PREFIXES, auto_prefix, number_of, symbol
 
 if TYPE_CHECKING:
     from modelsummary.operators.collective_calls import Collective
@@ -33,7 +33,7 @@ _Item = TypeVar("_Item")
 def report(plan: ParallelPlan) -> Report:
     """Return the table that ``print(plan)`` shows."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
-    title = f"Parallel plan of {plan.model_class} for {plan.world_size} ranks: {mesh}"
+    title = f"Parallel plan of {plan.model_class} for {number_of(plan.world_size, 'rank')}: {mesh}"
     lines = [f"* whole activations: {reason}" for reason in _whole_reasons(plan.layers)]
     lines += _attributes(plan)
     for names in plan.ties:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -87,8 +88,8 @@ def _dtypes(call: CallArguments, recording: Recording, message: str) -> str:
 
 def _sizes_beside_tensors(model: nn.Module, call: CallArguments, message: str) -> str:
     """Return which tuples the forward takes as tensors of these sizes, as other arguments are tensors or numbers."""
-    arguments: dict[int | str, object] = {**dict(enumerate(call.args)), **call.kwargs}
-    sizes = {key: tuple(value) for key, value in arguments.items() if is_size(value)}
+    arguments: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
+    sizes = {key: tuple(value) for key, value in arguments if is_size(value)}
     if not sizes or not (call.tensors() or call.size_dtypes):
         return ""
     for dtype in (torch.get_default_dtype(), torch.long):

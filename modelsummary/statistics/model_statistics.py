@@ -486,10 +486,11 @@ class ModelStatistics(ReadableNumbers):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        self_ms = bounds_ms(self.root, _device_spec(device), dtype or dtype_of(self.root.module))
-        times_ms = with_inner(self.root, self_ms)
-        show(self.root, {"estimated_latency_ms": times_ms, "self_estimated_latency_ms": self_ms})
-        return times_ms[self.root.key]
+        root = self._of_forward("estimate_latency")
+        self_ms = bounds_ms(root, _device_spec(device), dtype or dtype_of(root.module))
+        times_ms = with_inner(root, self_ms)
+        show(root, {"estimated_latency_ms": times_ms, "self_estimated_latency_ms": self_ms})
+        return times_ms[root.key]
 
     def roofline(self, spec: DeviceSpec | str, dtype: Precision | None = None, *, depth: int | None = None) -> Roofline:
         """Return every called module down to ``depth`` with its bound on a device, its limit, and the part reached.
@@ -501,7 +502,8 @@ class ModelStatistics(ReadableNumbers):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root.module), check_depth(depth))
+        root = self._of_forward("roofline")
+        return roofline(root, _device_spec(spec), dtype or dtype_of(root.module), check_depth(depth))
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
         """Return one tab-indented line per call: parameters, latency, share, shapes; also write ``output_file``."""

@@ -240,7 +240,7 @@ class Statistics(ModelStatistics):
         """
         from modelsummary import latency
 
-        live = self._live_for("the kernels of a step")
+        live = self._live_for("listing kernels")
         plan = latency.time_plan(backward, optimizer, options, self.root, device)
         return latency.kernels(live, self.root, device, mode, plan, options)
 
@@ -660,7 +660,7 @@ class Statistics(ModelStatistics):
         """
         from modelsummary.values import step_values
 
-        values = step_values(self._live_for("values"), batch, args, backward=backward, loss=loss)
+        values = step_values(self._live_for("reading values"), batch, args, backward=backward, loss=loss)
         values.show(self)
         return values
 
@@ -828,7 +828,7 @@ class Statistics(ModelStatistics):
         """
         from modelsummary.formulas.tokens import flops_per_token
 
-        live = self._live_for("FLOPs per token")
+        live = self._live_for("counting FLOPs per token")
         call = live.call if not sizes else self._scaling(dimensions).call_at(sizes)
         return flops_per_token(live, self.root, call, tokens, loss)
 

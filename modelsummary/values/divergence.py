@@ -200,7 +200,7 @@ class _Side:
         self.call: CallArguments = call
         self.fqns = self.parts.names
         recording = capture(self.parts, self.call, "auto")
-        with as_step_error(lambda: "forward", {}):
+        with as_step_error(lambda: "forward", {}, name):
             if recording.error is not None:
                 raise recording.error
         self.root = recording.root
@@ -228,7 +228,7 @@ class _Side:
                 ended(keys[call], copies_of(output))
 
         with (
-            as_step_error(lambda: "forward", {}),
+            as_step_error(lambda: "forward", {}, self.name),
             running(self.parts.modules, self.call, on_shapes=False, grad=False) as (execution, args, kwargs),
             Operators(execution),
         ):

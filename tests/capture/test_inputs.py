@@ -410,3 +410,22 @@ def test_every_error_has_the_common_base():
     with pytest.raises(ModelSummaryError):
         Statistics(nn.Linear(1, 1), "x")
     assert issubclass(InputError, (TypeError, ValueError))
+
+
+def test_a_forward_that_takes_only_a_number_runs_with_it_by_name():
+    class Sampler(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, n):
+            return self.linear(torch.randn(n, 4))
+
+    assert Statistics(Sampler(), n=3).root.output_size == [3, 2]
+    with pytest.raises(InputError, match=r"=3; pass .*, numbers by the names of forward's arguments, or None"):
+        Statistics(Sampler(), 3)
+
+
+def test_values_in_a_list_are_told_to_be_passed_as_a_tensor():
+    with pytest.raises(InputError, match=r"input size \(.{70,80} holds 0.25; .* pass values as a tensor, torch.tensor"):
+        Statistics(nn.Linear(4, 2), [[0.25] * 40])

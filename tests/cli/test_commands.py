@@ -324,6 +324,7 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--max-growth", "1.05"], "expected a percentage such as 5%, got '1.05'"),
         (["missing.onnx", "--values"], "'missing.onnx' is a file; leave out --values"),
         ([MLP, "--split", "2"], "--split needs an --input"),
+        ([MLP, "--input", "2,4", "--max-memory", "16"], "it is in bytes, and '16' is 16 of them; pass text such as"),
         ([MLP, "--max-params", "1Pi"], "expected a number such as 25M, 4.1G or 16GiB, got '1Pi'"),
         ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
         (["tests.cli.test_commands:READY", "--kwargs", '{"width": 3}'], "is made already"),

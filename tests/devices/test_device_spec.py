@@ -43,6 +43,7 @@ def test_names(name, found):
         ["A100"],
         *"4090,nothing,,NVIDIA H100 NVL,NVIDIA H200 NVL,RTX 4090 Laptop GPU,RTX 3090 Ti".split(","),
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "A100, H100",  # two
         "NVIDIA H20-3e",  # 141 GB at 4.8 TB/s
     ],
 )

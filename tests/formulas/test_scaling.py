@@ -320,7 +320,7 @@ def test_sizes_that_round_to_the_recorded_one_are_no_dimension():
 def test_errors(gpt):
     with pytest.raises(InputError, match=r"unknown figure 'mac'; known: .*; did you mean 'macs'"):
         gpt.formula("mac")
-    with pytest.raises(LayerNotFoundError, match="no layer named 'nothing'"):
+    with pytest.raises(LayerNotFoundError, match=r"no layer named 'nothing' in .*; expected one of"):
         gpt.formula("macs", "nothing")
     with pytest.raises(InputError, match=r"no dimension is called 'sequenc'; expected .*; did you mean 'sequence'"):
         gpt.at(sequenc=3)

@@ -41,11 +41,11 @@ def test_a_step_on_paper():
     assert reserve.fragmentation == reserve.reserved - reserve.max_allocated
     assert memory.peak == reserve.max_allocated  # no block is larger than what is in it
     assert memory.to_dict()["reserve"] == {
-        "reserved": 42 * MIB,
-        "fragmentation": reserve.fragmentation,
-        "max_allocated": reserve.max_allocated,
+        "reserved_bytes": 42 * MIB,
+        "fragmentation_bytes": reserve.fragmentation,
+        "max_allocated_bytes": reserve.max_allocated,
         "fits": True,
-        "limit": None,
+        "limit_bytes": None,
         "expandable_segments": False,
     }
     assert "Reserved" in str(memory)

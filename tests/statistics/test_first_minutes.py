@@ -48,6 +48,12 @@ def test_totals_of_a_forward_that_was_not_run_are_refused(name):
         getattr(Statistics(MODEL), f"total_{name}")
 
 
+@pytest.mark.parametrize("name", ["estimate_latency", "roofline"])
+def test_times_of_a_forward_that_was_not_run_are_refused(name):
+    with pytest.raises(InputError, match=f"{name} needs a forward, and none was run; pass an input"):
+        getattr(Statistics(MODEL), name)("A100")
+
+
 def test_torchinfo_says_zero():
     assert summary(MODEL, verbose=0).total_mult_adds == 0
 

@@ -252,5 +252,5 @@ def test_refusals():
         modelsummary.compare_values(model, nn.Linear(4, 4, device="meta"), torch.ones(1, 4))
     with pytest.raises(InputError, match="mapping must be a dict of FQNs"):
         modelsummary.compare_values(model, model, torch.ones(1, 4), mapping=["0"])
-    with pytest.raises(StepError, match="the forward of the step failed"):
+    with pytest.raises(StepError, match="the forward of model_b failed"):
         modelsummary.compare_values(model, nn.Linear(5, 4), torch.ones(1, 4))
