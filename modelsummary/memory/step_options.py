@@ -107,7 +107,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         raise InputError(f"checkpoint must be a list of names, 'every' or 'sqrt', got one name; pass [{checkpoint!r}]")
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple, Mapping)):
         raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
-    of_training = [name for name in ("optimizer", "loss", "accumulates") if options.get(name)]
+    of_training = [name for name in ("optimizer", "accumulates") if options.get(name)]
     if mode == "inference" and of_training:
         raise InputError(f"an inference has no {of_training[0]}; leave out {of_training[0]}=, or pass mode='train'")
     offload = options.get("offload") or {}

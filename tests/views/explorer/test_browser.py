@@ -77,6 +77,16 @@ def opened(page, path, address=""):
     return page
 
 
+@pytest.mark.parametrize("width", [860, 640, 360])
+def test_the_toolbar_of_a_narrow_window_is_one_line(page, path, width):
+    height = opened(page, path).locator("#bar").bounding_box()["height"]
+    page.set_viewport_size({"width": width, "height": 800})
+    assert page.locator("#bar").bounding_box()["height"] < 1.5 * height  # a scroll bar takes some
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.locator("#help").click()  # is scrolled into view
+    assert page.locator("#keys").is_visible()
+
+
 def names(page):
     return page.locator(".canvas:visible .node .name").all_text_contents()
 
