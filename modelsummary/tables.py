@@ -226,7 +226,8 @@ class Report:
     def fitted(self, screen: Screen) -> Report:
         """Return the report in the characters of a screen, with the columns for which it has room, and what it lacks.
 
-        Optional columns go first; then, if short texts and all numbers have no room, the last numbers but the first.
+        Empty columns go first, which no line names, and then optional ones; then, if short texts and all numbers have
+        no room, the last numbers but the first.
 
         >>> report = Report([["conv", 1, "x" * 20]], ["Layer", "Calls", "Share"], "lrr", optional=["Share", "Calls"])
         >>> print(report.fitted(Screen(30)).text())
@@ -238,14 +239,20 @@ class Report:
         if not report.rows and not report.totals:
             return report
         numbers = [header for header, letter in zip(report.headers, report.align, strict=True) if letter == "r"]
-        kept = report.leaving_out(screen.width, *report.optional)
+        blank = [
+            header
+            for index, header in enumerate(report.headers)
+            if header and not any(row[index].strip() for row in (*report.rows, report.totals) if row)
+        ]
+        kept = report.leaving_out(screen.width, *blank, *report.optional)
         first = next((index for index, letter in enumerate(kept.align) if letter != "r" and kept.headers[index]), 0)
         cells = max((len(str(row[first])) for row in kept.rows), default=0)  # its title may be cut further
         name = min(_NAME, max(cells, _LEAST))
         kept = kept.leaving_out(screen.width, *reversed(numbers[1:]), least=_LEAST, name=name)
         narrow = kept.shortened(screen.width)
         order = [*report.optional, *report.headers]
-        missing = [header for header in dict.fromkeys(order) if header in report.headers and header not in kept.headers]
+        shown = {*kept.headers, *blank}
+        missing = [header for header in dict.fromkeys(order) if header in report.headers and header not in shown]
         if not missing:
             return narrow
         line = f"Left out, as {screen.width} characters have no room: {', '.join(missing)}"

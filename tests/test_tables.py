@@ -111,3 +111,10 @@ def test_equal_blocks_are_one_row():
     rows = [["layers.0.fc", "8"], ["layers.0.bias", "1"], ["layers.1.fc", "8"], ["layers.1.bias", "2"]]
     folded = Report(rows, ["Layer", "n"], "lr").folded("Layer", most=3)
     assert folded.rows == [["layers.*.fc x 2", "8"], ["layers.0.bias", "1"], ["layers.1.bias", "2"]]
+
+
+def test_an_empty_column_gives_its_room_to_the_title_of_another_one():
+    report = Report([["1 x 2", "", 8]], ["Tensor x replicas", "Weights", "Requests"], "llr")
+    assert "Weights" in report.fitted(Screen(80)).text()
+    narrow = report.fitted(Screen(31)).text().splitlines()
+    assert narrow == ["Tensor x replicas      Requests", "1 x 2                         8"]

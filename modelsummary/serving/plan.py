@@ -322,7 +322,8 @@ class ServingPlans(Printed, Records):
         below += [f"Refused: {name}: {reason}" for name, reason in self.refused.items()]
         set_limits = [f"{name} {ms} ms" for name, ms in (("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms)) if ms]
         limits = f"{', '.join(set_limits)} at p95" if set_limits else "no limit of latency"
-        above = [f"{best.simulation.model} on {best.devices} x {best.simulation.device}: {limits}; {self.tried} ways"]
+        ways = f"{len(self.plans)} of {self.tried} ways"
+        above = [f"{best.simulation.model} on {best.devices} x {best.simulation.device}: {limits}; {ways}"]
         rows = [plan._row() for plan in self.plans]
         return Report(rows, headers, "lllrrrrrrr", above=above, below=below)
 
