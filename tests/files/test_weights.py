@@ -155,6 +155,22 @@ def test_matched_with_the_live_model(tmp_path):
     assert same.forms[0].param_bytes == same.forms[1].param_bytes == 144
 
 
+def test_what_all_names_of_a_file_begin_with_need_not_match(tmp_path):
+    """Checkpoints of two loops: one holds a state dict, the other the one of a wrapped model, by more names."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    other = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5)).half()
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "a.ckpt")
+    wrapped = {f"module.{name}": tensor for name, tensor in other.state_dict().items()}
+    torch.save({"model": wrapped}, tmp_path / "b.pth")
+    a, b = (load(tmp_path / name) for name in ("a.ckpt", "b.pth"))
+    for name, reference in (("a", a), ("model", Statistics(model))):
+        assert [line.replace("the model", name) for line in compare({name: reference, "b": b}).reasons] == [
+            f"b: 2 tensors have other shapes: '2.weight' is [5, 3] in the file, [1, 3] in {name}",
+            f"b: 4 tensors are float16 in the file and float32 in {name}",
+        ]
+    assert compare({"model": Statistics(model), "a": a}).reasons == []
+
+
 def test_tied_weights_and_other_names(tmp_path):
     class Tied(nn.Module):
         def __init__(self):

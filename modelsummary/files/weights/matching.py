@@ -14,6 +14,7 @@ from modelsummary.units import grouped
 __all__ = ["mismatches"]
 
 _NAMES_SHOWN = 3
+_MOST_PARTS = 8  # that all names of a file begin with; each takes a pass over the names
 
 
 class _Tensor(NamedTuple):
@@ -26,7 +27,8 @@ def mismatches(weights: WeightStatistics, reference: nn.Module | WeightStatistic
     """Return one line per kind of difference between the tensors in a file and the ones of a model or of another file.
 
     Names match if they are equal, also after the same prefix was added to all names on one side, as a model with a head
-    holds its base model under a name. A parameter with several names needs one of them. If less than half of the
+    holds its base model under a name. What all names of a file begin with, such as ``"state_dict."`` or ``"module."``,
+    need not match. A parameter with several names needs one of them. If less than half of the
     file's names match, only shapes are compared: GGUF has names of its own.
 
     Args:
@@ -47,6 +49,9 @@ def mismatches(weights: WeightStatistics, reference: nn.Module | WeightStatistic
     not_saved = _not_saved(reference) if isinstance(reference, nn.Module) else set[str]()
     stored = _stored(weights)
     renamed = _named_alike(stored, tensors)
+    if 2 * sum(fqn in tensors for fqn in renamed) < len(stored):
+        stored, tensors = _unwrapped(stored), tensors if isinstance(reference, nn.Module) else _unwrapped(tensors)
+        renamed = _named_alike(stored, tensors)
     both = [fqn for fqn in renamed if fqn in tensors]
     if 2 * len(both) < len(stored):
         saved = {tensor.identity: tensor.shape for fqn, tensor in tensors.items() if fqn not in not_saved}
@@ -89,16 +94,24 @@ def _not_saved(model: nn.Module) -> set[str]:
     }
 
 
+def _unwrapped(tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
+    """Return the tensors without the parts that all names begin with, as long as names of modules are left."""
+    for _ in range(_MOST_PARTS if tensors else 0):
+        prefixes, rests = zip(*map(_divided, tensors), strict=True)
+        if len(set(prefixes)) > 1 or not all("." in rest for rest in rests):
+            break
+        tensors = dict(zip(rests, tensors.values(), strict=True))
+    return dict(tensors)
+
+
 def _named_alike(stored: Mapping[str, _Tensor], tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
     """Return the stored tensors under the prefix, added or removed, with which most names are the model's.
 
     Names are counted by their first part, in one pass: a file may have as many first parts as tensors.
     """
     common = sum(name in tensors for name in stored)
-    added, removed = (
-        Counter[str](),
-        Counter[str](),
-    )  # prefix -> names of the others with it; how many more without it
+    added = Counter[str]()  # prefix -> names of the others with it
+    removed = Counter[str]()  # prefix -> how many more names of the others without it
     ambiguous: set[str] = set()  # prefixes without which two stored names are equal
     for name in tensors:
         prefix, rest = _divided(name)
