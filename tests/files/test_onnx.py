@@ -543,7 +543,7 @@ def test_views_and_exports(tmp_path):
     assert len(stats.to_records()) == 9
     assert "head" in stats.to_html(foldable=True)
     assert not stats.diff(load(conv(tmp_path)))
-    with pytest.raises(InputError, match=r"needs a live model, got the file .*; pass the model to Statistics"):
+    with pytest.raises(InputError, match=r"needs a live model, got the file .*; pass the model that it was made from"):
         stats.memory()
 
 
