@@ -547,3 +547,9 @@ def test_a_plan_for_a_cluster(capsys):
     assert "plan needs an --input" in output(capsys, "plan", MLP, *arguments, status=2).err
     missing = output(capsys, "plan", MLP, "--input", "1,4", "--device", "A100", "--batch", "8k", status=2).err
     assert "--batch: expected an integer such as 2 or 8192, got '8k'; did you mean 8000?" in missing
+
+
+def test_weights_are_not_told_to_take_an_input(capsys, tmp_path):
+    torch.save(mlp().state_dict(), tmp_path / "mlp.pth")
+    said = output(capsys, str(tmp_path / "mlp.pth"), "--max-macs", "1k", status=2).err
+    assert said == "error: --max-macs needs a forward, and weights have none\n"

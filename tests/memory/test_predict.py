@@ -1100,3 +1100,8 @@ def test_an_optimizer_steps_the_parameters_that_it_holds():
     del head, optimizers, steps
     gc.collect()
     assert kept() is None  # nor its states, which may be large
+
+
+def test_an_inference_has_no_optimizer():
+    with pytest.raises(InputError, match=r"an inference has no optimizer; leave out optimizer=, or pass mode='train'$"):
+        Statistics(mlp(), (2, 8)).memory("inference", optimizer="adam")
