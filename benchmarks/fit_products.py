@@ -9,11 +9,11 @@ is as close to training as the tables come: they are fitted. TensorRT-LLM's are 
 runs nine times only, so less heat builds up. vLLM's weights are uninitialised memory, which mostly holds zeros: these
 rows show how much faster a product of predictable numbers is.
 
-For an A100, an L40S, an H100 and a B200: six coefficients, and the speed that long products sustain. A short run of
-products is faster than that: a measurement of ``cold`` seconds is taken as ``hot + (cold - hot) * exp(-cold / tau)``,
-with a ``tau`` per device. Small products whose six weights lie in the cache are left out: in a model, weights
-come from memory. Held out: other rows of these devices, the other framework, and all rows of an H200, a B300 and a
-GB200.
+For an A100, an L40S, an H100, a B200 and an RTX PRO 6000: six coefficients. For these and an H200, a B300, a GB200 and
+a GB300: the speed that long products sustain. A short run of products is faster than that: a measurement of ``cold``
+seconds is taken as ``hot + (cold - hot) * exp(-cold / tau)``, with a ``tau`` per device. Small products whose six
+weights lie in the cache are left out: in a model, weights come from memory. Held out: other rows of the first five
+devices, the other framework, and the rows of the other four, but for their speed.
 
 ``--write`` puts the coefficients into ``modelsummary/devices/kernel_fits.json``, and the errors into the tables of
 LATENCY.md, by ``latency_page.py``.
@@ -50,8 +50,9 @@ FITTED = {
     "ada": ("l40s", "L40S"),
     "hopper": ("h100_sxm", "H100"),
     "blackwell": ("b200_sxm", "B200"),
+    "rtx blackwell": ("rtx_pro_6000_server", "RTX PRO 6000"),
 }
-HELD_OUT = {"H200": "h200_sxm", "B300": "b300_sxm", "GB200": "gb200"}
+HELD_OUT = {"H200": "h200_sxm", "B300": "b300_sxm", "GB200": "gb200", "GB300": "gb300"}
 START = {"efficiency": 0.85, "edge": 6.0, "start": 100.0, "alone": 0.3, "moving": 0.9, "fixed_us": 2.0}
 _TAU = 1.0  # milliseconds of a product
 _LONG = 6.4e-3  # seconds of a product whose repetition reaches the speed that is sustained
@@ -95,7 +96,8 @@ def sustained_speed(rows: list[Row]) -> float:
 
 def ratios(model: DeviceModel, rows: list[Row], tau: float) -> np.ndarray:
     """Return predicted over measured seconds of products that ran ``cold / tau`` long."""
-    cool = replace(model, sustained=float("inf"))
+    best = model.spec.peak(torch.bfloat16) * float(model.half["efficiency"]) if model.half else 0.0
+    cool = replace(model, sustained=max(best, model.sustained))  # no limit of power
     cold = np.array([cool.seconds(work) for work, _ in rows])
     hot = np.array([model.seconds(work) for work, _ in rows])
     predicted = hot + (cold - hot) * np.exp(-cold / (1e-3 * tau)) if tau else hot
@@ -126,7 +128,12 @@ def fitted(folder: Path, generation: str, count: int) -> tuple[dict[str, Any], f
     options: dict[str, Any] = {"loss": "soft_l1", "f_scale": 0.1, "x_scale": scale, "diff_step": 0.02, "max_nfev": 25}
     found = least_squares(residuals, start, bounds=(least, most), **options).x
     half = dict(zip(START, map(float, found), strict=False))
-    return {"device": name, "sustained": sustained, **half}, float(found[-1]), test
+    speeds = {name: sustained}
+    for other, other_system in HELD_OUT.items():
+        spec = DeviceSpec(other)
+        if spec.generation == generation:
+            speeds[other] = sustained_speed(rows_of(folder, other_system, "sglang", spec))
+    return {"sustained": speeds, **half}, float(found[-1]), test
 
 
 def main() -> None:
@@ -141,7 +148,7 @@ def main() -> None:
     for generation, (_, name) in FITTED.items():
         half[generation], tau, test = fitted(options.folder, generation, options.rows)
         tested[name] = test, tau
-        print(name, {key: round(value, 3) for key, value in half[generation].items() if key != "device"}, tau)
+        print(name, {key: round(value, 3) for key, value in half[generation].items() if key != "sustained"}, tau)
     data = json.loads(JSON.read_text(encoding="utf-8"))
     kernel_time.fits.cache_clear()
     old_fits = kernel_time.fits
@@ -159,7 +166,7 @@ def main() -> None:
             found = ratios(device_model(DeviceSpec(name)), rows, tested[name][1] if name in tested else 1.0)
             table.append(_line(f"{name}, {label}", found, rows))
             large = np.array([work.sizes[1] >= 2048 for work, _ in rows])
-            short = name.split()[0]
+            short = name.removesuffix(" 80GB")
             errors.setdefault(label, {})[short] = float(np.abs(found - 1).mean())
             errors.setdefault(f"{label}, at least 2,048 rows", {})[short] = float(np.abs(found - 1)[large].mean())
     headers = ["device", "products", "mean error", "of >= 2048 rows", "their bias", "roofline"]

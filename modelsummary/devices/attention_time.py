@@ -101,7 +101,7 @@ def efficient_share_of_tf32(generation: str) -> float | None:
     >>> round(156 * efficient_share_of_tf32("ampere"), 1)  # an A100, in TFLOP/s
     46.8
     """
-    measured = _OF_TF32.get("ampere" if generation == "ada" else generation)
+    measured = _OF_TF32.get("ampere" if generation in ("ada", "rtx blackwell") else generation)
     if measured is None and generation in _SHARES["flash2"]:
         return _OF_TF32["hopper"] * _SHARES["flash2"][generation] / _SHARES["flash2"]["hopper"]
     return measured

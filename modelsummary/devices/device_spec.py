@@ -47,7 +47,7 @@ _PCIE_3, _PCIE_4, _PCIE_5 = 12.5e9, 25e9, 50e9
 _HOST_BANDWIDTHS = {
     **dict.fromkeys(("pascal", "volta", "turing"), _PCIE_3),
     **dict.fromkeys(("ampere", "ada"), _PCIE_4),
-    **dict.fromkeys(("hopper", "blackwell", "cdna3", "cdna4"), _PCIE_5),
+    **dict.fromkeys(("hopper", "blackwell", "rtx blackwell", "cdna3", "cdna4"), _PCIE_5),
 }
 _ON_GRACE = {"GH200": 360e9, "GB200": 180e9, "GB300": 180e9}
 
@@ -488,16 +488,16 @@ def _known_name(name: str) -> str:
         return same[0]
     plain = re.sub(r"\bSXM\d?\b", " ", name.upper()) if isinstance(name, str) else ""
     words = set(re.split(r"[^A-Z0-9]+", _MEMORY.sub(r"\1GB", plain)))
-    models = [model for entry in TABLE if words.issuperset(model := set(entry.upper().split()) - _VARIANTS)]
-    is_one = all(model <= other or other <= model for model in models for other in models)
-    if is_one and not words & _OTHER_MODELS:
-        matches = [entry for entry in TABLE if words.issuperset(entry.upper().split())]
+    parts = {entry: set(re.split(r"[^A-Z0-9]+", entry.upper())) for entry in TABLE}
+    same_model = {entry: part for entry, part in parts.items() if words & _OTHER_MODELS <= part}
+    models = [model for part in same_model.values() if words.issuperset(model := part - _VARIANTS)]
+    if all(model <= other or other <= model for model in models for other in models):  # one is named, not several
+        matches = [entry for entry, part in same_model.items() if part <= words]
         if not matches:  # variants of one model, such as different memories: take the first
-            matches = [entry for entry in TABLE if words.issuperset(set(entry.upper().split()) - _VARIANTS)][:1]
-            matches = (
-                matches if "PCIE" not in words else [f"{entry} PCIe" for entry in matches if f"{entry} PCIe" in TABLE]
-            )
-        best = max(matches, key=lambda entry: len(entry.split()), default=None)
+            matches = [entry for entry, part in same_model.items() if part - _VARIANTS <= words][:1]
+            if "PCIE" in words:
+                matches = [f"{entry} PCIe" for entry in matches if f"{entry} PCIe" in TABLE]
+        best = max(matches, key=lambda entry: len(parts[entry]), default=None)
         if best is not None and not ("PCIE" in words and "PCIe" not in best and f"{best} PCIe" in TABLE):
             return best
     shared = {entry: words & set(entry.upper().split()) for entry in TABLE}

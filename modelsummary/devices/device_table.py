@@ -216,22 +216,27 @@ TABLE: dict[str, DeviceFigures] = {
     ),
     "RTX PRO 6000": _F(
         {_HALF: 503.8, _TF32: 251.9, _FLOAT32: 126, _INT8_FP8: 1007.6},
-        *(1.792, 96, None, 128, 188, 128, 600, "blackwell"),
+        *(1.792, 96, None, 128, 188, 128, 600, "rtx blackwell"),
         "NVIDIA RTX Blackwell PRO GPU architecture whitepaper, 2025; 600 W",
+    ),
+    "RTX PRO 6000 Max-Q": _F(
+        {_HALF: 438.9, _TF32: 219.4, _FLOAT32: 109.7, _INT8_FP8: 877.7},
+        *(1.792, 96, None, 128, 188, 128, 300, "rtx blackwell"),
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition data sheet, 2025",
     ),
     "RTX 5070": _F(
         {_HALF: 61.7, _TF32: 30.9, _FLOAT32: 30.9, _INT8: 246.9, _FP8: 123.5},
-        *(0.672, 12, None, 128, 48, 48, 250, "blackwell"),
+        *(0.672, 12, None, 128, 48, 48, 250, "rtx blackwell"),
         "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix",
     ),
     "RTX 5080": _F(
         {_HALF: 112.6, _TF32: 56.3, _FLOAT32: 56.3, _INT8: 450.2, _FP8: 225.1},
-        *(0.96, 16, None, 128, 84, 64, 360, "blackwell"),
+        *(0.96, 16, None, 128, 84, 64, 360, "rtx blackwell"),
         "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix",
     ),
     "RTX 5090": _F(
         {_HALF: 209.5, _TF32: 104.8, _FLOAT32: 104.8, _INT8: 838, _FP8: 419},
-        *(1.792, 32, 31.34, 128, 170, 96, 575, "blackwell"),
+        *(1.792, 32, 31.34, 128, 170, 96, 575, "rtx blackwell"),
         "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A",
     ),
     "MI250": _F(

@@ -2,9 +2,9 @@
 
 Random numbers switch more transistors than constant ones, so a device that multiplies real data draws more power, and
 lowers its clock after some milliseconds (https://www.thonking.ai/p/strangely-matrix-multiplications). The highest
-published speed of a product is therefore more than training sees. How much more is in ``kernel_fits.json`` for one
-device per generation: large products of random bfloat16 numbers that ran back to back, from the measurements of
-NVIDIA's aiconfigurator (https://github.com/ai-dynamo/aiconfigurator).
+published speed of a product is therefore more than training sees. ``kernel_fits.json`` has what devices sustain in
+large products of random bfloat16 numbers that ran back to back, from the measurements of NVIDIA's aiconfigurator
+(https://github.com/ai-dynamo/aiconfigurator). The first device of a generation stands for those without a measurement.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
 _USUAL_HALF, _USUAL_HALF_OF_AMD = 0.87, 0.6
 _CLOCK_OF_GEFORCE = 1.1  # over the data sheet's: an RTX 3090 and an RTX 4090 in the models of timm
 # Generations whose GeForce cards have tensor cores at half rate, and the least ratio of TF32 and float32 elsewhere.
-_HALVED_IN_GEFORCE, _LEAST_OF_WORKSTATIONS = ("ampere", "ada", "blackwell"), 1.5
+_HALVED_IN_GEFORCE, _LEAST_OF_WORKSTATIONS = ("ampere", "ada", "rtx blackwell"), 1.5
 # Watts per multiprocessor: GeForce cards for desktops have 3.4 to 6, an L40 in a server has 2.1.
 _LEAST_OF_DESKTOPS = 3.2
 # Half-precision operations per joule of generations that the measurements lack: products on a T4 of 70 W
@@ -66,16 +66,16 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
     """Return the operations per second that large half-precision products sustain; None without half precision.
 
     A speed that was measured on this very board counts, if there is one. A device with a published highest speed
-    sustains the share of it that the measured device of its generation does.
+    sustains the share of it that the measured device of its type or generation does.
     Otherwise the speed follows from the measured one by the square root of the power and of the units that share it,
     as the power of a unit grows with about the square of its clock. It is at most the usual fraction of the peak.
 
     Args:
-        measured: generation -> ``"device"``, and ``"sustained"`` in operations per second, as in ``kernel_fits.json``.
+        measured: generation -> ``"sustained"``: device -> operations per second, as in ``kernel_fits.json``.
 
     >>> half_speed(DeviceSpec("T4"), {})
     24000000000000.0
-    >>> half_speed(DeviceSpec("A100"), {"ampere": {"device": "A100 80GB", "sustained": 2.5e14}})
+    >>> half_speed(DeviceSpec("A100"), {"ampere": {"sustained": {"A100 80GB": 2.5e14}}})
     250000000000000.0
     """
     peak = half_peak(spec)
@@ -85,19 +85,18 @@ def half_speed(spec: DeviceSpec, measured: Mapping[str, Mapping[str, Any]]) -> f
     if measured_here is not None:
         return measured_here
     published = spec.achievable_flops.get(torch.bfloat16) or spec.achievable_flops.get(torch.float16)
-    measurement = measured.get(spec.generation)
-    reference = None if measurement is None else TABLE[str(measurement["device"])]
+    speeds: Mapping[str, float] = measured.get(spec.generation, {}).get("sustained", {})
+    device = spec.name if spec.name in speeds else next(iter(speeds), None)
+    reference = None if device is None else TABLE[device]
     if published is not None:
-        best = reference.achievable if reference is not None else None
-        return published * (
-            float(measurement["sustained"]) / (best * 1e12) if measurement is not None and best else 1.0
-        )
+        best = None if reference is None else reference.achievable
+        return published * (speeds[device] / (best * 1e12) if device is not None and best else 1.0)
     usual = _USUAL_HALF_OF_AMD if spec.generation.startswith("cdna") else _USUAL_HALF
     limit = peak * (clock_of(spec) if is_geforce(spec) else usual)
     watts = spec.watts
-    if watts and measurement is not None and reference is not None and reference.watts and spec.units:
+    if watts and device is not None and reference is not None and reference.watts and spec.units:
         shares = watts / reference.watts * spec.units / reference.units
-        return min(limit, float(measurement["sustained"]) * sqrt(shares))
+        return min(limit, speeds[device] * sqrt(shares))
     per_joule = _HALF_PER_JOULE.get(spec.generation)
     return min(limit, watts * per_joule) if watts and per_joule else limit
 

@@ -74,6 +74,7 @@ def test_an_unknown_name_gets_the_nearest():
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", 4),
         ("NVIDIA RTX A5000", "A5000", 4),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000", 4),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Max-Q", 4),
         ("NVIDIA GeForce RTX 4090", "RTX 4090", 2),
     ],
 )
@@ -84,7 +85,7 @@ def test_cards_for_workstations_have_whole_tensor_cores(name, entry, ratio):
     assert device.peak_flops[torch.bfloat16] / device.peak_flops[torch.float32] == pytest.approx(ratio, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["RTX PRO 6000 Blackwell Max-Q", "RTX 4000 SFF Ada", "RTX A5000 Laptop GPU"])
+@pytest.mark.parametrize("name", ["RTX PRO 6000 D", "RTX 4000 SFF Ada", "RTX A5000 Laptop GPU"])
 def test_other_cards_of_a_name_are_not_taken_for_it(name):
     with pytest.raises(InputError, match=r"; the nearest are (RTX PRO 6000|RTX 4000 Ada|A5000), .{,90}; pass one"):
         DeviceSpec(name)

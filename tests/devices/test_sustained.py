@@ -11,7 +11,7 @@ from modelsummary.devices.device_table import TABLE
 from modelsummary.devices.kernel_time import device_model
 from modelsummary.devices.sustained import clock_of, half_speed, is_geforce, is_in_desktop, vector_share
 
-MEASURED = {"hopper": {"device": "H100", "sustained": 0.8 * 794.5e12}, "ada": {"device": "L40S", "sustained": 2e14}}
+MEASURED = {"hopper": {"sustained": {"H100": 0.8 * 794.5e12}}, "ada": {"sustained": {"L40S": 2e14}}}
 
 
 def test_float32_products_reach_what_power_and_lanes_allow():
@@ -34,6 +34,20 @@ def test_without_a_published_speed_power_and_units_count():
     assert half_speed(DeviceSpec("RTX 4090"), MEASURED) == pytest.approx(1.1 * 165.2e12)  # by its clock, and no more
     assert half_speed(DeviceSpec("V100"), {}) == pytest.approx(300 / 70 * 24e12)
     assert half_speed(DeviceSpec("P4"), {}) is None
+
+
+def test_a_speed_that_was_measured_on_a_device_of_this_type_counts():
+    measured = {"blackwell": {"sustained": {"B200": 1.4e15, "GB300": 1.7e15}}}
+    assert half_speed(DeviceSpec("GB300"), measured) == 1.7e15
+    assert half_speed(DeviceSpec("GB300", watts=700), measured) == pytest.approx(1.7e15 * 0.5**0.5)  # instead of 1,400
+
+
+def test_blackwells_for_graphics_are_not_predicted_from_a_b200():
+    """They run the products of the Ampere generation: 383 TFLOP/s were measured at 600 W, and 300 W sustain less."""
+    whole, half = (device_model(DeviceSpec(name)) for name in ("RTX PRO 6000", "RTX PRO 6000 Max-Q"))
+    assert whole.sustained == pytest.approx(383e12, rel=0.01)
+    assert half.sustained == pytest.approx(383e12 / 2**0.5, rel=0.01)
+    assert whole.attention_kernel == "flash2"  # torch prefers cuDNN where the compute capability is 9.0 or 10.0
 
 
 GEFORCE = [name for name in TABLE if re.fullmatch(r"RTX [345]0\d\d", name)]
