@@ -193,7 +193,7 @@ HALF_START: dict[tuple[str, ...], float] = {
     ("tensor", "conv", "efficiency"): 1.0,
     ("tensor", "conv", "input"): 1.0,
     ("tensor", "conv", "weight"): 0.9,
-    ("tensor", "depthwise"): 0.045,
+    ("tensor", "depthwise"): 0.18,
     ("tensor", "attention"): 0.85,
     ("moving", "conversion"): 0.95,
     ("moving", "batch_norm"): 0.7,

@@ -40,7 +40,15 @@ from modelsummary.devices.attention_time import (
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.kernel_table import HOST_CALLS
 from modelsummary.devices.product_time import PARTS, TILES, Tiles, product_seconds
-from modelsummary.devices.sustained import half_peak, half_speed, is_geforce, is_in_desktop, tensor_factor, vector_share
+from modelsummary.devices.sustained import (
+    half_peak,
+    half_speed,
+    is_geforce,
+    is_in_desktop,
+    narrow_peak,
+    tensor_factor,
+    vector_share,
+)
 from modelsummary.errors import InputError
 from modelsummary.file_contents import packaged
 from modelsummary.operators.operator_work import ALIGNED_BYTES, Work
@@ -275,6 +283,9 @@ class DeviceModel:
             rate = self._attention_rate(work) * (share_of_options(work) if kernel == "cudnn" else 1.0)
             diagonal = diagonal_of(self.spec.generation) if kernel == "cudnn" else None
             return attention_seconds(work, rate, units, kernel, diagonal)
+        cycles = narrow_peak(self.spec) if work.op_class == "depthwise" and self._is_half(work.dtype) else None
+        if cycles is not None:  # no tensor cores compute it, and it loads what it multiplies
+            return work.flops / (cycles * float(path["depthwise"]))
         peak *= self.tensor if self._on_tensor_cores(work) else self.simt
         if work.op_class == "rnn":  # each step waits for the one before
             return work.flops / (peak * float(path["other"])) + work.sizes[0] * self.launch

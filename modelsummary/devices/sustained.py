@@ -18,7 +18,16 @@ import torch
 from modelsummary.devices.device_spec import DeviceSpec
 from modelsummary.devices.device_table import TABLE
 
-__all__ = ["clock_of", "half_peak", "half_speed", "is_geforce", "is_in_desktop", "tensor_factor", "vector_share"]
+__all__ = [
+    "clock_of",
+    "half_peak",
+    "half_speed",
+    "is_geforce",
+    "is_in_desktop",
+    "narrow_peak",
+    "tensor_factor",
+    "vector_share",
+]
 
 # Fractions of the peak that float32 products reach in units with 64 lanes (at most 0.25 TFLOP/s) and with 128.
 _NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
@@ -51,6 +60,19 @@ def vector_share(spec: DeviceSpec, flops_per_joule: Mapping[str, float]) -> floa
     is_wide = bool(peak and spec.units and peak / spec.units > _WIDE_UNIT)
     best = _WIDE if is_wide else _NARROW
     return min(best, per_joule * 1e9 * watts / peak) if watts and peak and per_joule else min(best, 0.85)
+
+
+def narrow_peak(spec: DeviceSpec) -> float | None:
+    """Return the float32 operations per second of 64 lanes of each unit, as its cycles; None without such a peak.
+
+    What loads as much as it computes, such as depthwise convolutions, takes as many cycles in units with 128 lanes.
+
+    >>> narrow_peak(DeviceSpec("A100")), narrow_peak(DeviceSpec("RTX 3090"))
+    (19500000000000.0, 17800000000000.0)
+    """
+    peak = spec.peak_flops.get(torch.float32)
+    is_wide = bool(peak and spec.units and peak / spec.units > _WIDE_UNIT)
+    return peak / 2 if peak and is_wide else peak
 
 
 def half_peak(spec: DeviceSpec) -> float | None:

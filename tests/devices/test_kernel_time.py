@@ -395,6 +395,12 @@ def product(m, n, k):
     return gemm(m, n, k, dtype=BF16)._replace(alignment=alignment)
 
 
+def test_depthwise_convolutions_take_cycles_of_units_and_no_tensor_cores():
+    work = Work("conv", "depthwise", HALF, (10**8, 49), 98 * 10**8, 4 * 10**8, channels_last=True)
+    data_center, desktop = (device_model(DeviceSpec(name)).computing(work) for name in ("A100", "RTX 3090"))
+    assert data_center / desktop == pytest.approx(82 * 1.695 / (108 * 1.41), rel=0.01)  # units and their GHz
+
+
 def depthwise(elements, positions):
     return Work("conv", "depthwise", BF16, (elements, positions), 2 * elements * positions, 4 * elements)
 
