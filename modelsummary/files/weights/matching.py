@@ -110,8 +110,8 @@ def _named_alike(stored: Mapping[str, _Tensor], tensors: Mapping[str, _Tensor]) 
     Names are counted by their first part, in one pass: a file may have as many first parts as tensors.
     """
     common = sum(name in tensors for name in stored)
-    added = Counter[str]()  # prefix -> names of the others with it
-    removed = Counter[str]()  # prefix -> how many more names of the others without it
+    added: Counter[str] = Counter()  # prefix -> names of the others with it
+    removed: Counter[str] = Counter()  # prefix -> how many more names match without it
     ambiguous: set[str] = set()  # prefixes without which two stored names are equal
     for name in tensors:
         prefix, rest = _divided(name)
