@@ -23,7 +23,7 @@ from modelsummary.errors import InputError, check_integers, harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.statistics import Statistics
 from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Verbosity
-from modelsummary.torchinfo.formatting import FormattingOptions, SummaryTotals, render_summary
+from modelsummary.torchinfo.formatting import FormattingOptions, render_summary
 from modelsummary.torchinfo.rows import SummaryRow, pruned, summary_rows
 
 __all__ = ["SummaryStatistics", "clear_cached_forward_pass", "summary"]
@@ -192,16 +192,7 @@ class SummaryStatistics(Statistics):
         return self.root  # without a forward torchinfo says 0
 
     def __str__(self) -> str:
-        totals = SummaryTotals(
-            params=self.total_params,
-            trainable_params=self.trainable_params,
-            mult_adds=self.total_mult_adds,
-            input_bytes=self.total_input,
-            pass_bytes=2 * sum(row.output_bytes for row in self.summary_list if row.is_leaf_layer and row.num_params),
-            param_bytes=self.total_param_bytes,
-            notes=tuple(f"Not in mult-adds, no formula: {name} ({n}x)" for name, n in self.uncounted_ops.items()),
-        )
-        return harmless(render_summary(self.summary_list, totals, self.formatting, ran=self.execution != "none"))
+        return harmless(render_summary(self, self.summary_list, self.formatting))
 
     __repr__ = __str__
     _repr_html_ = None  # type: ignore[assignment]  # a notebook shows the text, as for torchinfo

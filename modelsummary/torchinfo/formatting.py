@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelsummary.statistics import ModelStatistics
 from modelsummary.torchinfo.enums import ColumnSettings, RowSettings, Verbosity
 from modelsummary.torchinfo.rows import SummaryRow
 from modelsummary.units import ReadableNumbers, Units, in_parentheses
 from modelsummary.views.columns import COLUMNS
 from modelsummary.views.labels import branch
 
-__all__ = ["FormattingOptions", "SummaryTotals", "render_summary"]
+__all__ = ["FormattingOptions", "render_summary"]
 
 _NAME_WIDTH = 40
 _INDENT = 5
@@ -129,50 +130,34 @@ def _cell(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------- totals
 
 
-@dataclass(frozen=True)
-class SummaryTotals:
-    """The figures below the table: elements, multiply-adds and bytes.
-
-    Attributes:
-        pass_bytes: twice the outputs of calls of layers with parameters, for activations and gradients.
-        notes: lines below the sizes.
-    """
-
-    params: int
-    trainable_params: int
-    mult_adds: int
-    input_bytes: int
-    pass_bytes: int
-    param_bytes: int
-    notes: tuple[str, ...] = ()
-
-
-def render_summary(rows: Sequence[SummaryRow], totals: SummaryTotals, options: FormattingOptions, *, ran: bool) -> str:
-    """Return the table with its totals; with ``ran=False`` (without a forward), only totals of parameters."""
+def render_summary(stats: ModelStatistics, rows: Sequence[SummaryRow], options: FormattingOptions) -> str:
+    """Return the table with its totals; without a forward, only totals of parameters."""
     rule = "=" * options.get_total_width()
     counts = {
-        "Total params": totals.params,
-        "Trainable params": totals.trainable_params,
-        "Non-trainable params": totals.params - totals.trainable_params,
+        "Total params": stats.total_params,
+        "Trainable params": stats.trainable_params,
+        "Non-trainable params": stats.total_params - stats.trainable_params,
     }
     count_lines = [
         f"{title}{ReadableNumbers.format_output_num(count, options.params_count_units)}"
         for title, count in counts.items()
     ]
-    lines = [rule, options.header_row() + rule, options.layers_to_str(rows, totals.params) + rule, *count_lines]
-    if ran:
-        macs = ReadableNumbers.format_output_num(totals.mult_adds, options.macs_units)
-        lines += [f"Total mult-adds{macs}", rule, *_sizes(totals, options.params_size_units), *totals.notes]
+    lines = [rule, options.header_row() + rule, options.layers_to_str(rows, stats.total_params) + rule, *count_lines]
+    if stats.execution != "none":
+        macs = ReadableNumbers.format_output_num(stats.total_mult_adds, options.macs_units)
+        lines += [f"Total mult-adds{macs}", rule, *_sizes(stats, rows, options.params_size_units)]
+        lines += [f"Not in mult-adds, no formula: {name} ({n}x)" for name, n in stats.uncounted_ops.items()]
     return "\n".join([*lines, rule])
 
 
-def _sizes(totals: SummaryTotals, units: Units) -> Iterator[str]:
+def _sizes(stats: ModelStatistics, rows: Sequence[SummaryRow], units: Units) -> Iterator[str]:
+    outputs = sum(row.output_bytes for row in rows if row.is_leaf_layer and row.num_params)
     sizes = {
-        "Input size": totals.input_bytes,
-        "Forward/backward pass size": totals.pass_bytes,
-        "Params size": totals.param_bytes,
-        "Estimated Total Size": totals.input_bytes + totals.pass_bytes + totals.param_bytes,
+        "Input size": stats.total_input_bytes,
+        "Forward/backward pass size": 2 * outputs,  # activations and their gradients
+        "Params size": stats.total_param_bytes,
     }
+    sizes["Estimated Total Size"] = sum(sizes.values())
     for title, size in sizes.items():
         unit, readable = ReadableNumbers.to_readable(size, units)
         yield f"{title}{in_parentheses(unit, is_bytes=True)}: {readable:.2f}"
