@@ -12,7 +12,7 @@ from modelsummary.tables import Report
 from modelsummary.units import NOTHING, check_prefix, decimals, format_number, percent, symbol
 from modelsummary.views.amounts import column_of, find_amounts
 from modelsummary.views.columns import COLUMNS, Column, find_columns
-from modelsummary.views.folding import LARGE, Shown, deepest_fitting, fold, unfolded
+from modelsummary.views.folding import LARGE, Folding, Shown, deepest_fitting
 from modelsummary.views.labels import branch, check_depth, one_line, sizes_label
 
 __all__ = ["TableOptions", "lay_out", "rows_shown"]
@@ -122,8 +122,10 @@ def rows_shown(root: LayerInfo, options: TableOptions) -> list[Shown]:
     """
     if options.sort is not None and options.fold:
         raise InputError(f"sort={options.sort!r} shows rows one by one; leave out fold=True")
-    rows = (fold if options.fold else unfolded)(root, options.level)
-    shown = [row for row in rows if not (options.hide_recursive and _is_repetition(row.row))]
+    rows = Folding(root, fold=bool(options.fold)).walk(options.level)
+    if options.hide_recursive:  # rows whose modules, and all below them, are in earlier rows
+        rows = (shown for shown in rows if not all(row.is_recursive for row in shown.row.walk()))
+    shown = list(rows)
     return shown if options.sort is None else _sorted(shown, root, options)
 
 
@@ -220,11 +222,6 @@ class _Cells:
         if isinstance(value, dict):
             return ", ".join(f"{key} {shape if shape is not None else UNKNOWN}" for key, shape in value.items())
         return NOTHING if value is None or value == "" else one_line(str(value))
-
-
-def _is_repetition(row: LayerInfo) -> bool:
-    """Return True if the modules of the row and of all rows below it are in earlier rows."""
-    return all(inner.is_recursive for inner in row.walk())
 
 
 def _batch_size(root: LayerInfo, batch_dim: int | None) -> int | None:

@@ -17,10 +17,8 @@ __all__ = [
     "Folding",
     "Shown",
     "deepest_fitting",
-    "fold",
     "folded_tree",
     "is_folded",
-    "unfolded",
 ]
 
 LARGE = 100  # rows: a tree with more is folded by default
@@ -53,6 +51,12 @@ class Folding:
     Args:
         root: root of the tree.
         fold: False shows every row by itself.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> stats = Statistics(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()), (1, 2))
+    >>> [(shown.row.class_name, shown.times) for shown in Folding(stats.root).walk()]
+    [('Sequential', 1), ('Linear', 2), ('ReLU', 1)]
     """
 
     def __init__(self, root: LayerInfo, *, fold: bool = True) -> None:
@@ -84,30 +88,13 @@ def is_folded(root: LayerInfo, fold: bool | None) -> bool:
     return sum(1 for _ in root.walk()) > LARGE if fold is None else fold
 
 
-def unfolded(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
-    """Yield every row of the tree down to ``depth``, in printed order."""
-    return (Shown(row, 1, [row]) for row in root.walk(depth))
-
-
-def fold(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
-    """Yield the rows of the tree down to ``depth`` in printed order, with only the first of equal consecutive siblings.
-
-    >>> from torch import nn
-    >>> from modelsummary import Statistics
-    >>> stats = Statistics(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()), (1, 2))
-    >>> [(shown.row.class_name, shown.times) for shown in fold(stats.root)]
-    [('Sequential', 1), ('Linear', 2), ('ReLU', 1)]
-    """
-    return Folding(root).walk(depth)
-
-
 def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
     """Return the deepest level, at least 1, down to which the folded tree has at most ``most_rows`` rows.
 
     Return None if all levels fit.
     """
     at_depth: dict[int, int] = {}
-    for shown in fold(root):
+    for shown in Folding(root).walk():
         at_depth[shown.row.depth] = at_depth.get(shown.row.depth, 0) + 1
     rows = 0
     for depth in sorted(at_depth):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.views.folding import deepest_fitting, fold, unfolded
+from modelsummary.views.folding import Folding, deepest_fitting
 from tests.models import Call
 
 
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 def shown(*layers):
     root = Statistics(nn.Sequential(*layers), (2, 4)).root
-    return [(each.row.name, each.times) for each in fold(root)]
+    return [(each.row.name, each.times) for each in Folding(root).walk()]
 
 
 def test_equal_blocks_are_one_row():
@@ -55,7 +55,7 @@ def test_a_cache_that_grows_from_layer_to_layer_does_not_keep_layers_apart(named
         return x
 
     root = Statistics(Call(forward, layers=nn.ModuleList(Layer() for _ in range(3))), (2, 4)).root
-    assert [each.times for each in fold(root)] == [1, 1, 3, 1]
+    assert [each.times for each in Folding(root).walk()] == [1, 1, 3, 1]
 
 
 def test_equal_rows_that_are_apart_stay():
@@ -70,7 +70,7 @@ def test_a_tied_layer_differs_from_the_first_that_has_its_parameters():
 def test_rows_stands_for_the_rows_of_equal_parents():
     """3 outer blocks with 2 inner ones each: the inner row stands for 6."""
     root = Statistics(nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(3))), (2, 4)).root
-    counts = [(each.times, len(each.rows)) for each in fold(root)]
+    counts = [(each.times, len(each.rows)) for each in Folding(root).walk()]
     assert counts == [(1, 1), (3, 3), (2, 6), (1, 6), (1, 6), (1, 6)]
 
 
@@ -89,9 +89,9 @@ def test_nothing_is_lost(make, depth):
     """Every row of the tree is behind exactly one shown row, and sums over them are those of the tree."""
     root = Statistics(nn.Sequential(make(), make()), (2, 4)).root
     for level in (None, depth):
-        rows = [row for each in fold(root, level) for row in each.rows]
-        assert sorted(map(id, rows)) == sorted(id(each.row) for each in unfolded(root, level))
-    for each in fold(root):
+        rows = [row for each in Folding(root).walk(level) for row in each.rows]
+        assert sorted(map(id, rows)) == sorted(id(each.row) for each in Folding(root, fold=False).walk(level))
+    for each in Folding(root).walk():
         assert {(row.class_name, row.self_macs, row.self_params) for row in each.rows} == {
             (each.row.class_name, each.row.self_macs, each.row.self_params)
         }
