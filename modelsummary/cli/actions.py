@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import modelsummary
-from modelsummary.cli.models import accelerator_of, arguments_of, inputs_of_file, statistics_of
+from modelsummary.cli.models import accelerator_of, inputs_of_file, live_statistics, statistics_of
 from modelsummary.cli.sources import build_model
 from modelsummary.cluster import Cluster
 from modelsummary.devices.kernel_table import device_here
@@ -39,6 +39,7 @@ from modelsummary.views.terminal import red, shows_colours
 __all__ = ["calibrate", "check", "compare", "env", "explore", "plan", "serve_plan", "summarize"]
 
 _OF_DEVELOPMENT = re.compile("extra == .(dev|docs|examples|test|zoo)")  # extras that users do not install
+_IMAGES = "8,3,224,224"  # an input, in messages
 _TOKENS = (1, 16)  # size of the recorded input of serve-plan; requests have the sizes of the options
 
 
@@ -49,9 +50,7 @@ def compare(options: argparse.Namespace) -> int:
         if is_file(name):
             models[name] = load(name, inputs_of_file(options.input), run=options.run and is_archive(name))
         else:
-            source = build_model(name, options.kwargs, with_values=options.values)
-            args, kwargs = arguments_of(source, options.input, options.values)
-            models[name] = Statistics(source.model.train(options.mode == "train"), args, **kwargs)
+            models[name] = live_statistics(name, options)
     comparison = compare_forms(models)
     facts = {"forms": comparison.to_records(), "reasons": comparison.reasons}
     _write(json.dumps(facts) if options.format == "json" else str(comparison), options.output)
@@ -94,14 +93,7 @@ def check(options: argparse.Namespace) -> int:
             f"--output {options.output} would replace the accepted findings of --baseline by the new ones; "
             "pass another file, or leave out --baseline to accept all"
         )
-    source = build_model(options.model, options.kwargs, with_values=options.values)
-    model = source.model.train(options.mode == "train")
-    if options.dtype is not None:
-        model.to(options.dtype)
-    args, kwargs = arguments_of(source, options.input, options.values)
-    if args is None and not kwargs:
-        raise InputError("check needs an --input, such as --input 8,3,224,224")
-    stats = Statistics(model, args, **kwargs)
+    stats = live_statistics(options.model, options, example=_IMAGES)
     findings = stats.check(options.device, select=options.select, ignore=options.ignore, autocast=options.autocast)
     if options.baseline is not None:
         findings = findings.since(options.baseline)
@@ -136,12 +128,8 @@ def calibrate(options: argparse.Namespace) -> int:
     if options.model is None:
         print(calibrate_grid(device, again=options.again))
         return 0
-    source = build_model(options.model, options.kwargs, with_values=options.values)
-    args, kwargs = arguments_of(source, options.input, options.values)
-    if args is None:
-        raise InputError("calibrating a model needs an --input, such as --input 8,3,224,224")
+    stats = live_statistics(options.model, options, example=_IMAGES)
     backward = options.backward or options.optimizer is not None
-    stats = Statistics(source.model, args, **kwargs)
     print(stats.calibrate(device, backward, options.optimizer, again=options.again))
     return 0
 
@@ -191,13 +179,10 @@ def serve_plan(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Print the fastest ways to train a model on a cluster."""
-    source = build_model(options.model, options.kwargs, with_values=options.values)
-    args, kwargs = arguments_of(source, options.input, options.values)
-    if args is None and not kwargs:
-        raise InputError("plan needs an --input, such as --input input_ids=1,4096:long")
+    stats = live_statistics(options.model, options, example="input_ids=1,4096:long")
     cluster = Cluster(options.device, nodes=options.nodes, devices_per_node=options.per_node)
     search: dict[str, Any] = {"sequence_length": options.sequence, "limit": options.limit}
-    plans = Statistics(source.model, args, **kwargs).plan(cluster, options.batch, **search)
+    plans = stats.plan(cluster, options.batch, **search)
     text = json.dumps(plans.to_records(), default=str) if options.format == "json" else str(plans)
     _write(text, options.output)
     return 0

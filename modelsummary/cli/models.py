@@ -16,7 +16,7 @@ from modelsummary.errors import InputError
 from modelsummary.files.loading import is_file, load
 from modelsummary.statistics import ModelStatistics, Statistics
 
-__all__ = ["accelerator_of", "arguments_of", "inputs_of_file", "statistics_of"]
+__all__ = ["accelerator_of", "inputs_of_file", "live_statistics", "statistics_of"]
 
 
 def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
@@ -42,16 +42,41 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
     moves = options.device is not None and accelerator_of(options) is None
     device = available_device(options.device) if moves else None
     with_values = options.values or latency or (device is not None and device.type != "meta")
+    return live_statistics(name, options, with_values=with_values, device=device)
+
+
+def live_statistics(
+    name: str,
+    options: argparse.Namespace,
+    *,
+    example: str = "",
+    with_values: bool | None = None,
+    device: torch.device | None = None,
+) -> Statistics:
+    """Return the statistics of a model that is made, with the mode, the dtype and the adapters that the options name.
+
+    Args:
+        example: an input for the error of a command that needs one; empty: none is needed.
+        with_values: the model has values. Default: as the options say.
+        device: where the model is. Default: where it is made.
+
+    Raises:
+        InputError: the model cannot be made, or lacks an input that the command needs.
+    """
+    with_values = options.values if with_values is None else with_values
     source = build_model(name, options.kwargs, with_values=with_values)
     model = source.model if device is None else source.model.to(device)
-    if options.dtype is not None:
-        model.to(options.dtype)
+    dtype, lora, mode = (getattr(options, option, None) for option in ("dtype", "lora", "mode"))
+    if dtype is not None:
+        model.to(dtype)
     if lora is not None:
         model = add_adapters(model, lora)
         source = source._replace(model=model)
-    if options.mode is not None:
-        model.train(options.mode == "train")
+    if mode is not None:
+        model.train(mode == "train")
     args, kwargs = arguments_of(source, options.input, with_values)
+    if example and args is None and not kwargs:
+        raise InputError(f"{options.command} needs an --input, such as --input {example}")
     return Statistics(model, args, **kwargs)
 
 
