@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from modelsummary.views.graph_layout import Box, arrange
-from modelsummary.views.graph_nodes import Edge, Group
+from modelsummary.views.graph_nodes import Edge, Group, Node
 from modelsummary.views.labels import one_line
 
 __all__ = ["to_svg"]
@@ -54,18 +54,21 @@ def to_svg(model: Group, edges: Sequence[Edge], colour_of: Mapping[str, str]) ->
     laid: dict[str, _Laid] = {}
     _lay_out(model, between, laid)
     whole = laid[model.key].whole
-    corners = dict(_corners(model, laid, _PAD, _PAD))
+    corners: dict[str, tuple[float, float]] = {}
+    groups = list(_groups(model, laid, (_PAD, _PAD), corners))
     width, height = whole.width + 2 * _PAD, whole.height + 2 * _PAD
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" {_FONT}>{_ARROW}',
         f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
-        *_groups(model, laid, corners),
+        *groups,
     ]
     for edge in edges:
         points = _points(edge, paths, laid, corners)
         parts += [_curve(points), _label(edge, points)]
-    return "\n".join([*parts, *_nodes(model, laid, corners, colour_of), "</svg>"])
+    for node in model.nodes():
+        parts += _node(node, *_place(paths[node.key], laid, corners), colour_of.get(node.key) or "#fff")
+    return "\n".join([*parts, "</svg>"])
 
 
 # ---------------------------------------------------------------------------------------------- layout
@@ -109,52 +112,40 @@ def _lay_out(group: Group, between: Mapping[str, Sequence[tuple[str, str]]], lai
     laid[group.key] = _Laid(boxes, {pair: lanes[ends] for pair, ends in pairs.items()}, whole)
 
 
-def _corners(group: Group, laid: Mapping[str, _Laid], x: float, y: float) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the place of the origin of each group in the picture."""
-    yield group.key, (x, y)
-    for item in group.items:
-        if isinstance(item, Group):
-            box, inside = laid[group.key].boxes[item.key], laid[item.key].whole
-            left = x + box.x - inside.width / 2
-            yield from _corners(item, laid, left, y + box.y + _TITLE + _PAD)
-
-
 # --------------------------------------------------------------------------------------------- drawing
 
 _Corners = Mapping[str, tuple[float, float]]
 
 
-def _groups(group: Group, laid: Mapping[str, _Laid], corners: _Corners) -> Iterator[str]:
-    x, y = corners[group.key]
+def _groups(
+    group: Group, laid: Mapping[str, _Laid], corner: tuple[float, float], corners: dict[str, tuple[float, float]]
+) -> Iterator[str]:
+    """Yield the frames of the groups inside a group, and note the place of the origin of each in the picture."""
+    corners[group.key] = x, y = corner
     for item in group.items:
         if isinstance(item, Group):
-            box = laid[group.key].boxes[item.key]
+            box, inside = laid[group.key].boxes[item.key], laid[item.key].whole
             left, top = x + box.x - box.width / 2, y + box.y
             size = f'width="{box.width:.1f}" height="{box.height:.1f}"'
             yield f'<rect class="group" x="{left:.1f}" y="{top:.1f}" {size} {_GROUPS}/>'
             label = escape(one_line(item.label))
             yield f'<text x="{left + 6:.1f}" y="{top + 15:.1f}" {_TITLES}>{label}</text>'
-            yield from _groups(item, laid, corners)
+            yield from _groups(item, laid, (x + box.x - inside.width / 2, top + _TITLE + _PAD), corners)
 
 
-def _nodes(group: Group, laid: Mapping[str, _Laid], corners: _Corners, colour_of: Mapping[str, str]) -> Iterator[str]:
-    x, y = corners[group.key]
-    for item in group.items:
-        if isinstance(item, Group):
-            yield from _nodes(item, laid, corners, colour_of)
-            continue
-        box = laid[group.key].boxes[item.key]
-        middle, top = x + box.x, y + box.y
-        radius = 4 if item.kind == "module" else box.height / 2
-        for shift in (_BEHIND, 0.0) if item.times > 1 else (0.0,):
-            yield (
-                f'<rect class="{"behind" if shift else "node"}" stroke="#333" x="{middle - box.width / 2 + shift:.1f}" '
-                f'y="{top + shift:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
-                f'fill="{colour_of.get(item.key) or "#fff"}"/>'
-            )
-        for index, line in enumerate(item.lines):
-            attributes = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * index:.1f}"'
-            yield f"<text {attributes}>{escape(one_line(line))}</text>"
+def _node(node: Node, box: Box, left: float, top: float, colour: str) -> Iterator[str]:
+    """Yield the rectangles and the text of a node in a group with this origin."""
+    middle, top = left + box.x, top + box.y
+    radius = 4 if node.kind == "module" else box.height / 2
+    for shift in (_BEHIND, 0.0) if node.times > 1 else (0.0,):
+        yield (
+            f'<rect class="{"behind" if shift else "node"}" stroke="#333" x="{middle - box.width / 2 + shift:.1f}" '
+            f'y="{top + shift:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
+            f'fill="{colour}"/>'
+        )
+    for index, line in enumerate(node.lines):
+        attributes = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * index:.1f}"'
+        yield f"<text {attributes}>{escape(one_line(line))}</text>"
 
 
 def _points(
