@@ -21,8 +21,7 @@ __all__ = ["accelerator_of", "inputs_of_file", "live_statistics", "statistics_of
 
 def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
     """Return the statistics of a model or a file, made and called as the options of the command line say."""
-    latency = getattr(options, "latency", False)
-    runs = latency or any(
+    runs = getattr(options, "latency", False) or any(
         getattr(options, option, None) is not None for option in ("memory", "max_memory", "split", "device", "mode")
     )
     if is_file(name) and options.dtype is not None:
@@ -41,29 +40,23 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
         return load(name, inputs_of_file(options.input), run=options.run)
     moves = options.device is not None and accelerator_of(options) is None
     device = available_device(options.device) if moves else None
-    with_values = options.values or latency or (device is not None and device.type != "meta")
-    return live_statistics(name, options, with_values=with_values, device=device)
+    return live_statistics(name, options, device=device)
 
 
 def live_statistics(
-    name: str,
-    options: argparse.Namespace,
-    *,
-    example: str = "",
-    with_values: bool | None = None,
-    device: torch.device | None = None,
+    name: str, options: argparse.Namespace, example: str = "", device: torch.device | None = None
 ) -> Statistics:
     """Return the statistics of a model that is made, with the mode, the dtype and the adapters that the options name.
 
     Args:
         example: an input for the error of a command that needs one; empty: none is needed.
-        with_values: the model has values. Default: as the options say.
         device: where the model is. Default: where it is made.
 
     Raises:
         InputError: the model cannot be made, or lacks an input that the command needs.
     """
-    with_values = options.values if with_values is None else with_values
+    is_timed = getattr(options, "latency", False)
+    with_values = options.values or is_timed or (device is not None and device.type != "meta")
     source = build_model(name, options.kwargs, with_values=with_values)
     model = source.model if device is None else source.model.to(device)
     dtype, lora, mode = (getattr(options, option, None) for option in ("dtype", "lora", "mode"))
