@@ -128,7 +128,7 @@ def _prepare(facts: Any) -> None:
         if not isinstance(text, str) or not _is_formula(text):
             raise ModelFileError(f"expected a formula of sizes, got {str(text)[:80]!r}")
         match = _OPERATOR.match(str(entry.get("target", "")))
-        if match is not None and not _is_registered(match[1], match[2]):
+        if match is not None and not hasattr(getattr(torch.ops, match[1]), match[2]):
             missing.add(f"{match[1]}.{match[2]}")
         if "target" in entry and isinstance(entry.get("metadata"), dict):
             entry["metadata"] = {name: value for name, value in entry["metadata"].items() if name == _MODULES}
@@ -147,10 +147,6 @@ def _dicts_in(facts: Any) -> Iterator[dict[str, Any]]:
             pending.extend(value.values())
         elif isinstance(value, list):
             pending.extend(value)
-
-
-def _is_registered(namespace: str, name: str) -> bool:
-    return hasattr(getattr(torch.ops, namespace), name)
 
 
 def _is_formula(text: str) -> bool:

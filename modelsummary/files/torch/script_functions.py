@@ -53,10 +53,6 @@ def _divided_to_zero(a: int, b: int) -> int:
     return int(a / b) if abs(a) < 2**52 else (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
 
 
-def _sliced(values: Any, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
-    return values[slice(start, end, step)]
-
-
 def _set_item(values: Any, key: Any, value: Any) -> Any:
     values[key] = value
     return values
@@ -230,17 +226,6 @@ def _padded(name: str) -> Callable[..., str]:
     return padded
 
 
-def _of_text(name: str) -> Callable[..., Any]:
-    method = getattr(str, name)
-
-    def called(text: str, *args: Any) -> Any:
-        if not isinstance(text, str):
-            raise ModelFileError(f"{name!r} takes a text")
-        return method(text, *args)
-
-    return called
-
-
 def _unwrapped(value: Any) -> Any:
     if value is None:
         raise ScriptError("Unwrapping null optional")
@@ -313,10 +298,6 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Bool": bool,
     "Complex": complex,
     "mul": operator.mul,
-    "IntImplicit": int,
-    "FloatImplicit": float,
-    "ScalarImplicit": lambda value: value,
-    "item": lambda value: value,
     "factorial": _factorial,
     "gcd": math.gcd,
     "isnan": math.isnan,
@@ -360,7 +341,7 @@ CONTAINER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__getitem__": _of_keys(operator.getitem),
     "_set_item": _of_keys(_set_item),
     "__contains__": _of_keys(_of_flat(lambda values, key: key in values)),
-    "slice": _sliced,
+    "slice": lambda values, start=None, end=None, step=1: values[start:end:step],
     "list": list,
     "dict": _as_dict,
     "keys": lambda values: list(values.keys()),
@@ -413,7 +394,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "join": _joined,
     **{name: _padded(name) for name in ("center", "ljust", "rjust", "zfill")},
     **{
-        name: _of_text(name)
+        name: getattr(str, name)
         for name in "upper lower capitalize title swapcase strip lstrip rstrip startswith endswith find rfind rindex"
         " isalnum isalpha isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper"
         " partition rpartition split rsplit splitlines".split()

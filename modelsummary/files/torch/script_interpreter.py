@@ -174,12 +174,9 @@ class Interpreter:
             if script_class.base == "NamedTuple":
                 named = dict(zip(script_class.fields, args, strict=False)) | kwargs
                 return tuple(named.get(name) for name in script_class.fields)
-        if len(parts) == 1:
-            return self._operators.call("aten", path, args, kwargs) if path in _PLAIN_NAMES else self._refuse_name(path)
+        if path in _PLAIN_NAMES:
+            return self._operators.call("aten", path, args, kwargs)
         raise RefusedNameError(path)
-
-    def _refuse_name(self, name: str) -> Any:
-        raise RefusedNameError(name)
 
     def script_class(self, name: str) -> ScriptClass:
         """Return a class of the file; raise ``ModelFileError`` if it has none of this name."""
@@ -395,9 +392,6 @@ class Interpreter:
     def _cast(self, node: ast.Call, variables: _Variables) -> Any:
         return self._value(self._two(node)[1], variables)
 
-    def _uninitialized(self, *_: Any) -> Any:
-        return _UNINITIALIZED
-
     def _converted(self, node: ast.Call, variables: _Variables) -> Any:
         if len(node.args) != 1 or not isinstance(node.func, ast.Name):
             raise ScriptError("a conversion takes one value")
@@ -478,7 +472,7 @@ class Interpreter:
     _BUILTINS: ClassVar[dict[str, Callable[..., Any]]] = {
         "annotate": _annotate,
         "unchecked_cast": _cast,
-        "uninitialized": _uninitialized,
+        "uninitialized": lambda *_: _UNINITIALIZED,
         "int": _converted,
         "float": _converted,
         "bool": _converted,
