@@ -172,7 +172,7 @@ def _sizes(tensors: Any) -> tuple[Sizes, int]:
     distinct = list(dict.fromkeys(tensors))
     sizes = tuple(UNKNOWN if tensor.shape is None else list(tensor.shape) for tensor in distinct)
     nbytes = sum(tensor.nbytes for tensor in distinct)
-    return (sizes[0] if len(sizes) == 1 else sizes if sizes else None), nbytes
+    return (sizes[0] if len(sizes) == 1 else sizes), nbytes
 
 
 def dataflow_of_program(program: Program, root: LayerInfo) -> Dataflow:

@@ -11,7 +11,7 @@ from modelsummary.findings.evidence import Evidence
 from modelsummary.findings.ruleset import Defect, rule
 from modelsummary.findings.tensor_cores import is_weight, places_in_parts
 from modelsummary.layer_info import CallKey
-from modelsummary.operators.operator_calls import Line, OperatorCall, TensorSpec
+from modelsummary.operators.operator_calls import Line, OperatorCall
 
 _OF_VECTORS = frozenset({"aten.mv", "aten.dot", "aten.addmv"})  # products that tensor cores do not speed up
 
@@ -31,14 +31,11 @@ def float64(evidence: Evidence) -> Iterator[Defect]:
         indices[origin].append(index)
         origins.update(dict.fromkeys(run.makes, origin))
     for origin, members in indices.items():
-        nbytes = sum(spec.nbytes // 2 for member in members for spec in _doubles(evidence.call(member)))
+        results = [spec for member in members for spec in evidence.call(member).outputs]
+        nbytes = sum(spec.nbytes // 2 for spec in results if spec.dtype is torch.float64)
         seconds = sum(evidence.seconds(member) for member in members)
         what = "becomes float64, which most devices compute at a fraction of their speed"
         yield Defect(what, "make it float32", evidence.row(origin), evidence.line(origin), nbytes, seconds)
-
-
-def _doubles(call: OperatorCall) -> list[TensorSpec]:
-    return [spec for spec in call.outputs if spec.dtype is torch.float64]
 
 
 @rule("D402", "float32-product", is_priced=True)

@@ -153,7 +153,8 @@ def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[
                 f"dimensions[{name!r}] must map positions to names, such as {{0: 'batch'}}, got {symbols!r}"
             )
         for dim, symbol in symbols.items():
-            if type(dim) is not int or not 0 <= dim < len(tensor.shape) or not _is_name(symbol):
+            is_name = isinstance(symbol, str) and symbol.isidentifier()
+            if type(dim) is not int or not 0 <= dim < len(tensor.shape) or not is_name:
                 raise InputError(
                     f"dimensions[{name!r}] must map positions 0 to {len(tensor.shape) - 1} to identifiers, "
                     f"got {{{dim!r}: {symbol!r}}}"
@@ -164,10 +165,6 @@ def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[
                 raise InputError(f"dimension {symbol!r} has the sizes {dimension.size} and {size}; give them two names")
             dimensions[symbol] = replace(dimension, places=(*dimension.places, position))
     return list(dimensions.values())
-
-
-def _is_name(symbol: object) -> bool:
-    return isinstance(symbol, str) and symbol.isidentifier()
 
 
 def _by_kind(inputs: Mapping[str, InputTensor], batch_dim: int) -> Iterator[list[list[Dimension]]]:

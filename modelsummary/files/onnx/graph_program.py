@@ -234,13 +234,10 @@ def _with_copies_beside_users(operations: Sequence[Operation]) -> list[Operation
         operation = operations[index]
         users = [first_user[tensor] for tensor in operation.outputs if tensor in first_user]
         scopes = operations[users[0]].scopes if users else ()
-        if users and scopes[: len(operation.scopes)] == operation.scopes and not _in_subgraph(scopes):
+        is_in_subgraph = any(scope.class_name in ("If", "Loop", "Scan") for scope in scopes)
+        if users and scopes[: len(operation.scopes)] == operation.scopes and not is_in_subgraph:
             anchors[index], operation.scopes = anchors[users[0]], scopes
     return [operations[index] for index in sorted(range(len(operations)), key=lambda index: anchors[index])]
-
-
-def _in_subgraph(scopes: Sequence[Scope]) -> bool:
-    return any(scope.class_name in ("If", "Loop", "Scan") for scope in scopes)
 
 
 def _notes_on_weights(operations: Sequence[Operation]) -> list[str]:

@@ -30,6 +30,7 @@ LONGEST_NAME, DEEPEST = 1000, 100  # characters of a name, and modules or values
 _TENSOR_STEPS, _MODULE_STEPS = 20, 5  # of a tensor, and of a module around it
 _TENSOR_BYTES, _MODULE_BYTES = 700, 150  # of memory, next to the names
 _STATISTICS = frozenset({"running_mean", "running_var"})  # buffers of torch's batch normalisation
+_INTEGERS = frozenset("bool int64 uint64 int32 uint32 int16 uint16".split())  # dtypes of buffers
 _NOTE = "a file of weights: it has no forward, and does not say which tensors are buffers"
 
 
@@ -135,7 +136,7 @@ def weight_statistics(
     shared: dict[tuple[object, ...], Tensor] = {}
     for entry in stored:
         prefix, _, name = entry.name.rpartition(".")
-        trained = not _is_buffer(entry, name)
+        trained = name not in _STATISTICS and entry.dtype not in _INTEGERS
         bits = -(-8 * entry.nbytes // max(prod(entry.shape), 1))
         kind: Kind = "parameter" if trained else "buffer"
         tensor = Tensor(name, entry.shape, entry.shape, entry.dtype, bits, kind, trained)
@@ -148,10 +149,6 @@ def weight_statistics(
     held = held or Stored(sum(prod(entry.shape) for entry in stored), sum(entry.nbytes for entry in stored))
     program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
     return WeightStatistics(program, path, tensors, budget)
-
-
-def _is_buffer(tensor: StoredTensor, name: str) -> bool:
-    return name in _STATISTICS or tensor.dtype in ("bool", "int64", "uint64", "int32", "uint32", "int16", "uint16")
 
 
 def _scopes(parts: Sequence[str]) -> tuple[Scope, ...]:

@@ -140,17 +140,14 @@ def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
 
 def _sources_in_ranges(nodes: list[ExplorerNode]) -> Iterator[ExplorerNode]:
     start = 0
-    for is_source, group in groupby(nodes, key=_is_source):
+    sources = {node for node in nodes if node.kind in ("module", "function") and node.step and not node.step.takes}
+    for is_source, group in groupby(nodes, key=sources.__contains__):
         run = list(group)
         if is_source and _FEW_SOURCES < len(run) < len(nodes):
             yield _range(run, start, "nodes without inputs")
         else:
             yield from run
         start += len(run)
-
-
-def _is_source(node: ExplorerNode) -> bool:
-    return node.kind in ("module", "function") and node.step is not None and not node.step.takes
 
 
 def _range(inside: list[ExplorerNode], start: int, unit: str) -> ExplorerNode:
