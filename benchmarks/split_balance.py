@@ -22,7 +22,7 @@ from torchvision import models
 
 import modelsummary
 from modelsummary.split.call_costs import call_costs
-from modelsummary.split.partition import Chain, bottleneck_of, partition
+from modelsummary.split.partition import Chain, partitions
 
 
 class Decoder(nn.Module):
@@ -62,9 +62,11 @@ def uniform(costs: Sequence[int], count: int) -> list[int]:
 
 
 def exact(costs: Sequence[int], count: int) -> list[int]:
-    cuts = partition(Chain(costs, dict.fromkeys(range(1, len(costs)), 0)), count)
-    assert cuts is not None
-    return cuts
+    return next(partitions(Chain(costs, dict.fromkeys(range(1, len(costs)), 0)), count))
+
+
+def bottleneck_of(costs: Sequence[int], cuts: Sequence[int]) -> int:
+    return max(sum(costs[begin:end]) for begin, end in pairwise([0, *cuts, len(costs)]))
 
 
 def local_search(costs: Sequence[int], count: int) -> list[int]:
@@ -125,7 +127,7 @@ def main() -> None:
     costs = torch.randint(0, 10**10, (10_000,), generator=generator).tolist()
     crossing = dict(enumerate(torch.randint(0, 10**8, (9_999,), generator=generator).tolist(), 1))
     begin = time.perf_counter()
-    partition(Chain(costs, crossing), 64)
+    next(partitions(Chain(costs, crossing), 64))
     print(f"10,000 calls into 64 stages: {time.perf_counter() - begin:.2f} s")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-__all__ = ["Chain", "bottleneck_of", "fewest_parts", "partition", "partitions"]
+__all__ = ["Chain", "fewest_parts", "partitions"]
 
 _INFINITE = float("inf")
 
@@ -41,37 +41,21 @@ class Chain:
         return [0, *sorted(self.crossing), len(self.costs)]
 
 
-def bottleneck_of(costs: Sequence[int], cuts: Sequence[int]) -> int:
-    """Return the cost of the most expensive part.
-
-    >>> bottleneck_of([5, 4, 3, 6, 2, 7], cuts=[2, 4])
-    9
-    """
-    return max(sum(costs[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(costs)], strict=True))
-
-
-def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> list[int] | None:
-    """Return the ``n_parts - 1`` cuts with the smallest bottleneck; among those, the ones that the fewest bytes cross.
-
-    Args:
-        caps: bytes that each part may hold, one number per part; None: no limit.
-
-    Returns:
-        The cuts in ascending order; None if no partition keeps to the legal and required cuts and the caps.
-
-    >>> partition(Chain([5, 4, 3, 6, 2, 7], crossing={cut: 8 for cut in range(1, 6)}), n_parts=3)
-    [2, 4]
-    """
-    return next(partitions(chain, n_parts, caps), None)
-
-
 def partitions(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> Iterator[list[int]]:
     """Yield three partitions with the smallest bottleneck: the fewest bytes, the most cost up front, the evenest.
 
     The evenest has the least sum of distances from equal parts and of bytes, over all cuts. What exceeds an equal part
     is left out.
 
-    Yield nothing if no partition keeps to the cuts and the caps.
+    Args:
+        caps: bytes that each part may hold, one number per part; None: no limit.
+
+    Yields:
+        The ``n_parts - 1`` cuts in ascending order; nothing if no partition keeps to the legal and required cuts and
+        the caps.
+
+    >>> next(partitions(Chain([5, 4, 3, 6, 2, 7], crossing={cut: 8 for cut in range(1, 6)}), n_parts=3))
+    [2, 4]
     """
     points = chain.points
     n_segments = len(points) - 1

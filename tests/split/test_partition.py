@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelsummary.split.partition import Chain, bottleneck_of, fewest_parts, partition, partitions
+from modelsummary.split.partition import Chain, fewest_parts, partitions
+
+
+def bottleneck_of(costs: Sequence[int], cuts: Sequence[int]) -> int:
+    """Return the cost of the most expensive part."""
+    return max(sum(costs[begin:end]) for begin, end in pairwise([0, *cuts, len(costs)]))
+
+
+def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> list[int] | None:
+    """Return the cuts that the fewest bytes cross; None if there are none."""
+    return next(partitions(chain, n_parts, caps), None)
 
 
 def _best(chain: Chain, n_parts: int, caps: list[int] | None) -> tuple[int, int] | None:
