@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, leaves_of, map_template
 from modelsummary.record.events import Event, Value, values_in
-from modelsummary.split.holdings import Holdings
+from modelsummary.split.holdings import holdings
 from modelsummary.split.legal_cuts import CallSequence
 from modelsummary.split.stage import Function, Inputs, Slot, Stage, StageCall, StageProgram, StageScope
 from modelsummary.split.stage_parts import StagePart
@@ -21,11 +21,11 @@ __all__ = ["build", "inputs_of"]
 
 def build(model: nn.Module, sequence: CallSequence, parts: Sequence[StagePart], inputs: Inputs) -> list[nn.Sequential]:
     """Return one stage per part: a plain ``nn.Sequential`` if the part is a chain of layers, else a ``Stage``."""
-    holdings = Holdings(model, parts, sequence.record.root.result)
+    held = holdings(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
     for index, part in enumerate(parts):
         is_first, is_last = index == 0, index == len(parts) - 1
-        builder = _StageBuilder(model, sequence, part, holdings.of(index))
+        builder = _StageBuilder(model, sequence, part, held[index])
         stage = builder.chain(is_first, is_last, inputs)
         stages.append(stage if stage is not None else builder.stage(is_first, is_last, inputs))
     return stages
