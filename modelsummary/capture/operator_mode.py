@@ -21,7 +21,7 @@ from modelsummary.operators.tensor_bytes import is_distributed
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Costs", "Counters", "Counting", "Execution", "Operators"]
+__all__ = ["Costs", "Execution", "Operators"]
 
 
 class Execution(Protocol):
@@ -102,10 +102,7 @@ def _control_flow_runs() -> Iterator[None]:
 
 
 class Costs:
-    """The summed costs of operators: the figures of ``OpCost``, and the runs of each operator without a formula.
-
-    ``costs += cost`` adds the cost of one operator.
-    """
+    """The summed costs of operators: the figures of ``OpCost``, and the runs of each operator without a formula."""
 
     __slots__ = ("bytes_read", "bytes_written", "elementwise_ops", "macs", "skipped_macs", "uncounted")
 
@@ -114,7 +111,8 @@ class Costs:
         self.skipped_macs: int | None = 0
         self.uncounted: dict[str, int] = {}
 
-    def __iadd__(self, cost: OpCost) -> Self:
+    def add(self, cost: OpCost) -> None:
+        """Add the cost of one operator."""
         self.macs += cost.macs
         self.elementwise_ops += cost.elementwise_ops
         self.bytes_read += cost.bytes_read
@@ -123,20 +121,13 @@ class Costs:
             self.skipped_macs = total(self.skipped_macs, cost.skipped_macs)
         if cost.uncounted is not None:
             self.uncounted[cost.uncounted] = self.uncounted.get(cost.uncounted, 0) + 1
-        return self
-
-
-class Counting(Protocol):
-    """The receiver of costs: ``sums`` has the counters of ``Costs``."""
-
-    sums: Any
 
 
 class Operators(TorchDispatchMode):
     """A mode that runs every operator through ``execution``.
 
     Args:
-        counters: adds the cost of each operator to ``counters.sums``; None: costs are not added up.
+        count: gets the cost of each operator, such as ``Costs().add``; None: costs are not added up.
     """
 
     supports_higher_order_operators = True
@@ -145,10 +136,10 @@ class Operators(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled during the run, and guarding against it would import torch._dynamo
 
-    def __init__(self, execution: Execution, counters: Counting | None = None) -> None:
+    def __init__(self, execution: Execution, count: Callable[[OpCost], object] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._execution = execution
-        self._counters = counters
+        self._count = count
         self._fake_mode = _torch.fake_mode()
         self._rules: dict[int, OpRule] = {}
         self._entered: list[ExitStack] = []  # the mode enters itself again for operators that it decomposes
@@ -188,13 +179,6 @@ class Operators(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         out, cost = self._execution.run(func, rule, args, kwargs)
-        if self._counters is not None and cost is not NO_COST:
-            self._counters.sums += cost
+        if self._count is not None and cost is not NO_COST:
+            self._count(cost)
         return out
-
-
-class Counters:
-    """A receiver of the costs of all operators, without regard to calls."""
-
-    def __init__(self) -> None:
-        self.sums = Costs()

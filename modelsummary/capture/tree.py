@@ -98,7 +98,7 @@ class _Tree:
         costs: defaultdict[CallKey, Costs] = defaultdict(Costs)
         for run, _, key in trace.operators:
             if run.call.cost is not NO_COST:
-                costs[self.root.key if key is None else key] += run.call.cost
+                costs[self.root.key if key is None else key].add(run.call.cost)
         for key, sums in costs.items():
             row = self._row_of_call[key]
             row.self_macs, row.self_elementwise_ops = sums.macs, sums.elementwise_ops

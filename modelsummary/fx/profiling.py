@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from torch.fx import GraphModule, Node
 
 from modelsummary import _torch
 from modelsummary._torch import tree_leaves
-from modelsummary.capture.containers import map_tensors, tensors_of
+from modelsummary.capture.backward import gradients_of
+from modelsummary.capture.containers import map_tensors
 from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Costs, Counters
+from modelsummary.capture.operator_mode import Costs
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
@@ -26,6 +27,7 @@ from modelsummary.fx.meta_info import TensorSet, info_of, sim_env
 from modelsummary.fx.profile_table import profile_table
 from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, without_data
 from modelsummary.fx.traced_module import FunctionModule
+from modelsummary.operators.operator_rules import OpCost
 
 __all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbolic_profile"]
 
@@ -128,13 +130,20 @@ def flop_count(
     target = _place(called, call, device)
 
     def run(*, really: bool) -> tuple[Costs, Costs]:
-        counters = Counters()
-        with without_data(called, call, target, counters, really=really) as (positional, named):
+        phases = [Costs()]
+
+        def count(cost: OpCost) -> None:
+            phases[-1].add(cost)
+
+        with without_data(called, call, target, count, really=really) as (
+            positional,
+            named,
+        ):
             arguments = (positional, named) if called is module else _with_gradients((positional, named))
             result = called(*arguments[0], **arguments[1])
-            forward, counters.sums = counters.sums, Costs()
+            phases.append(Costs())
             _backward(result)
-        return forward, counters.sums
+        return phases[0], phases[1]
 
     try:
         forward, backward = _run(run, device)
@@ -194,7 +203,7 @@ def profile_call(
     def run(*, really: bool) -> Any:
         costs = _CostsOfNodes()
         pause = nullcontext() if really else no_collection()
-        with pause, without_data(gm, call, target, costs, really=really) as (positional, named):
+        with pause, without_data(gm, call, target, costs.add, really=really) as (positional, named):
             profiler = _ProfilingRunner(gm, costs)
             result = profiler.profile(in_order(gm, positional, named), runs_backward=counts)
         if keeps_memory:
@@ -226,18 +235,13 @@ class _CostsOfNodes:
         self._end = int(_torch.next_node_number())
         self._nodes = list(self.forward)
 
-    @property
-    def sums(self) -> Costs:
-        """The costs to which an operator adds."""
+    def add(self, cost: OpCost) -> None:
+        """Add the cost of an operator."""
         autograd_node = None if self._end is None else _torch.current_node()
         if autograd_node is not None and autograd_node._sequence_nr() < self._end:  # others are computed again
             index = bisect_right(self._begins, autograd_node._sequence_nr()) - 1
             self._sums = self.backward.setdefault(self._nodes[max(index, 0)], Costs())
-        return self._sums
-
-    @sums.setter
-    def sums(self, costs: Costs) -> None:
-        self._sums = costs
+        self._sums.add(cost)
 
 
 class _ProfilingRunner(NodeRunner):
@@ -262,15 +266,18 @@ class _ProfilingRunner(NodeRunner):
             _backward(result)
         return result
 
-    @contextmanager
-    def around(self, node: Node) -> Iterator[None]:
-        """Run the body with saved tensors and costs attributed to a node."""
+    def run_node(self, n: Node) -> Any:
+        """Run one node, and keep its result."""
+        self._results[n] = super().run_node(n)
+        return self._results[n]
+
+    def begin(self, node: Node) -> None:
+        """Attribute saved tensors and costs to a node from now on."""
         self._env.ctx = self._saved[node] = TensorSet()
         self._costs.begin(node)
         values = [self.env.get(leaf) for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
         self._inputs[node] = [value for value in values if isinstance(value, Tensor)]
         self._register(node)
-        yield
 
     def _register(self, node: Node) -> None:
         """Note the costs that the user registered for a node."""
@@ -289,10 +296,6 @@ class _ProfilingRunner(NodeRunner):
             expected = "(fwd_flop, bwd_flop) or (fwd_flop, bwd_flop, fwd_comm, bwd_comm), integers"
             raise InputError(f"{impl} gave {costs!r:.80} for {node.name}; expected {expected}")
         self._registered[node] = tuple(costs)
-
-    def after(self, node: Node, result: Any) -> None:
-        """Keep the result of a node."""
-        self._results[node] = result
 
     # ------------------------------------------------------------------------------------------- results
 
@@ -341,6 +344,6 @@ class _ProfilingRunner(NodeRunner):
 
 def _backward(result: Any) -> None:
     """Run the backward from all results."""
-    roots = {id(tensor): tensor for tensor in tensors_of(result) if tensor.requires_grad and tensor.grad_fn is not None}
+    roots, ones = gradients_of(result)
     if roots:
-        torch.autograd.backward(list(roots.values()), list(map(torch.empty_like, roots.values())))
+        torch.autograd.backward(roots, ones)

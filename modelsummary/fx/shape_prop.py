@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_recurrent
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operator_mode import Counting, Operators
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import running
 from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo, info_of
+from modelsummary.operators.operator_rules import OpCost
 
 __all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "note_shapes", "without_data"]
 
@@ -37,8 +38,8 @@ class NodeRunner(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Run one node. Raise ``TraceError`` if it fails."""
         try:
-            with self.around(n):
-                result = super().run_node(n)
+            self.begin(n)
+            result = super().run_node(n)
         except (InputError, TraceError):
             raise
         except Exception as error:
@@ -49,15 +50,10 @@ class NodeRunner(Interpreter):
         if first is not None:
             n.meta["tensor_meta"] = _metadata(result)
             n.meta["type"] = type(result)
-        self.after(n, result)
         return result
 
-    def around(self, node: Node) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Return a context in which a node runs."""
-        return nullcontext()
-
-    def after(self, node: Node, result: Any) -> None:
-        """Handle the result of a node that has run."""
+    def begin(self, node: Node) -> None:
+        """Prepare to run a node."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function, or its registered shape implementation."""
@@ -188,7 +184,7 @@ def without_data(
     module: nn.Module,
     call: CallArguments,
     device: torch.device | None,
-    counting: Counting | None = None,
+    count: Callable[[OpCost], object] | None = None,
     *,
     really: bool = False,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -198,7 +194,7 @@ def without_data(
 
     Args:
         device: device of the tensors; None: the device of the module.
-        counting: counter that gets the costs of the operators; None: they are not added up.
+        count: gets the cost of each operator; None: costs are not added up.
         really: run on data, on the module's own device.
     """
     leaves = {id(tensor): tensor if tensor.is_leaf else tensor.detach().requires_grad_() for tensor in call.tensors()}
@@ -211,6 +207,6 @@ def without_data(
         torch.inference_mode(False),
         running(modules, call, on_shapes=not really, grad=grad, device=target) as (execution, args, kwargs),
         nullcontext() if really else fused_recurrent(),
-        Operators(execution, counting),
+        Operators(execution, count),
     ):
         yield args, kwargs

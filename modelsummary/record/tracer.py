@@ -103,7 +103,7 @@ class Tracer(TorchFunctionMode):
         self._keys = CallKeys()
         self._dtypes: defaultdict[Event, set[torch.dtype]] = defaultdict(set)  # read by a module's forward
         self._on_shapes = isinstance(execution, ShapeOnly)
-        self._operators = Operators(Noted(execution, self), self)
+        self._operators = Operators(Noted(execution, self))
         self.root: Event | None = None
         self.decides = False
         self.asks_gradients = imports_question(modules_of(model))
@@ -453,6 +453,7 @@ class Noted:
         finally:
             self._tracer.is_open = was_open
         counters = self._tracer.sums
+        counters.add(cost)
         if rule.may_write:
             counters.writes.update(map(storage_of, tensors_in(rule.written(args, kwargs))))
         counters.is_random = counters.is_random or rule.is_random

@@ -12,7 +12,7 @@ from torch import fx
 
 from modelsummary._torch import HigherOrderOperator, OpOverload
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.operator_mode import Counters, Operators
+from modelsummary.capture.operator_mode import Costs, Operators
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.contained import contained
@@ -291,21 +291,20 @@ class _Builder:
     def _count(self, operation: Operation, node: fx.Node) -> None:
         """Run the operator on meta tensors of the described sizes."""
         rule = op_rule(node.target)
-        costs = Counters()
+        counted = Costs()
         try:
             args, kwargs = fx.map_arg(
                 (node.args, node.kwargs), lambda source: self.symbols.meta(source.meta.get("val"))
             )
             if _reaches_outside(node.target):
                 raise InputError("an operator on files is not run")
-            with torch.no_grad(), Operators(ShapeOnly(), costs):
+            with torch.no_grad(), Operators(ShapeOnly(), counted.add):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # the operator needs values, or has no meta kernel
             operation.uncounted = operation.op_type if rule.facts.macs is not None or rule.matrix_like else None
             if rule.facts.macs is not None and any(tensor.size is None for tensor in operation.inputs):
                 operation.macs_expr = _expression(node)
             return
-        counted = costs.sums
         operation.macs, operation.elementwise_ops = counted.macs, counted.elementwise_ops
         operation.uncounted = next(iter(counted.uncounted), None)
         operation.gathers = rule.gathers
