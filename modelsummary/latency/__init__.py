@@ -14,7 +14,7 @@ from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibra
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.kernel_list import Kernels
 from modelsummary.latency.options import TimeOptions, precision_of, time_plan
-from modelsummary.latency.predict import estimate, predict_kernels, step_subject
+from modelsummary.latency.predict import estimate, step_subject, time_operators
 from modelsummary.latency.row_times import show
 from modelsummary.memory.optimizers import AdamW8bit
 from modelsummary.operators.kernels import MODES
@@ -75,7 +75,7 @@ def kernels(
     """Return the kernels of a step with their predicted seconds."""
     mode = choice_of(mode, MODES, "mode")
     prediction_target = target(device, options)
-    listed = predict_kernels(live, prediction_target, mode, _timed(plan))
+    listed = time_operators(live, observed(live, _timed(plan)).operators, prediction_target, mode)
     step = f"{step_subject(root, plan)}, {mode}", prediction_target.name
     return Kernels(listed, tf32=options.get("dtype") == "tf32", attention=options.get("attention"), step=step)
 

@@ -21,7 +21,7 @@ from modelsummary.operators.kernels import Kernel, StepOperator, WorkFormats, ch
 from modelsummary.operators.recurrent_layers import join_recurrent
 from modelsummary.subject import subject_of
 
-__all__ = ["TABLE_ERROR", "estimate", "predict_kernels", "step_subject", "time_operators"]
+__all__ = ["TABLE_ERROR", "estimate", "step_subject", "time_operators"]
 
 _PHASES = ("forward", "backward", "step")
 # Kernels per time step of cuDNN's LSTM, as profiled on an H100: forward a product, the cell and a filling with zeros;
@@ -31,11 +31,6 @@ _OUTSIDE = ("", 0)  # row of work outside of the model's modules
 # Mean error of benchmarks/latency_truth.py where a model runs minutes after its calls were visited (0.083): about the
 # difference between two runs of a model (0.082). In the same minute, it was smaller (0.045).
 TABLE_ERROR = 0.08
-
-
-def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) -> list[Kernel]:
-    """Return the kernels of a step with their predicted seconds."""
-    return time_operators(live, observed(live, plan).operators, target, mode)
 
 
 def time_operators(
