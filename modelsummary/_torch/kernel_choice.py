@@ -18,10 +18,6 @@ __all__ = [
     "ConvTransposeNd",
     "conv_memory_format",
     "is_any_autocast_enabled",
-    "is_cudnn_sdp_enabled",
-    "is_flash_sdp_enabled",
-    "is_math_sdp_enabled",
-    "is_mem_efficient_sdp_enabled",
     "is_onednn_enabled",
     "is_xpu_built",
     "select_conv_backend",
@@ -38,11 +34,6 @@ is_onednn_enabled: Any = torch._C._get_mkldnn_enabled
 is_xpu_built: Any = torch.xpu._is_compiled
 # Whether autocast is on for any device.
 is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
-# Switches of the attention backends.
-is_flash_sdp_enabled: Any = torch._C._get_flash_sdp_enabled
-is_mem_efficient_sdp_enabled: Any = torch._C._get_mem_efficient_sdp_enabled
-is_math_sdp_enabled: Any = torch._C._get_math_sdp_enabled
-is_cudnn_sdp_enabled: Any = torch._C._get_cudnn_sdp_enabled
 # Functions without Python code, such as the recurrent layers.
 VF: Any = torch._VF
 # The holder of the device set by ``torch.set_default_device``.

@@ -97,12 +97,9 @@ _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
 def _attention_backends() -> tuple[bool, ...]:
-    return (
-        _torch.is_flash_sdp_enabled(),
-        _torch.is_math_sdp_enabled(),
-        _torch.is_mem_efficient_sdp_enabled(),
-        _torch.is_cudnn_sdp_enabled(),
-    )
+    cuda = torch.backends.cuda
+    getters = (cuda.flash_sdp_enabled, cuda.math_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled)
+    return tuple([is_enabled() for is_enabled in getters])
 
 
 def _set_attention_backends(saved: tuple[bool, ...]) -> None:
