@@ -18,7 +18,7 @@ from modelsummary.capture.backward import BackwardNodes
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.compiled import CompiledGraphs
 from modelsummary.capture.containers import map_tensors, tensors_of
-from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
 from modelsummary.capture.observer import Level, Observer
 from modelsummary.capture.step_plan import ParameterGroup, StepPlan
@@ -26,6 +26,7 @@ from modelsummary.capture.trace import Trace, TracedCall, TracedSave, storages_o
 from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import StepOperator
+from modelsummary.operators.operator_calls import spec_of
 from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
 
 __all__ = ["StepRun", "casting", "loss_of"]

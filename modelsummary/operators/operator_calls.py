@@ -20,7 +20,7 @@ from modelsummary.operators.shape_rules import contiguous_strides
 from modelsummary.operators.table import Arguments
 from modelsummary.operators.tensor_bytes import nbytes_of
 
-__all__ = ["DistinctCall", "Line", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
+__all__ = ["DistinctCall", "Line", "OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "spec_of", "specs_in"]
 
 
 class Line(NamedTuple):
@@ -293,7 +293,7 @@ class OperatorLog:
         key = (func, specs, tuple(named.items()), cost)
         call = self._calls.get(key)
         if call is None:
-            outputs = tuple(_spec_of(tensor, False) for tensor in tensors_in(out) if _is_dense(tensor))
+            outputs = tuple(spec_of(tensor) for tensor in tensors_in(out) if _is_dense(tensor))
             call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
         return call, tuple([storage for storage, _ in reads]), tuple([offset for _, offset in reads])
 
@@ -309,7 +309,7 @@ class OperatorLog:
                     continue
                 storage = self._identify(value)
                 reads.append((storage, int(value.storage_offset())))
-                specs.append(_spec_of(value, storage in self._params))
+                specs.append(spec_of(value, storage in self._params))
             elif kind is tuple or kind is list:
                 specs.append(tuple(self._specs(value, reads)))
             else:
@@ -322,5 +322,10 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def _spec_of(tensor: Tensor, is_param: bool) -> TensorSpec:
+def spec_of(tensor: Tensor, is_param: bool = False) -> TensorSpec:
+    """Return the spec of a strided tensor.
+
+    >>> spec_of(torch.ones(2, 3))
+    TensorSpec(shape=(2, 3), stride=(3, 1), dtype=torch.float32, is_param=False)
+    """
     return TensorSpec(tuple(tensor.shape), tensor.stride(), tensor.dtype, is_param)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
+from modelsummary.capture.execution.shape_tensor import new_tensor
 from modelsummary.capture.operator_mode import Operators
-from modelsummary.operators.operator_calls import OperatorLog
+from modelsummary.operators.operator_calls import OperatorLog, TensorSpec
 from modelsummary.operators.operator_work import work_of
 
 CPU = torch.device("cpu")  # no operator runs: the device only has to have a thread of autograd
@@ -17,7 +17,7 @@ LSTM, GRU = 2, 3
 
 def shape_tensor(*shape):
     strides = torch.empty(shape, device="meta").stride()
-    return new_tensor(Spec(torch.Size(shape), strides, torch.float32), CPU).requires_grad_()
+    return new_tensor(TensorSpec(tuple(shape), strides, torch.float32), CPU).requires_grad_()
 
 
 def layers(features, hidden, n_layers, gates):

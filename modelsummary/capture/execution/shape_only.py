@@ -34,13 +34,12 @@ from modelsummary.capture.execution.shape_tensor import (
     ShapeTensor,
     executes,
     run_on_metadata,
-    spec_of,
     storages_resized,
 )
 from modelsummary.capture.execution.twins import Twins
 from modelsummary.errors import DataDependentError
 from modelsummary.operators.attention import BLOCK_MASKED, skipped_macs
-from modelsummary.operators.operator_calls import DistinctCall
+from modelsummary.operators.operator_calls import DistinctCall, spec_of
 from modelsummary.operators.operator_rules import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.operators.products import is_outer_product
 from modelsummary.operators.table import Arguments

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,16 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from modelsummary import _torch
 from modelsummary._torch import tree_map_only
+from modelsummary.operators.operator_calls import TensorSpec, spec_of
+from modelsummary.operators.operator_rules import op_rule
 
 __all__ = [
     "AS_STRIDED",
     "OnMeta",
     "ShapeTensor",
-    "Spec",
     "maker_of",
     "new_tensor",
     "run_on_metadata",
-    "spec_of",
     "storage_of",
     "storages_resized",
     "view_of",
@@ -39,23 +39,6 @@ AS_STRIDED = torch.ops.aten.as_strided.default
 _RESIZE = torch.ops.aten.resize_.default
 _STRIDED = torch.strided
 _WITHOUT_FUNCTION = frozenset({Tensor, nn.Parameter})  # classes that do not override functions
-
-
-class Spec(NamedTuple):
-    """The shape, strides and dtype of a plain tensor."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def spec_of(tensor: Tensor) -> Spec:
-    """Return the spec of a strided tensor.
-
-    >>> spec_of(torch.ones(2, 3))
-    Spec(shape=torch.Size([2, 3]), stride=(3, 1), dtype=torch.float32)
-    """
-    return Spec(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage:
@@ -81,7 +64,7 @@ class ShapeTensor(Tensor):
     During a run a dispatch mode handles its operators. ``__torch_dispatch__`` handles operators in another thread, and
     on a tensor that outlives the run.
 
-    >>> x = new_tensor(Spec(torch.Size([2, 3]), (3, 1), torch.float32), torch.device("cuda"))
+    >>> x = new_tensor(TensorSpec((2, 3), (3, 1), torch.float32), torch.device("cuda"))
     >>> (x @ x.T).shape, x.device.type
     (torch.Size([2, 2]), 'cuda')
     """
@@ -93,8 +76,6 @@ class ShapeTensor(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator on shapes, outside of any run."""
-        from modelsummary.operators.operator_rules import op_rule
-
         device = next((argument.device for argument in args if isinstance(argument, Tensor)), _META)
         return _execution[0](device).run(func, op_rule(func), args, kwargs or {})[0]
 
@@ -157,17 +138,17 @@ def _values(tensor: Tensor, asker: str) -> Tensor:
     return values
 
 
-def new_tensor(spec: Spec, device: torch.device) -> Tensor:
+def new_tensor(spec: TensorSpec, device: torch.device) -> Tensor:
     """Return a tensor of this spec on ``device``, with a storage of its own."""
-    shape, stride, dtype = spec
+    shape, stride, dtype, _ = spec
     # by position: by name, a tensor takes a quarter longer
     shape_tensor: Tensor = _torch.make_wrapper_subclass(ShapeTensor, shape, stride, None, None, dtype, _STRIDED, device)
     return shape_tensor
 
 
-def _new_part(spec: Spec, offset: int, nbytes: int, device: torch.device) -> Tensor:
+def _new_part(spec: TensorSpec, offset: int, nbytes: int, device: torch.device) -> Tensor:
     """Return a tensor of this spec in a larger storage of its own, as a kernel may return a part of what it made."""
-    whole = new_tensor(Spec(torch.Size((nbytes // spec.dtype.itemsize,)), (1,), spec.dtype), device)
+    whole = new_tensor(TensorSpec((nbytes // spec.dtype.itemsize,), (1,), spec.dtype), device)
     part: Tensor = run_on_metadata(AS_STRIDED, (whole, spec.shape, spec.stride, offset), {})
     return part
 

@@ -19,13 +19,12 @@ from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_tensor import (
     AS_STRIDED,
     ShapeTensor,
-    Spec,
     new_tensor,
     run_on_metadata,
-    spec_of,
     storage_of,
 )
 from modelsummary.capture.modules import own_tensors
+from modelsummary.operators.operator_calls import TensorSpec, spec_of
 from modelsummary.operators.tensor_bytes import is_wrapper
 
 __all__ = ["Twins"]
@@ -166,8 +165,8 @@ class Twins:
             if storage.nbytes() == tensor.nbytes:
                 whole = self._storages[storage._cdata, spec.dtype] = new_tensor(spec, self._device)
                 return whole
-            elements = torch.Size((storage.nbytes() // tensor.element_size(),))
-            whole = new_tensor(Spec(elements, (1,), spec.dtype), self._device)
+            n_elements = storage.nbytes() // tensor.element_size()
+            whole = new_tensor(TensorSpec((n_elements,), (1,), spec.dtype), self._device)
             self._storages[storage._cdata, spec.dtype] = whole
         view: Tensor = run_on_metadata(AS_STRIDED, (whole, spec.shape, spec.stride, tensor.storage_offset()), {})
         return view

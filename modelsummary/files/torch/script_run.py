@@ -21,7 +21,7 @@ from modelsummary._torch import disable_current_modes
 from modelsummary.capture.execution.known_values import MOST_ELEMENTS, MOST_ELEMENTS_OF_PARAMETER
 from modelsummary.capture.execution.recurrent import fused_recurrent
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.execution.shape_tensor import Spec, new_tensor
+from modelsummary.capture.execution.shape_tensor import new_tensor
 from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.run import nothing_hidden
 from modelsummary.errors import InputError, ModelFileError, in_short
@@ -35,6 +35,7 @@ from modelsummary.files.torch.script_operators import DTYPES, RefusedNameError, 
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor
 from modelsummary.files.torch.script_quantized import packed_weight, quantized_function
 from modelsummary.files.torch.script_shapes import ScriptRecord, ScriptShapes
+from modelsummary.operators.operator_calls import TensorSpec
 
 __all__ = ["run_script"]
 
@@ -82,7 +83,7 @@ def run_script(file: ScriptFile, inputs: Mapping[str | int, Any], budget: Budget
 
 def _load_kernels(archive: Archive) -> None:
     """Import what torch imports with its first operator on shapes, which takes more seconds than most files."""
-    x = new_tensor(Spec(torch.Size((2, 2)), (2, 1), torch.float32), _CPU)
+    x = new_tensor(TensorSpec((2, 2), (2, 1), torch.float32), _CPU)
     execution = ShapeOnly(_CPU)
     with torch.no_grad(), nothing_hidden(), execution.answering(), Operators(execution):
         for other in (torch.zeros(2), torch.ops.aten.zeros.default([2], dtype=x.dtype, device=_CPU)):
@@ -172,7 +173,7 @@ class _Run:
         is_small = zeros.numel() <= MOST_ELEMENTS and not (dtype.is_floating_point or dtype.is_complex)
         if is_small or (self._follows and zeros.nbytes <= self.shapes.most_bytes):
             return self.shapes.with_values(torch.zeros(size, dtype=dtype))
-        return new_tensor(Spec(zeros.shape, zeros.stride(), dtype), _CPU)
+        return new_tensor(TensorSpec(tuple(zeros.shape), zeros.stride(), dtype), _CPU)
 
     # ------------------------------------------------------------------------------- what the file holds
 
@@ -224,7 +225,7 @@ class _Run:
         if is_quantized:
             with disable_current_modes():
                 like = torch.empty(tensor.size, dtype=dtype, device="meta")
-            shape_tensor = new_tensor(Spec(like.shape, like.stride(), dtype), _CPU)
+            shape_tensor = new_tensor(TensorSpec(tuple(like.shape), like.stride(), dtype), _CPU)
         else:
             base = self._storage(tensor.storage, dtype, listed.kind == "parameter")
             shape_tensor = torch.as_strided(base, tensor.size, tensor.stride, tensor.offset)
@@ -246,7 +247,7 @@ class _Run:
                 values = values != 0 if dtype is torch.bool else values
             base = self.shapes.with_values(values)
         else:
-            base = new_tensor(Spec(torch.Size((count,)), (1,), dtype), _CPU)
+            base = new_tensor(TensorSpec((count,), (1,), dtype), _CPU)
         self._storages[name] = base
         return base
 

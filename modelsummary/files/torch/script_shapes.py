@@ -13,13 +13,14 @@ from torch import Tensor
 
 from modelsummary._torch import disable_current_modes
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.execution.shape_tensor import new_tensor, spec_of
+from modelsummary.capture.execution.shape_tensor import new_tensor
 from modelsummary.capture.operator_mode import Execution
 from modelsummary.errors import ModelFileError
 from modelsummary.files.budget import Budget
 from modelsummary.files.program import Operation, Program, Scope
 from modelsummary.files.program import Tensor as Listed
 from modelsummary.files.torch.script_operators import MOST_RESULTS
+from modelsummary.operators.operator_calls import spec_of
 from modelsummary.operators.operator_rules import OpCost, OpRule, op_rule, tensors_in
 
 __all__ = ["ScriptRecord", "ScriptShapes"]
