@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from threading import get_ident
 from typing import Any
@@ -55,6 +55,7 @@ class BackwardNodes:
         self.unknown: set[Any] = set()
         starts, calls = node_ranges(root)
         seen_numbers: set[int] = set()
+        reached: set[Any] = set()
         reentrant: list[tuple[Any, int]] = []
         pending = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         seen: set[Any] = set()
@@ -66,6 +67,7 @@ class BackwardNodes:
                 continue
             seen.add(node)
             seen_numbers.add(node_number)
+            reached.add(call)
             if on_node is not None:
                 on_node(node)
             if node.name() == _REENTRANT:
@@ -80,8 +82,9 @@ class BackwardNodes:
             inside = [child for child in call.children if child.nodes[0] == node_number + 1]
             inside = [child for child in inside if seen_numbers.isdisjoint(range(*child.nodes))]
             self.unknown.update(inner_call for child in inside for inner_call in child.walk())
-        unreached = {call for call, numbers in _own_numbers(root) if numbers and numbers.isdisjoint(seen_numbers)}
-        self.unreached = unreached - self.unknown
+        ranges = zip(calls, pairwise(starts), strict=False)
+        with_nodes = {call for call, (begin, end) in ranges if call is not None and begin < end}
+        self.unreached = with_nodes - reached - self.unknown
 
     def _mark(self, call: ModuleCall | None) -> Callable[..., None]:
         logs, ends, now = self._logs, self._ends, self._now
@@ -134,15 +137,6 @@ class BackwardTimer(BackwardNodes):
                 if call is not None:
                     self._times[call] += end - begin
         return dict(self._times)
-
-
-def _own_numbers(root: ModuleCall) -> Iterator[tuple[Any, set[int]]]:
-    """Yield each call with the numbers of the nodes that it made itself."""
-    for call in root.walk():
-        numbers = set(range(*call.nodes))
-        for child in call.children:
-            numbers.difference_update(range(*child.nodes))
-        yield call, numbers
 
 
 def node_ranges(root: ModuleCall) -> tuple[list[int], list[Any]]:
