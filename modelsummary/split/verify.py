@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import nan
@@ -14,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.containers import tensors_of
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.state.unchanged import unchanged
-from modelsummary.capture.templates import leaves_of, map_template, structure_of, taken_apart
+from modelsummary.capture.run import running
+from modelsummary.capture.templates import leaves_of, structure_of, taken_apart
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage
 
@@ -47,12 +46,14 @@ def verify(
     """Run and compare a model and its stages, as ``Stages.verify`` does."""
     inputs.bind(args, kwargs)
     _check_values(model, (args, kwargs))
+    call = CallArguments(args, kwargs, None)
 
     def run(
         forward: Callable[..., tuple[Any, Callable[[list[Tensor]], None]]], *, differentiates: bool
     ) -> dict[str, dict[str, Tensor]]:
-        with _unchanged(model):
-            args_copy, kwargs_copy = map_template(_copy, taken_apart((args, kwargs)), makes_objects=True)
+        with running(modules_of(model), call, on_shapes=False, grad=True, as_is=True) as (_, args_copy, kwargs_copy):
+            for parameter in model.parameters():
+                parameter.grad = None
             out, backward = forward(args_copy, kwargs_copy)
             out = taken_apart(out)
             outputs = [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
@@ -133,28 +134,6 @@ def _backward(outputs: list[Tensor]) -> None:
             for output in with_grad
         ]
         torch.autograd.backward(with_grad, grads)
-
-
-def _copy(leaf: Any) -> Any:
-    """Return a copy of an input, because a forward may write into it."""
-    if isinstance(leaf, Tensor):
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-    return copy.copy(leaf)
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Run the body with gradients enabled and cleared. Restore the model afterwards, including values of buffers."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with unchanged(modules_of(model), (), lazy_device=None), torch.enable_grad():
-        for parameter in model.parameters():
-            parameter.grad = None
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, saved in buffers:
-                    buffer.copy_(saved)
 
 
 def _difference(kind: str, expected: dict[str, Tensor], actual: dict[str, Tensor]) -> float:
