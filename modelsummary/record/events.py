@@ -259,8 +259,7 @@ class Record:
         root: the call of the model; its arguments are the inputs, its result is the output.
         batch_size: batch size of the first run; None if the record holds for its sizes only.
         batch_dim: batch dimension of the inputs.
-        no_batch: why the record holds for its sizes only; empty if it holds for other batch sizes.
-        no_other_mode: why the record holds for its mode (train or eval) only; empty if it holds for both.
+        no_other_mode: whether the record holds for its mode (train or eval) only.
         smallest_batch: the smallest batch size that the record holds for; many forwards treat a batch of 1 differently.
         unread: FQNs of the attributes that the forward assigns and does not depend on.
         storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory in each run.
@@ -272,8 +271,7 @@ class Record:
     root: Event
     batch_size: int | None
     batch_dim: int
-    no_batch: str
-    no_other_mode: str
+    no_other_mode: bool
     smallest_batch: int
     unread: frozenset[str]
     storages_of: dict[str, tuple[int, ...]]

@@ -24,8 +24,6 @@ from modelsummary.record.tracer import Tracer
 
 __all__ = ["Run", "alone", "merged"]
 
-_ALONE = "it was run once"
-
 
 @dataclass
 class Run:
@@ -50,23 +48,17 @@ class Run:
         return self.tracer.root
 
 
-def merged(
-    runs: list[Run],
-    batch_dim: int,
-    no_batch: str,
-    no_other_mode: str,
-    smallest_batch: int = 1,
-) -> Record:
-    """Return the record over all runs; see ``Record`` for the other arguments."""
+def merged(runs: list[Run], batch_dim: int, smallest_batch: int = 1) -> Record:
+    """Return the record over all runs, for the batch sizes and modes that they show; see ``Record`` for the others."""
     root = _Merge(runs).event([run.root for run in runs], None)
     storages = [run.tracer.tensors.storages_of for run in runs]
+    batches = {run.batch for run in runs if run.batch is not None and not run.is_other_mode}
     widest = max((run for run in runs if not run.is_other_mode), key=lambda run: run.batch or 0)
     return Record(
         root=root,
-        batch_size=None if no_batch else runs[0].batch,
+        batch_size=runs[0].batch if len(batches) > 1 else None,
         batch_dim=batch_dim,
-        no_batch=no_batch,
-        no_other_mode=no_other_mode,
+        no_other_mode=not any(run.is_other_mode for run in runs),
         smallest_batch=smallest_batch,
         unread=runs[0].unread,
         storages_of={fqn: tuple(storage.get(fqn, 0) for storage in storages) for fqn in storages[0]},
@@ -86,7 +78,7 @@ def alone(record: Record) -> Record | None:
     None if there may be more in another record: one that checks decisions, or one of runs that are gone.
     """
     run = record.first_run()
-    return None if run is None or run.tracer.decides else merged([run], record.batch_dim, _ALONE, _ALONE)
+    return None if run is None or run.tracer.decides else merged([run], record.batch_dim)
 
 
 class _Merge:

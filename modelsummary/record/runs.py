@@ -36,7 +36,6 @@ from modelsummary.record.tracer import Tracer
 __all__ = ["forward_errors", "kept_records", "record", "record_of", "record_once"]
 
 TraceRun = Callable[..., Run]
-_NO_MODE = "it runs other calls in the other mode"
 
 
 def record(
@@ -83,37 +82,36 @@ def _records(
     first: Run, call: CallArguments, trace: TraceRun, batch_dim: int | None, execution: str
 ) -> Iterator[Record]:
     """Yield the records of ``record``: of all runs first, of runs at the first batch size last."""
-    batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
+    batches, dim = _other_batches(first, call, trace, batch_dim, execution)
     if batches:
         assert first.batch is not None
         # At a batch size of its own, the other mode also confirms what was inferred from the sizes before. If the calls
         # depend on the batch size, the other mode of this one will be asked for.
         is_alike = all(run.batch == 1 or _calls(run.root) == _calls(first.root) for run in batches)
         for batch in (4 * first.batch + 3, batches[-1].batch or 0) if is_alike else (first.batch,):
-            modes, no_mode = _other_mode(_at_batch(call, dim, first, batch), trace, batch)
+            modes = _other_mode(_at_batch(call, dim, first, batch), trace, batch)
             if modes:
                 break
         variants = [([first, *batches], 1)]
-        yield merged([first, *batches, *modes], dim, no_batch, no_mode)
+        yield merged([first, *batches, *modes], dim)
         above_one = [run for run in (first, *batches) if run is first or run.batch != 1]
         if len(above_one) <= len(batches):
             with suppress(Exception):  # three sizes show what is linear
                 variants.append(([*above_one, trace(_at_batch(call, dim, first, first.batch + 1), first.batch + 1)], 2))
-                yield merged([*variants[1][0], *modes], dim, no_batch, no_mode, 2)
+                yield merged([*variants[1][0], *modes], dim, 2)
         for runs, smallest in variants if modes else ():
-            yield merged(runs, dim, no_batch, _NO_MODE, smallest)
-        no_batch = "it runs other calls at another batch size"
+            yield merged(runs, dim, smallest)
     if not batches or is_alike:
-        modes, no_mode = _other_mode(call, trace, None)
+        modes = _other_mode(call, trace, None)
     if modes:  # it shows which values are made anew, too
-        both = merged([first, *modes], dim, no_batch, no_mode)
+        both = merged([first, *modes], dim)
         if not both.mode_choices():
             yield both
             modes = []
     again = [first, trace(call)]  # a constant that differs here does not follow the mode
     if modes:
-        yield merged([*again, *modes], dim, no_batch, no_mode)
-    yield merged(again, dim, no_batch, no_mode or _NO_MODE)
+        yield merged([*again, *modes], dim)
+    yield merged(again, dim)
 
 
 def _calls(root: Event) -> list[tuple[str, Any]]:
@@ -174,7 +172,7 @@ def _check_assignments(first: Run, call: CallArguments, trace: TraceRun) -> None
 def _runs_alike(run: Run, repeated: Run) -> bool:
     """Return True if a repeated run has the calls of a run, and what was known from one is known from both."""
     try:
-        both = merged([replace(member, is_other_mode=False) for member in (run, repeated)], 0, "", _NO_MODE)
+        both = merged([replace(member, is_other_mode=False) for member in (run, repeated)], 0)
         pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
     except Exception:  # other calls
         return False
@@ -203,7 +201,7 @@ def record_once(
     model: nn.Module, call: CallArguments, execution: str, device: Any = None, rules: TraceRules = WHOLE_LAYERS
 ) -> Record:
     """Record one run of a forward, for its batch size and mode only; on shapes, tensors report ``device`` if given."""
-    return merged([_tracing(model, execution, rules, device)(call)], 0, "it was run at one batch size", _NO_MODE)
+    return merged([_tracing(model, execution, rules, device)(call)], 0)
 
 
 def record_of(live: LiveModel, rules: TraceRules = WHOLE_LAYERS) -> Record:
@@ -297,13 +295,12 @@ def _at_batch(call: CallArguments, dim: int, first: Run, batch: int) -> CallArgu
 
 def _other_batches(
     first: Run, call: CallArguments, trace: TraceRun, batch_dim: int | None, execution: str
-) -> tuple[list[Run], int, str]:
-    """Return two runs at other batch sizes and the batch dimension; without such runs, also the reason.
+) -> tuple[list[Run], int]:
+    """Return two runs at other batch sizes and the batch dimension; no runs if the batch size cannot change.
 
     On shapes, which need no memory, a batch of 1 and a large batch reveal expressions like ``max(B, 2)``. A run with
     one of them may fail (batch normalisation in training); a size nearby replaces it.
     """
-    reason = "no input has a batch dimension"
     for dim in (0, 1) if batch_dim is None else (batch_dim,):
         size = call.size_along(dim)
         if size is None or size == 0:
@@ -315,16 +312,15 @@ def _other_batches(
         try:
             for batch in (size + 1, 2 * size + 3)[len(runs) :]:
                 runs.append(trace(call.with_batch(dim, size, batch), batch))
-        except Exception as error:
-            reason = f"batch size {batch} failed with {in_short(error)[:200]}"
+        except Exception:  # this dimension is not the batch
             continue
         first.batch = size
-        return runs, dim, ""
-    return [], 0, reason
+        return runs, dim
+    return [], 0
 
 
-def _other_mode(call: CallArguments, trace: TraceRun, batch: int | None) -> tuple[list[Run], str]:
+def _other_mode(call: CallArguments, trace: TraceRun, batch: int | None) -> list[Run]:
     try:
-        return [trace(call, batch, other_mode=True)], ""
-    except Exception as error:
-        return [], f"the other mode failed with {in_short(error)[:200]}"
+        return [trace(call, batch, other_mode=True)]
+    except Exception:  # it has one mode only
+        return []

@@ -38,7 +38,7 @@ def test_the_tree_of_calls():
     assert calls(best.root) == ["inner", "relu", "add"]
     assert calls(best.root.children[0]) == ["inner.0", "inner.1"]
     assert best.root.children[0].macs == 2 * 16
-    assert (best.batch_size, best.batch_dim, best.no_batch, best.no_other_mode) == (2, 0, "", "")
+    assert (best.batch_size, best.batch_dim, best.no_other_mode) == (2, 0, False)
 
 
 def test_sizes_of_the_batch_and_choices_of_the_mode():
@@ -156,7 +156,6 @@ def test_records_for_one_mode_and_one_batch_size_come_last():
     records = recorded(model, rows(2, 4))
     assert [bool(each.root.obstacle) for each in records] == [True] * (len(records) - 1) + [False]
     assert records[-1].batch_size is None
-    assert records[-1].no_batch
     assert records[-1].no_other_mode
 
 
