@@ -193,7 +193,7 @@ class Observer:
 
     def around(self, execution: Execution) -> Execution:
         """Return the execution that runs operators by ``execution`` and notes them."""
-        self._execution, self.input = execution, execution.input
+        self._execution = execution
         return self
 
     def __enter__(self) -> Self:

@@ -27,9 +27,6 @@ __all__ = ["Costs", "Execution", "Operators"]
 class Execution(Protocol):
     """The way in which operators run: on shapes or for real."""
 
-    def input(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that the forward gets instead of an input tensor."""
-
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and return its result and cost."""
 

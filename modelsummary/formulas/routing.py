@@ -62,7 +62,6 @@ class RoutedWatch(Watch):
         self.chosen: dict[tuple[bool, Call], Counter[int]] = {}
         self.macs = self.recomputed_macs = 0
         self.skipped_macs, self.has_unknown_masks = 0, False
-        self.input = execution.input
         self._execution, self._operators, self.phase = execution, Operators(self), "forward"
 
     def choices(self) -> list[RoutingChoice]:

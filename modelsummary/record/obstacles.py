@@ -110,8 +110,8 @@ def obstacle_of_objects(objects: Sequence[tuple[Any, Any]], out: Any, template: 
 
 def is_decision(name: str, inputs: list[Any], out: Any) -> bool:
     """Return True if a function on shapes reads values; they follow from integers of the input and from buffers."""
-    reads = _is_question(name) and any(map(is_tainted, inputs))
-    return reads and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
+    asks = name not in _READS_FACTS and name not in _HOOKS_TENSORS and name != "__set__"
+    return asks and any(map(is_tainted, inputs)) and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
 
 
 def reads_size(name: str, inputs: list[Any]) -> bool:
@@ -121,15 +121,6 @@ def reads_size(name: str, inputs: list[Any]) -> bool:
 
 def _any_is_dynamic(inputs: list[Any]) -> bool:
     return any(isinstance(leaf, Token) and leaf.is_dynamic for leaf in inputs)
-
-
-def _is_question(name: str) -> bool:
-    """Return True if a function that returns no tensor returns values of one.
-
-    >>> _is_question("item"), _is_question("size")
-    (True, False)
-    """
-    return name not in _READS_FACTS and name not in _HOOKS_TENSORS and name != "__set__"
 
 
 def keeps_first(name: str) -> bool:

@@ -441,10 +441,6 @@ class Noted:
         self._execution = execution
         self._tracer = tracer
 
-    def input(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that the wrapped execution passes to the forward."""
-        return self._execution.input(tensor)
-
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and note its effects."""
         was_open, self._tracer.is_open = self._tracer.is_open, False  # not the model's code

@@ -175,10 +175,6 @@ class Contents:
         self._execution = execution
         return self
 
-    def input(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that the forward gets instead of an input tensor."""
-        return tensor if self._execution is None else self._execution.input(tensor)
-
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator, note it, and return its result and cost."""
         if not rule.launches_kernel or self._is_ignored():

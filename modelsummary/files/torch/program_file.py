@@ -355,10 +355,6 @@ class _Symbolic:
     def __init__(self) -> None:
         self.total: Any = 0
 
-    def input(self, tensor: TorchTensor) -> TorchTensor:
-        """Return an argument unchanged."""
-        return tensor
-
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and add its multiply-adds; return its result."""
         out = func(*args, **kwargs)

@@ -217,10 +217,6 @@ class ScriptRecord:
         listed = self._tensors.get(id(tensor))
         return "" if listed is None else self._quantized.get(listed[1], "")
 
-    def input(self, tensor: Tensor) -> Tensor:
-        """Return an argument of the run unchanged."""
-        return tensor
-
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and record it."""
         out, cost = self._execution.run(func, rule, args, kwargs)
