@@ -15,7 +15,7 @@ from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds, SecondsByCause
 from modelsummary.cluster.weights import RankWeights, Weights
 from modelsummary.errors import InputError, close_to
-from modelsummary.split.partition import Chain, partition
+from modelsummary.split.partition import Chain, partitions
 from modelsummary.split.schedule import StageLoad
 from modelsummary.tables import folded_names
 
@@ -231,7 +231,7 @@ def deal_by_cost(costs: Sequence[int], first: int, last: int, stages: int) -> li
     """
     ends = [*costs]
     ends[0], ends[-1] = ends[0] + first, ends[-1] + last
-    cuts = partition(Chain(ends, dict.fromkeys(range(1, len(ends)), 1)), stages)
+    cuts = next(partitions(Chain(ends, dict.fromkeys(range(1, len(ends)), 1)), stages), None)
     if cuts is None:
         raise InputError(f"{stages} stages need {stages} blocks or more, but the model has {len(costs)}; use fewer")
     return [end - begin for begin, end in zip([0, *cuts], [*cuts, len(costs)], strict=True)]
