@@ -1,4 +1,4 @@
-"""Pipeline stages of ``torch.distributed.pipelining``: the order of actions, and a backward in two halves.
+"""Pipeline stages of ``torch.distributed.pipelining``: the order of actions, and the reduction of gradients.
 
 All names hold from torch 2.6 to 2.14, except where a comment gives another version. ``torch.distributed`` is
 imported when it is needed.
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["backward_halves", "merge_by", "planned_actions", "reduce_gradients", "same_for_all"]
+__all__ = ["merge_by", "planned_actions", "reduce_gradients", "same_for_all"]
 
 
 def planned_actions(kind: Any, device: int, n_devices: int, n_microbatches: int) -> list[Any]:
@@ -37,13 +37,6 @@ def same_for_all() -> Any:
     from torch.distributed.pipelining.microbatch import _Replicate
 
     return _Replicate()
-
-
-def backward_halves() -> tuple[Any, Any]:
-    """Return the functions of a backward for inputs, and for weights."""
-    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-
-    return stage_backward_input, stage_backward_weight
 
 
 def reduce_gradients(stage_module: torch.nn.Module) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.capture.backward import BackwardNodes
+from modelsummary.capture.backward_halves import backward_of_inputs, backward_of_weights, has_halves
 from modelsummary.capture.containers import map_tensors, tensors_of
 from modelsummary.capture.step import StepRun
 from modelsummary.capture.trace import Trace
@@ -172,8 +173,18 @@ class StageRun(StepRun):
         if kind == "B" or self.plan.stage.is_first:
             if kind != "I":  # the first stage has no gradient of inputs to send: its backward runs whole
                 torch.autograd.backward(results, self._gradients or None)
+        elif kind == "W":
+            backward_of_weights(self._halves.pop(0))
         else:
-            self._run_half(kind, results, inputs)
+            weights = list(self.model.parameters())
+            later: list[Any] = []
+            if has_halves(results, inputs, weights):
+                gradients, later = backward_of_inputs(results, self._gradients or None, inputs, weights)
+                for tensor, gradient in zip(inputs, gradients, strict=True):
+                    tensor.grad = gradient
+            else:  # as where FSDP2 gathers them
+                torch.autograd.backward(results, self._gradients or None)
+            self._halves.append(later)
         if kind != "I":
             del self._current, _output, results
             nodes.detach()
@@ -182,14 +193,6 @@ class StageRun(StepRun):
             self._sent = [tensor.grad for tensor in inputs if tensor.requires_grad]
         for tensor in inputs:
             tensor.grad = None
-
-    def _run_half(self, kind: str, results: list[Tensor], inputs: list[Tensor]) -> None:
-        for_inputs, for_weights = _torch.backward_halves()
-        if kind == "I":
-            _, groups = for_inputs(results, self._gradients or None, inputs, self.model.parameters())
-            self._halves.append(groups)
-        else:
-            for_weights(self.model.parameters(), self._halves.pop(0))
 
     def _fsdp(self) -> Any:
         """Return the stage if FSDP2 shards it, else None."""

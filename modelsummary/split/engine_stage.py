@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from modelsummary import _torch
+from modelsummary.capture.backward_halves import DeferredNode, backward_of_inputs, backward_of_weights, has_halves
 from modelsummary.capture.templates import leaves_of, taken_apart
-from modelsummary.split.backward_halves import DeferredNode, backward_of_inputs, backward_of_weights, has_halves
 
 __all__ = ["EngineStage", "RankGradients", "SharedOwners"]
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
+from modelsummary.capture.backward_halves import backward_of_inputs, backward_of_weights
 from modelsummary.cluster import Cluster, Plan, Recipe
 from modelsummary.parallel import ParallelPlan
 from modelsummary.parallel.applied_rank import fake_world
@@ -49,8 +50,6 @@ def order(microbatches: int, in_flight: int) -> str:
     ],
 )
 def test_a_stage_holds_what_micro_batches_really_hold(plan, schedule, rank, actions):
-    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-
     stage, microbatches = plan._stages[rank], actions.count("F")
     inputs = [idioms.ids() if rank == 0 else torch.randn(3, 10, 16, requires_grad=True) for _ in range(microbatches)]
     gradient = None if rank else torch.ones(3, 10, 16)
@@ -68,13 +67,14 @@ def test_a_stage_holds_what_micro_batches_really_hold(plan, schedule, rank, acti
                 outs.append(stage(taken[-1]))
                 results.append(outs[-1] if rank == 0 else outs[-1].sum())
             elif kind == "W":
-                stage_backward_weight(stage.parameters(), halves.pop(0)[1])
+                backward_of_weights(halves.pop(0)[1])
             else:
                 out, result, own = outs.pop(0), results.pop(0), taken.pop(0)
                 if kind == "B":
                     torch.autograd.backward(result, gradient)
                 else:
-                    halves.append(((out, result), stage_backward_input([result], None, [own], stage.parameters())[1]))
+                    (own.grad,), later = backward_of_inputs([result], None, [own], list(stage.parameters()))
+                    halves.append(((out, result), later))
                 if schedule != "1f1b":  # torch's engine keeps what it sent until the end of the step
                     sent.append(own.grad)
                 own.grad = None

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from modelsummary import Statistics
-from modelsummary.split.backward_halves import backward_of_inputs, backward_of_weights
+from modelsummary.capture.backward_halves import backward_of_inputs, backward_of_weights
 from modelsummary.split.engine_stage import RankGradients
 
 
