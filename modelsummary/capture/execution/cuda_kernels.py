@@ -27,6 +27,7 @@ from modelsummary import _torch
 __all__ = ["cuda_kernels"]
 
 aten = torch.ops.aten
+_cuda: Any = torch.backends.cuda
 _KEY = "AutogradCPU"  # above the kernels of shape tensors
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256  # of FlashAttention-2
@@ -123,7 +124,7 @@ def _may_fuse(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> bo
 
 def _takes_flash(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> bool:
     return (
-        torch.backends.cuda.flash_sdp_enabled()
+        bool(_cuda.flash_sdp_enabled())
         and query.dtype in _HALF
         and query.shape[-1] == value.shape[-1] <= _LARGEST_HEAD
         and (not is_causal or query.shape[-2] == key.shape[-2])
@@ -136,7 +137,7 @@ def _takes_efficient(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool
     tensors = (query, key, value)
     width = _ALIGNED_BYTES // query.element_size()
     return (
-        torch.backends.cuda.mem_efficient_sdp_enabled()
+        bool(_cuda.mem_efficient_sdp_enabled())
         and query.dtype in (*_HALF, torch.float32)
         and (not grouped or _GROUPS_IN_ALL)
         and all(tensor.shape[-1] > 0 and tensor.shape[-1] % width == 0 for tensor in (query, value))

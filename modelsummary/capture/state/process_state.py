@@ -97,7 +97,7 @@ _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
 def _attention_backends() -> tuple[bool, ...]:
-    cuda = torch.backends.cuda
+    cuda: Any = torch.backends.cuda
     getters = (cuda.flash_sdp_enabled, cuda.math_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled)
     return tuple([is_enabled() for is_enabled in getters])
 
