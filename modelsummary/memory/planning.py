@@ -73,10 +73,10 @@ def memory_plan(
     budget_bytes = parse_bytes(budget_bytes, "budget_bytes")
     with counted("checkpoint plan", "estimate") as done:
         step, target, link = _checked(live, root, granularity, by, options)
-        plain = _plain_step(live, root, step, done)[1]
-        if plain.peak <= budget_bytes:  # how blocks may run is not asked
-            return _plan_without_checkpoints(plain, target)
-        return Planner(live, root, step, target, granularity, done, link).plan(budget_bytes)
+        plain = _plain_step(live, root, step, done)
+        if plain[1].peak <= budget_bytes:  # how blocks may run is not asked
+            return _plan_without_checkpoints(plain[1], target)
+        return Planner(live, root, step, target, granularity, done, link, plain=plain).plan(budget_bytes)
 
 
 def memory_curve(
@@ -263,6 +263,7 @@ class Planner:
         link: bytes per second of the link to the host, in one direction; None: nothing moves there.
         seconds_of: function from an operator call to its seconds on a rank of a plan, whose collectives may run again;
             None: the target decides, and collectives run once.
+        plain: the trace and the memory of the step; None: it is observed.
     """
 
     def __init__(
@@ -275,6 +276,7 @@ class Planner:
         done: Callable[[], object],
         link: float | None = None,
         seconds_of: Callable[[OperatorCall], float] | None = None,
+        plain: tuple[Trace, MemoryEstimate] | None = None,
     ) -> None:
         self._live, self._step, self._target, self._done, self._link = live, step, target, done, link
         self._communicates_again = seconds_of is not None
@@ -282,7 +284,7 @@ class Planner:
             seconds_of = seconds_of_calls(target)
         self._cost_of = _macs_of if seconds_of is None else _nanoseconds_of(seconds_of)
         self._host_cost_of, self._policy = host_cost_on(target, _NANOSECONDS)
-        self._trace, self._plain = _plain_step(live, root, step, done)
+        self._trace, self._plain = plain or _plain_step(live, root, step, done)
         self._simulated: dict[Hashable, CheckpointPlan] = {((), ()): _plan_without_checkpoints(self._plain, target)}
         self._plain_again = self._cost(recomputed_calls(self._trace))
         self._products = workspaces_on(torch.device(self._trace.device)).products if step.workspaces else {}
