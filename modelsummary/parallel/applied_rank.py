@@ -24,6 +24,7 @@ from modelsummary.capture.observe import observe
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.step_error import NeedsValuesError
 from modelsummary.capture.step_plan import StepPlan
+from modelsummary.capture.trace import Trace
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.operators.collective_calls import Collective, collectives_of
 from modelsummary.operators.tensor_bytes import is_distributed
@@ -38,7 +39,16 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["call_of_rank", "check_runs", "communication_of", "device_of_rank", "fake_world", "rank_of", "sharded_copy"]
+__all__ = [
+    "call_of_rank",
+    "check_runs",
+    "communication_of",
+    "device_of_rank",
+    "fake_world",
+    "rank_of",
+    "sharded_copy",
+    "step_of_rank",
+]
 
 
 @contextmanager
@@ -197,29 +207,34 @@ def communication_of(plan: ParallelPlan) -> tuple[Collective, ...]:
     same = _repeated_blocks(plan)
     if same:
         with suppress(ModelSummaryError):  # such as a block that does not return a tensor of the size that it takes
-            return tuple(_repeated(_communication(plan, same), same))
-    return _communication(plan, {})
+            trace, groups = step_of_rank(plan, device_of_rank(plan), same)
+            return tuple(_repeated(collectives_of(trace.operators, *groups), same))
+    trace, groups = step_of_rank(plan, device_of_rank(plan))
+    return collectives_of(trace.operators, *groups)
 
 
-def _communication(plan: ParallelPlan, same: Mapping[str, str]) -> tuple[Collective, ...]:
-    """Return the collectives of a step in which some blocks return what they take.
+def step_of_rank(
+    plan: ParallelPlan, device: torch.device | None, same: Mapping[str, str] | None = None
+) -> tuple[Trace, tuple[dict[str, str], dict[str, str]]]:
+    """Return the trace of a step of the first rank, without stages, and the process groups as ``sharded_copy`` does.
 
     Args:
-        same: FQN of such a block -> FQN of the equal one that runs.
+        plan: the plan; ``check_runs`` accepts it.
+        device: whose kernels run; None: the model's.
+        same: FQN of a block that returns what it takes -> FQN of the equal one that runs.
     """
     live = plan._live
     step = StepPlan(
         train=any(parameter.requires_grad for parameter in live.model.parameters()),
         loss=_loss if plan.loss_parallel else None,
-        device=device_of_rank(plan),
+        device=device,
     )
     whole = replace(plan, pipeline=1)
     with (
         rank_of(whole, 0, whole.world_size, "communication of a rank"),
         sharded_copy(whole, live.model, None, same) as (twin, groups),
     ):
-        trace = observe(twin, call_of_rank(whole), step, storages=False, routes_evenly=True)
-    return collectives_of(trace.operators, *groups)
+        return observe(twin, call_of_rank(whole), step, storages=False, routes_evenly=True), groups
 
 
 def _repeated_blocks(plan: ParallelPlan) -> dict[str, str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -15,12 +14,11 @@ from torch import nn
 
 from modelsummary.capture.checkpoints import check_kept
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.observe import observed
 from modelsummary.capture.run import no_collection
-from modelsummary.capture.step_plan import StepPlan
 from modelsummary.errors import InputError, ModelSummaryError, StepError, UndividedError, check_integers, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import CheckpointPlan, blocks_of
+from modelsummary.parallel.applied_rank import check_runs, device_of_rank, step_of_rank
 from modelsummary.parallel.applying import check_unsharded, ties_of
 from modelsummary.parallel.context import ring_plan
 from modelsummary.parallel.derive import Derivation, derive, layer_plans
@@ -96,7 +94,6 @@ def make_plan(
         stages = cut(pipeline)
     boundaries = () if stages is None else tuple(_stage_begins(root, stages.calls))
     checkpointed, kept = _checkpoint(checkpoint, root, model, boundaries)
-    _check_kept(live, kept, precision)
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
@@ -177,6 +174,7 @@ def make_plan(
         )
     if context > 1:
         _check_rings(plan, attentions)
+    _check_kept(plan)
     return _running(plan)
 
 
@@ -363,15 +361,15 @@ def _checkpoint(
     return tuple(names), {fqn: results for fqn, results in kept.items() if results}
 
 
-def _check_kept(live: LiveModel, kept: Mapping[str, Sequence[str]], precision: torch.dtype | None) -> None:
-    """Refuse names of results that no operator of the module has, on the model's device or on CUDA."""
-    trains = any(parameter.requires_grad for parameter in live.model.parameters())
+def _check_kept(plan: ParallelPlan) -> None:
+    """Refuse names of results that no operator of the module has on a rank, on the model's device or on CUDA."""
     refused = None
-    for device, dtype in product((None, torch.device("cuda")), {None, precision}) if kept else ():
+    for device in (device_of_rank(plan), torch.device("cuda")) if plan.kept else ():
         with suppress(ModelSummaryError):  # a step that does not run tells nothing about names
-            trace = observed(live, StepPlan(train=trains, device=device, dtype=dtype))
+            check_runs(plan, "names of results")
+            trace, _ = step_of_rank(plan, device)
             try:
-                check_kept(kept.items(), trace)
+                check_kept(plan.kept.items(), trace)
             except InputError as error:
                 refused = refused or error
             else:

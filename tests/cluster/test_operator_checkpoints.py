@@ -170,7 +170,15 @@ def test_ranks_of_tensor_parallelism_keep_what_they_communicate():
     every = simulator.simulate(replace(plan, checkpoint="every"))
     assert step.seconds_by_cause["tensor"] < every.seconds_by_cause["tensor"]
     assert step.step_seconds < every.step_seconds
-    assert "_c10d_functional.all_reduce" in step.obstacle or simulator.applier is None
+
+
+def test_a_plan_that_keeps_what_ranks_communicate_is_applied(stats):
+    kept = dict.fromkeys(BLOCKS, ("_c10d_functional.all_reduce.default#0", "_c10d_functional.all_reduce.default#1"))
+    step = stats.simulate(Plan(tensor=2, micro_batch=8, checkpoint=kept), Cluster("A100", devices_per_node=4), 64)
+    assert step.obstacle == ""
+    assert step.parallel_plan().kept == kept
+    with pytest.raises(InputError, match=r"which calls _c10d_functional\.all_reduce\.default 0 times"):
+        stats.parallel_plan(checkpoint=kept)
 
 
 def test_the_search_finds_plans_of_operators(stats):
