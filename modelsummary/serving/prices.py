@@ -33,11 +33,21 @@ __all__ = ["Curve", "CurvePoint", "StepPrices"]
 
 _TOLERANCE = 0.02  # of a forward: a curve whose next point is nearer to it gets no more
 _NEAREST = 1.25  # ratio of neighbours between which no point is added
+_VECTOR = 8  # elements of a load of 16 bytes: engines pad to it, and products of scores of other sizes take up to twice
 _PROMPT = 64  # tokens of a short prompt: its attention and its logits count little
 _SHORTEST = 2  # tokens of the shortest context
 _MOST_CACHED = 2**18  # tokens in caches beyond which attention takes the time of their bytes
 _TOGETHER = 8  # prompts that tell how much time each adds to the others
 _CHECKED = (3, 7)  # requests of the forwards that check the sum of the parts
+
+
+def _aligned(size: int) -> int:
+    """Return the largest size up to this one that fills whole vectors of a kernel: a power of two, or multiple of 8.
+
+    >>> [_aligned(size) for size in (1, 3, 7, 8, 63, 1000)]
+    [1, 2, 4, 8, 56, 1000]
+    """
+    return size // _VECTOR * _VECTOR or 1 << (size.bit_length() - 1)
 
 
 class CurvePoint(NamedTuple):
@@ -71,7 +81,7 @@ class Curve:
         pending, self.error = [(least, most)] if most > least else [], 0.0
         while pending:
             low, high = pending.pop()
-            middle = isqrt(low * high)
+            middle = _aligned(isqrt(low * high))
             if not low < middle < high:
                 continue
             by_size[middle] = node(middle)
@@ -128,8 +138,8 @@ class StepPrices:
         self._results = Curve(self._of_results, 1, most_results)
         self._bytes = Curve(self._of_bytes, _SHORTEST, context)
         self._cached = Curve(self._of_cached, min(_SHORTEST + 1, context), most_cached)
-        self._alone = Curve(self._of_prompt, 1, context - 1)
-        self._added = Curve(self._of_prompts, 1, context - 1)
+        self._alone = Curve(self._of_prompt, 1, _aligned(context - 1))
+        self._added = Curve(self._of_prompts, 1, _aligned(context - 1))
         self._grown = [self._bytes.at(max(tokens, _SHORTEST)) - self._bytes.nodes[0].y for tokens in range(context + 1)]
         self.error = self._largest_error(engine.max_requests, most_tokens)
         self.weight_bytes = self._points.decode(1, _SHORTEST).weight_bytes
@@ -210,7 +220,7 @@ class StepPrices:
         errors = [self._points.error, *(curve.error for curve in curves)]
         for number in _CHECKED:
             requests, context = min(number, most_requests), max(self._context * 2 // number, _SHORTEST)
-            length = max(min(context - 1, most_tokens // requests), 1)
+            length = _aligned(max(min(context - 1, most_tokens // requests), 1))
             prompts = Batch(requests * length, requests, (), [(0, length)] * requests)
             decoded = Batch(requests, requests, [context] * requests, ())
             for batch, phase in (

@@ -311,6 +311,7 @@ class ServingEstimate(Printed, Records):
         if price is not None and not (is_number(price) and price > 0):
             raise InputError(f"price must be a number > 0 or None, got {price!r:.80}")
 
+        server.check_prices()
         limits = Limits(ttft_ms, tpot_ms)
         return search(server.changed, self._simulated, load, engine or Engine(), space, devices, limits, price)
 

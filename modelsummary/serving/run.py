@@ -262,8 +262,9 @@ class _Run:
         named_cache = cache_in(output, self._request.parameters)
         if named_cache is None:
             raise InputError(
-                f"{type(self._model).__name__} returns no cache that it takes back: no field of its result, such as "
-                "past_key_values, is also an argument of its forward; return the cache and take it back under one name"
+                f"{type(self._model).__name__} returns no cache that it takes back: no field of its result is also an "
+                "argument of its forward, as past_key_values is; return the cache and take it back under one name; "
+                "of a model that answers in one forward, such as an encoder, ask estimate_latency() and memory()"
             )
         first_result = next(tensors_of(output), None)
         if first_result is not None and not first_result.numel():  # a slice of positions ended before the tokens

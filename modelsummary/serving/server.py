@@ -268,6 +268,14 @@ class Server:
     def _time(self, phase: Phase) -> PhaseTime:
         return phase_time(self.live, phase, self.target, self.mode, self._communicate, self.options.formats)
 
+    def check_prices(self) -> None:
+        """Raise ``InputError`` if the steps of the model have no prices."""
+        if self.request.others.kwargs:
+            raise InputError(
+                f"simulate is for decoders without an encoder: steps of {type(self.live.model).__name__} have no "
+                "price for the encoders of some of their requests; serving() alone has its prefill and decode"
+            )
+
     @exclusive
     @no_collection()
     def prices(self, *engines: Engine) -> list[StepPrices | InputError]:
@@ -279,11 +287,7 @@ class Server:
         Raises:
             InputError: the model has an encoder, or a run fails.
         """
-        if self.request.others.kwargs:
-            raise InputError(
-                f"simulate is for decoders without an encoder: steps of {type(self.live.model).__name__} have no "
-                "price for the encoders of some of their requests"
-            )
+        self.check_prices()
         # what a step takes besides its forward is not in the prices
         plain = [replace(engine, watermark=0.0, overhead_ms=0.0, acceptance=0.0, draft_ms=0.0) for engine in engines]
         new = [engine for engine in dict.fromkeys(plain) if engine not in self._prices]
