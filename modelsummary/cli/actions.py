@@ -30,6 +30,7 @@ from modelsummary.findings import Findings
 from modelsummary.latency import calibrate_grid
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.serving import Engine, Load, ServingEstimate, ServingPlans, ServingSimulation, ServingSpace, Uniform
+from modelsummary.serving.number_formats import format_of_checkpoint
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.cells import TableOptions
@@ -149,6 +150,9 @@ def serve_plan(options: argparse.Namespace) -> int:
         name or name_of_ids: torch.zeros(size, dtype=dtype or torch.float32, device=device)
         for name, size, dtype in sizes
     } or {"input_ids": torch.zeros(_TOKENS, dtype=torch.long, device=device)}
+    weights, quantization = options.weights, source.quantization
+    if weights is None and quantization:
+        weights = format_of_checkpoint(quantization)
     estimate = Statistics(source.model, inputs).serving(
         options.context,
         options.batch,
@@ -158,7 +162,7 @@ def serve_plan(options: argparse.Namespace) -> int:
         cache=options.cache,
         mode=options.mode,
         memory_bytes=options.memory,
-        weights=options.weights,
+        weights=weights,
         cache_dtype=options.cache_dtype,
         expert=options.expert,
     )

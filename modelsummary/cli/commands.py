@@ -45,7 +45,7 @@ _HELP_OF_VALUES = (
     " initialised"
 )
 _HELP_OF_MEMORY = "memory of a training step with an optimizer such as adamw, or none; or of an inference: inference"
-_HELP_OF_WEIGHTS = "form of the weights of products: fp8, int8, int4, mxfp4 or nvfp4 (default: the dtype)"
+_HELP_OF_WEIGHTS = "form of products' weights: fp8, int8, int4, mxfp4 or nvfp4 (default: as the configuration says)"
 _HELP_OF_CACHE = "kind of cache of transformers: dynamic, static, fp8 or quanto (default: the one that the model makes)"
 _HELP_OF_SERVING_MODE = "eager or compiled (default: compiled on a named device, eager on this machine)"
 _STEPS = parse_name("inference", "none", listed="memory.step_options.OPTIMIZERS")

@@ -33,11 +33,13 @@ class Source(NamedTuple):
         model: the model.
         inputs: positional and keyword arguments stored with the model, or None.
         takes_indices: True if the first input holds token indices.
+        quantization: ``quantization_config`` of a configuration, which the model ignores; None: there is none.
     """
 
     model: nn.Module
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     takes_indices: bool = False
+    quantization: Mapping[str, Any] | None = None
 
 
 def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) -> Source:
@@ -192,7 +194,8 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
         name = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # the second warns where the first is there
         with _default_dtype(getattr(config, name, None)):
             model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
-        return Source(model, takes_indices=model.main_input_name == "input_ids")
+        takes_indices = model.main_input_name == "input_ids"
+        return Source(model, takes_indices=takes_indices, quantization=facts.get("quantization_config"))
 
     return make
 

@@ -14,7 +14,7 @@ the next weights are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from modelsummary.operators.operator_calls import OperatorCall, TensorSpec
 from modelsummary.operators.operator_work import Work
 from modelsummary.serving.run import Phase, times_of
 
-__all__ = ["WEIGHTS", "NumberFormats", "WeightFormat", "check_device", "named_formats"]
+__all__ = ["WEIGHTS", "NumberFormats", "WeightFormat", "check_device", "format_of_checkpoint", "named_formats"]
 
 
 class WeightFormat(NamedTuple):
@@ -216,6 +216,40 @@ def named_formats(weights: Any, cache_dtype: Any) -> tuple[str | None, torch.dty
         None if weights is None else choice_of(weights, WEIGHTS, "weights", " or None"),
         None if cache_dtype is None else dtype_named(cache_dtype, "cache_dtype", end=" or None"),
     )
+
+
+def format_of_checkpoint(quantization: Mapping[str, Any]) -> str:
+    """Return the form of weights in ``WEIGHTS`` that the ``quantization_config`` of a checkpoint names.
+
+    Args:
+        quantization: the entry of a ``config.json``.
+
+    Raises:
+        InputError: the form is none of ``WEIGHTS``.
+
+    >>> format_of_checkpoint({"quant_method": "gptq", "bits": 4, "group_size": 128})
+    'int4'
+    >>> groups = {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}
+    >>> format_of_checkpoint({"quant_method": "compressed-tensors", "config_groups": groups})
+    'fp8'
+    """
+    method = str(quantization.get("quant_method", "")).lower()
+    group = next(iter((quantization.get("config_groups") or {}).values()), {}).get("weights") or {}
+    loaded = next((bits for bits in (4, 8) if quantization.get(f"load_in_{bits}bit")), None)
+    bits = quantization.get("bits") or quantization.get("w_bit") or group.get("num_bits") or loaded
+    forms = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
+    algorithms = {"fp8": "fp8", "nvfp4": "nvfp4"}  # of NVIDIA's ModelOpt
+    name = forms.get(method) or algorithms.get(str(quantization.get("quant_algo", "")).lower())
+    if name is None:
+        floats = {8: "fp8", 4: "nvfp4"}
+        name = (floats if group.get("type") == "float" else {8: "int8", 4: "int4"}).get(bits or 0)
+    if name is None:
+        listed = ", ".join(WEIGHTS)
+        raise InputError(
+            f"quantization_config with quant_method={method!r} and bits={bits} is none of the forms {listed}; pass "
+            "weights= of the nearest"
+        )
+    return name
 
 
 def check_device(formats: NumberFormats, name: str | None, target: Target) -> None:

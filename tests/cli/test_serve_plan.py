@@ -53,6 +53,31 @@ def test_text_file_and_picture(capsys, config, tmp_path):
     assert picture.read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize(
+    ("quantization", "bits", "label"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128, "int4, groups of 128"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, 4.25, "MXFP4"),
+    ],
+)
+def test_weights_as_the_checkpoint_keeps_them(capsys, config, tmp_path, quantization, bits, label):
+    facts = json.loads((config / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "quantization_config": quantization}))
+    (whole, found) = (json.loads(plan(capsys, f"hf:{of}", "--format", "json").out) for of in (config, tmp_path))
+    products = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)  # words and head stay as they are
+    assert whole["weight_bytes"] - found["weight_bytes"] == pytest.approx(products * (16 - bits) / 8, abs=1)
+    assert label in plan(capsys, f"hf:{tmp_path}").out
+    assert json.loads(plan(capsys, f"hf:{tmp_path}", "--weights", "int8", "--format", "json").out)["weights"] == "int8"
+
+
+def test_a_form_of_weights_that_is_unknown(capsys, config, tmp_path):
+    facts = json.loads((config / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "quantization_config": {"quant_method": "aqlm"}}))
+    said = plan(capsys, f"hf:{tmp_path}", status=2).err
+    assert "quant_method='aqlm' and bits=None is none of the forms fp8, int8, int4, mxfp4, nvfp4" in said
+    assert said.count("\n") == 1
+
+
 def test_a_server_under_load(capsys, config):
     load = ["--prompt", "10:20", "--new-tokens", "5", "--requests", "20", "--max-requests", "8", "--token-budget", "64"]
     text = plan(capsys, f"hf:{config}", *load, "--rate", "50", "--weights", "int4").out
