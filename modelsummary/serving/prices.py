@@ -189,7 +189,7 @@ class StepPrices:
 
     def _of_prompts(self, tokens: int) -> CurvePoint:
         seconds = self._points.prefill(_TOGETHER, tokens + 1).seconds
-        added = seconds - self._tokens.at(_TOGETHER * tokens) - self._of_prompt(tokens).y
+        added = seconds - self._tokens.at(_TOGETHER * tokens) - self._alone.at(tokens)
         return CurvePoint(tokens, added / (_TOGETHER - 1), seconds / _TOGETHER)
 
     # ------------------------------------------------------------------------------------------ their sum

@@ -385,7 +385,7 @@ class _Loop:
 
     def _wanted(self, sequence: _Sequence) -> int:
         """Return the tokens that a running request would compute: up to its next token, and drafts behind it."""
-        if not sequence.decodes:
+        if not self._engine.draft_tokens or not sequence.decodes:
             return sequence.due
         return min(1 + self._engine.draft_tokens, sequence.lengths.output - sequence.generated)
 
@@ -415,7 +415,8 @@ class _Loop:
 
         Its pages are the pages of a request without the shared tokens: it has a window and a state of its own.
         """
-        more = self._pages.held[max(sequence.computed + n_tokens - self._shared, 0)] - sequence.pages
+        tokens = sequence.computed + n_tokens - self._shared
+        more = self._pages.held[tokens if tokens > 0 else 0] - sequence.pages  # max() takes a tenth of a simulation
         if more <= 0:
             return True
         if more > self._free - reserve:
@@ -503,7 +504,7 @@ class _Loop:
             if not sequence.generated:
                 sequence.first = self._now
                 self._late += self._is_late(sequence)
-            sequence.generated += 1 + self._accepted(drafts)
+            sequence.generated += 1 + (self._accepted(drafts) if drafts else 0)
             sequence.computed = lengths.prompt + sequence.generated - 1
             if sequence.generated == lengths.output:
                 self._free += sequence.pages
