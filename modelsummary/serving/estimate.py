@@ -14,8 +14,8 @@ from modelsummary.errors import InputError
 from modelsummary.latency.predict import TABLE_ERROR
 from modelsummary.layer_info import LayerInfo
 from modelsummary.serving.fit import largest_fitting
-from modelsummary.serving.points import Points
 from modelsummary.serving.report import ServingEstimate, Throughput
+from modelsummary.serving.run import Points
 from modelsummary.serving.server import MOST_REQUESTS, Server, ServingOptions, calibrate
 from modelsummary.units import grouped, scaled
 

@@ -25,7 +25,7 @@ from operator import sub
 from typing import NamedTuple
 
 from modelsummary.errors import InputError
-from modelsummary.serving.points import Points
+from modelsummary.serving.run import Points
 from modelsummary.serving.scheduler import Batch, Engine, Pages, StepPrice
 from modelsummary.units import scaled
 

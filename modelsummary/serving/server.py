@@ -37,11 +37,10 @@ from modelsummary.record.runs import record_of
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.depth import Fold, fold_of
 from modelsummary.serving.number_formats import WEIGHTS, NumberFormats, check_device, named_formats
-from modelsummary.serving.points import Points
 from modelsummary.serving.prices import StepPrices
 from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import Request, request_of
-from modelsummary.serving.run import Phase, PhaseTime, run_request
+from modelsummary.serving.run import Phase, PhaseTime, Points, run_request
 from modelsummary.serving.scheduler import Engine
 from modelsummary.serving.times import Communicate, phase_time
 from modelsummary.units import parse_bytes

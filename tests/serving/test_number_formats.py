@@ -12,11 +12,11 @@ from modelsummary.operators.kernels import kernels_of
 from modelsummary.serving import Engine
 from modelsummary.serving import server as server_module
 from modelsummary.serving.depth import fold_of
-from modelsummary.serving.merged import with_merged_products
 from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import run_request
 from modelsummary.serving.server import Server, ServingOptions
+from modelsummary.serving.times import with_merged_products
 from tests.serving.models import WIDTH, WORDS, BlockDecoder, Cache, Decoder
 from tests.serving.test_serving import DEVICE, IDS
 from tests.untouched import untouched

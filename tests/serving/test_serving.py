@@ -15,7 +15,7 @@ from modelsummary.cluster import Cluster, Factors
 from modelsummary.cluster.collectives import Network
 from modelsummary.devices.kernel_table import KernelTable, machine_of
 from modelsummary.devices.target import Target, target_of
-from modelsummary.serving import Engine, Load, ServingSpace, points, server
+from modelsummary.serving import Engine, Load, ServingSpace, run, server
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.request import request_of
@@ -90,7 +90,7 @@ def test_window():
 
 def test_forward_over_single_tokens_is_extrapolated(monkeypatch):
     stats = Statistics(Recurrent(), IDS)
-    monkeypatch.setattr(points, "_MOST_OPERATORS", 1600)
+    monkeypatch.setattr(run, "_MOST_OPERATORS", 1600)
     estimate = stats.serving(100_000, device=DEVICE, batches=[1])
     assert estimate.cache_bytes == 4 * WIDTH
     assert "one after the other" in estimate.notes[0]
@@ -115,14 +115,14 @@ def test_forward_over_chunks_is_extrapolated(monkeypatch, chunk, constant):
                     h = h + part.sum(1)
             return {"last": h, "state": [h]}
 
-    monkeypatch.setattr(points, "_MOST_OPERATORS", 400)
+    monkeypatch.setattr(run, "_MOST_OPERATORS", 400)
     lengths = []
 
-    def run(*args, context, **kwargs):
+    def noted_run(*args, context, **kwargs):
         lengths.append(context)
         return run_request(*args, context=context, **kwargs)
 
-    monkeypatch.setattr(server, "run_request", run)
+    monkeypatch.setattr(server, "run_request", noted_run)
     Statistics(Chunks(), IDS).serving(50, device=DEVICE, batches=[1], memory_bytes="1TB")
     assert max(lengths) < 10_000
 
