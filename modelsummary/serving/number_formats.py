@@ -234,7 +234,8 @@ def format_of_checkpoint(quantization: Mapping[str, Any]) -> str:
     'fp8'
     """
     method = str(quantization.get("quant_method", "")).lower()
-    group = next(iter((quantization.get("config_groups") or {}).values()), {}).get("weights") or {}
+    groups: Mapping[str, Any] = quantization.get("config_groups") or {}
+    group: Mapping[str, Any] = next((group.get("weights") or {} for group in groups.values()), {})
     loaded = next((bits for bits in (4, 8) if quantization.get(f"load_in_{bits}bit")), None)
     bits = quantization.get("bits") or quantization.get("w_bit") or group.get("num_bits") or loaded
     forms = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
