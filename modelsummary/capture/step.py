@@ -27,7 +27,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import CallKey
 from modelsummary.operators.kernels import StepOperator
 from modelsummary.operators.operator_calls import spec_of
-from modelsummary.operators.tensor_bytes import inner_tensors, is_distributed, stored_tensors
+from modelsummary.operators.tensor_bytes import inner_tensors, stored_tensors
 
 __all__ = ["StepRun", "casting", "loss_of"]
 
@@ -340,7 +340,7 @@ def _saving_outside_of_transforms(pack: Callable[[Tensor], Any], unpack: Callabl
 
 
 def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer of plain parameters update all tensors at once, as torch does by default on CUDA.
+    """Let an optimizer update all tensors at once, as torch does by default on CUDA, also of distributed tensors.
 
     See ``_default_to_fused_or_foreach`` in torch/optim/optimizer.py, which does not know shape tensors. Optimizers that
     do not ask it, such as Adafactor, update one tensor after the other everywhere.
@@ -350,7 +350,7 @@ def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         is_open = group.get("foreach", False) is None and not (group.get("fused") or group.get("differentiable"))
-        if is_open and not any(is_distributed(type(parameter)) for parameter in group["params"]):
+        if is_open:
             group["foreach"] = True
 
 

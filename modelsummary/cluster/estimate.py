@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from modelsummary.cluster.applying import Applier
-from modelsummary.cluster.memory import RankMemory, blocks_of
+from modelsummary.cluster.memory import RankMemory, RankMoments, blocks_of
 from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StepItems
 from modelsummary.cluster.plan import Plan
@@ -68,7 +68,7 @@ class StepEstimate(Printed):
             dispatches them, for collectives, or slowed down by them and by FSDP's copies (``tensor``, ``context``,
             ``expert``, ``fsdp``), waiting for messages between stages (``pipeline``), for other stages (``bubble``),
             for the reduction of gradients, and the optimizer. They add up to the step.
-        memory: bytes on each rank of the pipeline by category.
+        moments: bytes on each rank of the pipeline by category, at the moments at which it may be fullest.
         model_flops: floating point operations of products in forward and backward, dense.
         hardware_flops: the same with what is recomputed.
         peak_flops: peak of one device in the dtype of the products.
@@ -87,7 +87,7 @@ class StepEstimate(Printed):
     sequence_length: int
     microbatches: int
     seconds_by_cause: Mapping[str, float]
-    memory: tuple[RankMemory, ...]
+    moments: tuple[RankMoments, ...]
     model_flops: float
     hardware_flops: float
     peak_flops: float
@@ -104,6 +104,11 @@ class StepEstimate(Printed):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "simulator": None}  # it holds the model
+
+    @cached_property
+    def memory(self) -> tuple[RankMemory, ...]:
+        """Bytes on each rank of the pipeline by category, at its fullest moment."""
+        return tuple(moments.fullest for moments in self.moments)
 
     @property
     def step_seconds(self) -> float:
@@ -265,8 +270,8 @@ class StepEstimate(Printed):
         end = max((span.end for span in self.items.spans()), default=0.0)
         factor = self.cluster.factors.activations
         kept_bytes = [int(factor * load.activation_bytes) for load in self.items.loads]
-        for rank, (memory, actions) in enumerate(zip(self.memory, self.simulation.actions, strict=True)):
-            yield from blocks_of(rank, memory, actions, kept_bytes, end)
+        for rank, (moments, actions) in enumerate(zip(self.moments, self.simulation.actions, strict=True)):
+            yield from blocks_of(rank, moments, actions, kept_bytes, end)
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Draw the step as one stacked bar of seconds by cause.

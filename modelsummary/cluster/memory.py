@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.cluster.simulated_stages import Moment, SimulatedStage, weights_of
+from modelsummary.cluster.simulated_stages import BackwardMoment, Moment, SimulatedStage, weights_of
 from modelsummary.cluster.weights import RankWeights
 from modelsummary.devices.factors import Factors
 from modelsummary.memory.replay import MemoryBlock
 from modelsummary.split.schedule import Action
 
-__all__ = ["RankLoad", "RankMemory", "blocks_of", "memory_of"]
+__all__ = ["RankLoad", "RankMemory", "RankMoments", "blocks_of", "moments_of"]
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,15 @@ class RankMemory:
     Attributes:
         parameters: weights, trained or frozen, in the dtype of the recipe; integers in their own; shards of FSDP in
             float32, if the optimizer keeps float32 weights.
-        gradients: sums of gradients, of trained parameters.
+        gradients: sums of gradients, of trained parameters, as far as they are there at that moment.
         optimizer: states of the optimizer, and its float32 weights where these are not the parameters.
         activations: kept from forwards to backwards, and inputs, of all micro-batches in flight.
         recomputed: activations of the block whose backward runs, where it is recomputed, and where they and
             ``temporary`` take most together.
         gathered: whole parameters of the units of FSDP that are used or gathered ahead, and whole gradients until they
             are reduced, when they and the activations take most together.
-        temporary: results of operators that are used at once, at that moment.
+        temporary: results of operators that are used at once, at that moment, of the optimizer or of the model; where
+            there is one micro-batch, also the gradients of the block whose backward runs.
         buffers: whole on each rank.
     """
 
@@ -52,6 +54,18 @@ class RankMemory:
         return {**vars(self), "total": self.total}
 
 
+class RankMoments(NamedTuple):
+    """The moments of a step at which a rank may be fullest: in a forward or a backward, or in the optimizer's step."""
+
+    backward: RankMemory
+    optimizer: RankMemory
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The one with most bytes."""
+        return max(self, key=lambda memory: memory.total)
+
+
 @dataclass(frozen=True, eq=False)
 class RankLoad:
     """What a rank holds, before parameters are sharded over copies.
@@ -59,24 +73,30 @@ class RankLoad:
     Attributes:
         weights: of all its stages.
         units: of each distinct stage, the unit that stays gathered, and the distinct moments of the others.
-        recomputed, temporary: bytes, as in ``RankMemory``.
+        recomputed, temporary: bytes, as in ``RankMemory``, where gradients are summed over micro-batches.
+        backwards: of its only stage, the moments that may be its fullest; empty if there are several stages.
+        held_bytes: bytes of activations that are there in the optimizer's step.
     """
 
     weights: RankWeights
     units: tuple[tuple[RankWeights, tuple[Moment, ...]], ...] = ()
     recomputed: int = 0
     temporary: int = 0
+    backwards: tuple[BackwardMoment, ...] = ()
+    held_bytes: int = 0
     _gathered: dict[tuple[int, bool, bool, Recipe], int] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, stages: Sequence[SimulatedStage]) -> RankLoad:
         """Return what the rank of the given stages holds, without the activations."""
-        fullest = max(stages, key=lambda stage: stage.working_bytes + stage.temporary_bytes)
+        fullest = max((stage.fullest for stage in stages), key=lambda moment: moment.working + moment.temporary)
         return cls(
             weights_of(stages),
             tuple({id(stage): (stage.root, stage.moments) for stage in stages}.values()),
-            fullest.working_bytes,
-            fullest.temporary_bytes,
+            fullest.working,
+            fullest.temporary,
+            stages[0].backwards if len(stages) == 1 else (),
+            sum(stage.held_bytes for stage in stages),
         )
 
     def gathered_bytes(self, plan: Plan, recipe: Recipe) -> int:
@@ -97,7 +117,7 @@ def _gathered_bytes(rank: RankLoad, zero_stage: int, has_shards: bool, has_copie
     (``wait_for_unshard`` and ``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
 
     Args:
-        rank, recipe: as for ``memory_of``.
+        rank, recipe: as for ``moments_of``.
         zero_stage: of the plan.
         has_shards, has_copies: several ranks have the same parameters, or the same experts.
     """
@@ -124,11 +144,14 @@ def _gathered_bytes(rank: RankLoad, zero_stage: int, has_shards: bool, has_copie
     return most
 
 
-def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, factors: Factors) -> RankMemory:
-    """Return the memory of a rank.
+def moments_of(
+    rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, factors: Factors, microbatches: int
+) -> RankMoments:
+    """Return the memory of a rank at the moments at which it may be fullest.
 
     Under FSDP the shards are the float32 weights of the optimizer, and what is gathered is cast: a rank has no other
-    shards.
+    shards. The gradients of one micro-batch come one after the other, while its activations go, unless their sums are
+    buffers of their own, which are there in the forward.
 
     Args:
         rank: what it holds.
@@ -136,42 +159,76 @@ def memory_of(rank: RankLoad, activations: int, plan: Plan, recipe: Recipe, fact
         plan: the plan.
         recipe: what is trained with.
         factors: of them, the one on activations.
+        microbatches: of one copy in a step.
     """
     whole, share = rank.weights.total, rank.weights.sharded(plan)
     in_states = share if plan.zero_stage >= 1 else whole
-    return RankMemory(
+    gradients = (share if plan.zero_stage >= 2 else whole).gradient_bytes(recipe)
+    sums, recomputed, temporary = gradients, rank.recomputed, rank.temporary
+    are_gradients = plan.zero_stage >= 2 or recipe.gradient_dtype is None
+    if microbatches == 1 and are_gradients and not recipe.adds_in_products:
+        sums, recomputed, temporary = max(
+            (_of_first(moment, plan, recipe) for moment in rank.backwards),
+            key=sum,
+            default=(sums, recomputed, temporary),
+        )
+    factor = factors.activations
+    backward = RankMemory(
         parameters=share.stored if plan.is_fsdp else whole.nbytes,
         buffers=whole.buffers,
-        gradients=(share if plan.zero_stage >= 2 else whole).gradient_bytes(recipe),
+        gradients=sums,
         optimizer=in_states.state_bytes(recipe) + (0 if plan.is_fsdp else 4 * in_states.masters),
-        activations=int(factors.activations * activations),
-        recomputed=int(factors.activations * rank.recomputed),
+        activations=int(factor * activations),
+        recomputed=int(factor * recomputed),
         gathered=rank.gathered_bytes(plan, recipe),
-        temporary=int(factors.activations * rank.temporary),
+        temporary=int(factor * temporary),
     )
+    optimizer = replace(
+        backward,
+        gradients=gradients,
+        activations=int(factor * rank.held_bytes),
+        recomputed=0,
+        gathered=0,
+        temporary=in_states.temporary_bytes(recipe),
+    )
+    return RankMoments(backward, optimizer)
+
+
+def _of_first(moment: BackwardMoment, plan: Plan, recipe: Recipe) -> tuple[int, int, int]:
+    """Return gradients, recomputed and temporary bytes of a moment of the only micro-batch.
+
+    What FSDP gathers has the whole gradients of the unit.
+    """
+    if plan.zero_stage >= 2:
+        return moment.later.sharded(plan).gradient_bytes(recipe), moment.working, moment.temporary
+    return moment.later.total.gradient_bytes(recipe), moment.working, moment.first_temporary
 
 
 def blocks_of(
-    rank: int, memory: RankMemory, actions: Sequence[Action], kept_bytes: Sequence[int], end: float
+    rank: int, moments: RankMoments, actions: Sequence[Action], kept_bytes: Sequence[int], end: float
 ) -> Iterator[MemoryBlock]:
     """Yield what a rank of the pipeline holds during a step.
 
     Weights, optimizer states and buffers stay; gradients are alive from the first backward to the end of the step, the
     activations of a micro-batch from its forward to the end of its backward. What exists only while an action runs is
-    there in each of them as in the fullest one.
+    there in each of them as in the fullest one. The optimizer's step begins behind the last action.
 
     Args:
         rank: number of the rank.
-        memory: its memory at the fullest moment.
+        moments: its memory at the moments at which it may be fullest.
         actions: its forwards and backwards in time.
         kept_bytes: bytes of activations that each stage keeps for a micro-batch.
         end: seconds at which the step ends.
     """
+    memory = moments.backward
     for category in ("parameters", "optimizer", "buffers"):
         yield MemoryBlock(rank, category, category, getattr(memory, category))
     begins: dict[tuple[int, int], float] = {}
     first = min((action.begin for action in actions if action.kind in "BI"), default=end)
-    yield MemoryBlock(rank, "gradients", "gradients", memory.gradients, first, end)
+    last = max((action.end for action in actions), default=end)
+    yield MemoryBlock(rank, "gradients", "gradients", memory.gradients, first, last)
+    for category in ("gradients", "activations", "temporary"):
+        yield MemoryBlock(rank, category, "optimizer", getattr(moments.optimizer, category), last, end)
     for action in actions:
         micro_batch = f"micro-batch {action.microbatch} of stage {action.stage}"
         key = action.stage, action.microbatch

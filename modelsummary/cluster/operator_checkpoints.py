@@ -12,15 +12,29 @@ from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pipeline import by_rank, in_flight
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import Kept, RankParts, SimulatedStage
-from modelsummary.memory.least_cost import Option, UndominatedChoices, corners_of, undominated_options
+from modelsummary.memory.least_cost import Option, UndominatedChoices, corners_of, least_cost, undominated_options
 
-__all__ = ["BlockCopies", "OperatorCheckpoints", "Way"]
+__all__ = ["OperatorCheckpoints", "StageBlocks", "Way"]
 
-_MOST_SOLVED = 128  # blocks of all choices that are made for a rank
 _MANY = 8  # blocks of a rank; of more, ways that a mixture of others beats hardly matter
+_MOST_TRIED = 16  # choices of what stages save at least
 
-BlockCopies = tuple[str, int]
-"""The kind of a block, and the micro-batches of which its rank keeps activations."""
+
+class StageBlocks(NamedTuple):
+    """The blocks of a stage on a rank.
+
+    Attributes:
+        fqns, kinds: their names, and the equal blocks that run for them.
+        copies: micro-batches of which the rank keeps activations at its fullest moment.
+        peaks: bytes while each of them runs, beyond what all micro-batches keep, without checkpoints.
+        after: the same while what follows the blocks runs.
+    """
+
+    fqns: tuple[str, ...]
+    kinds: tuple[str, ...]
+    copies: int
+    peaks: tuple[int, ...]
+    after: int
 
 
 class Way(NamedTuple):
@@ -53,7 +67,6 @@ class OperatorCheckpoints:
     def __init__(self, rank_parts: RankParts, results: Mapping[str, Sequence[tuple[str, ...]]]) -> None:
         self._rank_parts, self._results = rank_parts, results
         self._ways: dict[str, list[Way]] = {}
-        self._choices: dict[tuple[tuple[BlockCopies, ...], int], tuple[list[list[Way]], UndominatedChoices]] = {}
 
     def choose(
         self,
@@ -79,24 +92,31 @@ class OperatorCheckpoints:
             capacity: bytes of a device.
             factor: bytes of activations for each predicted one.
         """
-        ranks, left = [], list(blocks)
-        dealt = [[left.pop(0) for _ in range(sum(unit.is_block for unit in stage.units))] for stage in stages]
-        for rank, (of_rank, of_stages) in enumerate(zip(by_rank(dealt, plan), by_rank(stages, plan), strict=True)):
+        left, of_stages = list(blocks), []
+        for stage in stages:
+            count = sum(unit.is_block for unit in stage.units)
+            of_stages.append((stage, left[:count]))
+            del left[:count]
+        ranks = []
+        for rank, on_rank in enumerate(by_rank(of_stages, plan)):
             moments = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
-            kept_bytes = [stage.kept_bytes for stage in of_stages]
+            kept_bytes = [stage.kept_bytes for stage, _ in on_rank]
             fullest = max(moments, key=lambda moment: sum(map(mul, moment, kept_bytes)))
-            copies = tuple((kind, count) for stage, count in zip(of_rank, fullest, strict=True) for _, kind in stage)
-            working = max(stage.working_bytes + stage.temporary_bytes for stage in of_stages)
-            freed = min(stage.freed_bytes for stage in of_stages)
-            ranks.append(([fqn for stage in of_rank for fqn, _ in stage], copies, working + freed))
+            ranks.append(
+                [_blocks_of(stage, of_stage, n) for (stage, of_stage), n in zip(on_rank, fullest, strict=True)]
+            )
         lacking: list[int | None] = [0] * len(ranks)  # None: of a rank that saves as much as it can
         while True:
             kept: dict[str, Kept] = {}
-            for rank, (fqns, copies, working) in enumerate(ranks):
+            for rank, of_rank in enumerate(ranks):
                 nbytes = lacking[rank]
-                chosen = None if nbytes is None else self._kept(copies, nbytes, working)
-                lacking[rank] = nbytes if chosen else None
-                kept |= zip(fqns, chosen or [self.ways(kind)[-1].kept for kind, _ in copies], strict=True)
+                chosen = None if nbytes is None else self._kept(of_rank, nbytes)
+                lacking[rank] = nbytes if chosen is not None else None
+                kept |= chosen or {
+                    fqn: self.ways(kind)[-1].kept
+                    for stage in of_rank
+                    for fqn, kind in zip(stage.fqns, stage.kinds, strict=True)
+                }
             named = {fqn: names for fqn, names in kept.items() if names is not None}
             chosen_plan = replace(plan, checkpoint={fqn: named[fqn] for fqn, _ in blocks if fqn in named})
             over = [memory.total - capacity for memory in memory_of(chosen_plan)]
@@ -126,42 +146,82 @@ class OperatorCheckpoints:
             ]
         return self._ways[kind]
 
-    def _kept(self, copies: tuple[BlockCopies, ...], lacking: int, working: int) -> list[Kept] | None:
-        """Return what each block of a rank keeps, so that the rank saves the bytes that it lacks; None if it cannot.
+    def _kept(self, stages: Sequence[StageBlocks], lacking: int) -> dict[str, Kept] | None:
+        """Return what each block of a rank keeps, so that its peak is so many bytes lower; None if no choice does that.
 
-        Each choice is of ways that have no more than some number of bytes while they run again: of many blocks, few
-        such numbers are tried.
+        While a block of a stage runs, the blocks behind it hold nothing of its micro-batch. Other micro-batches, and
+        other stages, hold all that they keep: what each stage saves at least is taken from choices of blocks that need
+        nothing while they run again, of which few are tried.
 
         Args:
-            copies: the blocks.
-            lacking: bytes that the rank lacks without checkpoints.
-            working: bytes that it may have there while a block runs, beside what it keeps in the forward.
+            stages: the blocks of the stages of the rank.
+            lacking: bytes.
         """
-        temporary = max((self._rank_parts.parts[kind].temporary_bytes for kind, _ in copies), default=0)
-        again = [[way.again_bytes for way in self.ways(kind)] for kind in {kind for kind, _ in copies}]
-        least = max(map(min, again), default=0)  # without it, some block has no way
-        sizes = sorted({size for of_kind in again for size in of_kind if size >= least})
-        step = -(-len(sizes) * len(copies) // _MOST_SOLVED) or 1
-        best: tuple[int, list[Kept]] | None = None
-        for most in sizes[::-step]:
-            ways, choices = self._choices_of(copies, most)
-            cheapest = choices.cheapest(lacking + max(most + temporary - working, 0) if most else lacking)
+        ways = [[self._ways_among(kind, stages) for kind in stage.kinds] for stage in stages]
+        if sum(stage.copies for stage in stages) == 1:
+            cheapest = self._cheapest(stages, ways, [0], lacking)
+            return None if cheapest is None else cheapest[1]
+        choices = UndominatedChoices()
+        for stage, of_stage in zip(stages, ways, strict=True):
+            for of_block in of_stage:
+                choices.extend([Option(way.cost, stage.copies * way.saving) for way in of_block])
+        first, count = int((choices.savings < lacking).sum()), len(choices.costs)
+        best: tuple[int, dict[str, Kept]] | None = None
+        for index in range(first, count, -(-(count - first) // _MOST_TRIED) or 1):
+            if best is not None and int(choices.costs[index]) >= best[0]:
+                break
+            numbers = iter(choices.choice(index))
+            least = [sum(of_block[next(numbers)].saving for of_block in of_stage) for of_stage in ways]
+            cheapest = self._cheapest(stages, ways, least, lacking)
             if cheapest is not None and (best is None or cheapest[0] < best[0]):
-                kept = [of_block[number].kept for of_block, number in zip(ways, cheapest[1], strict=True)]
-                best = cheapest[0], kept
+                best = cheapest
         return None if best is None else best[1]
 
-    def _choices_of(self, copies: tuple[BlockCopies, ...], most: int) -> tuple[list[list[Way]], UndominatedChoices]:
-        """Return ways of each block that have at most so many bytes while they run again, and the choices of them."""
-        key = copies, most
-        if key not in self._choices:
-            ways_of = {kind: [way for way in self.ways(kind) if way.again_bytes <= most] for kind, _ in copies}
-            if len(copies) > _MANY:
-                for kind, ways in ways_of.items():
-                    corners = set(corners_of([Option(way.cost, way.saving) for way in ways]))
-                    ways_of[kind] = [way for way in ways if Option(way.cost, way.saving) in corners]
-            choices = UndominatedChoices()
-            for kind, count in copies:
-                choices.extend([Option(way.cost, count * way.saving) for way in ways_of[kind]])
-            self._choices[key] = [ways_of[kind] for kind, _ in copies], choices
-        return self._choices[key]
+    def _cheapest(
+        self, stages: Sequence[StageBlocks], ways: Sequence[Sequence[list[Way]]], least: Sequence[int], lacking: int
+    ) -> tuple[int, dict[str, Kept]] | None:
+        """Return the cost of the cheapest ways of the blocks of a rank, and what they keep; None if none suffice.
+
+        Args:
+            stages, lacking: as for ``_kept``.
+            ways: of each block of each stage.
+            least: bytes that a micro-batch of each stage saves at least.
+        """
+        budget = max(max((*stage.peaks, stage.after)) for stage in stages) - lacking
+        saved = sum(stage.copies * saving for stage, saving in zip(stages, least, strict=True))
+        cost, kept = 0, {}
+        for stage, of_stage, saving in zip(stages, ways, least, strict=True):
+            others = saved - saving  # saved by other micro-batches and stages
+            options = [
+                [Option(way.cost, way.saving, peak + way.again_bytes - way.saving - others) for way in of_block]
+                for peak, of_block in zip(stage.peaks, of_stage, strict=True)
+            ]
+            after = max(stage.after - others, budget + saving)
+            chosen = least_cost(options, [budget] * len(options) + [after], budget)
+            if chosen is None:
+                return None
+            for fqn, of_block, number in zip(stage.fqns, of_stage, chosen, strict=True):
+                cost, kept[fqn] = cost + of_block[number].cost, of_block[number].kept
+        return cost, kept
+
+    def _ways_among(self, kind: str, stages: Sequence[StageBlocks]) -> list[Way]:
+        """Return the ways of a block that are chosen among on a rank with these blocks."""
+        ways = self.ways(kind)
+        if sum(len(stage.kinds) for stage in stages) <= _MANY:
+            return ways
+        corners = set(corners_of([Option(way.cost, way.saving) for way in ways]))
+        return [way for way in ways if Option(way.cost, way.saving) in corners]
+
+
+def _blocks_of(stage: SimulatedStage, blocks: Sequence[tuple[str, str]], copies: int) -> StageBlocks:
+    """Return the blocks of a stage without checkpoints; ``blocks`` are their names and kinds."""
+    freed = after = 0
+    peaks: list[int] = []
+    for unit in reversed(stage.units):
+        if unit.is_block:
+            peaks.insert(0, unit.temporary_bytes - freed)
+        elif not peaks:
+            after = unit.temporary_bytes
+        freed += unit.freed_bytes
+    fqns, kinds = zip(*blocks, strict=True) if blocks else ((), ())
+    return StageBlocks(fqns, kinds, copies, tuple(peaks), after)

@@ -98,6 +98,7 @@ class Part:
         kept_bytes: bytes kept for the backward, or cached; before the blocks, with the inputs.
         cached_bytes: bytes that its forward makes and the result of the model holds, as the keys and values of a cache.
         outliving_bytes: bytes among ``kept_bytes`` that the result of the model holds, so that no backward frees them.
+        held_bytes: bytes that are there in the optimizer's step: inputs, and all that the result of the model holds.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
         result_bytes: bytes of the results that the checkpoint around it keeps, without results that leave it.
@@ -106,6 +107,7 @@ class Part:
         crossing_bytes: bytes that a stage takes which begins with it: the same, or if nothing of it has a gradient, as
             behind frozen layers, its floating-point tensors.
         temporary_bytes: most bytes that are alive for a moment while it runs.
+        first_temporary_bytes: the same in the first micro-batch, with the gradients of its weights.
         weights: id of a parameter or buffer -> what the rank holds of it.
         flops: floating point operations of products in the forward.
         backward_flops: the same in the backward, as far as its trained layers, and those before it, need them; without
@@ -124,6 +126,7 @@ class Part:
     kept_bytes: int = 0
     cached_bytes: int = 0
     outliving_bytes: int = 0
+    held_bytes: int = 0
     core_bytes: int = 0
     entered_bytes: int = 0
     result_bytes: int = 0
@@ -131,6 +134,7 @@ class Part:
     again_bytes: int = 0
     crossing_bytes: int = 0
     temporary_bytes: int = 0
+    first_temporary_bytes: int = 0
     weights: Mapping[int, Weight] = field(default_factory=dict)
     flops: int = 0
     backward_flops: int = 0
@@ -329,8 +333,11 @@ def parts_of(
     cached = _sums((part_names[storage.born], storage.nbytes) for storage in caches)
     identities = {storage.identity for storage in observed.outliving}
     outliving = _sums((storage.part_name, storage.nbytes) for storage in storages if storage.identity in identities)
+    held = _sums([(BEFORE, input_bytes), *((part_names[result.born], result.nbytes) for result in observed.outliving)])
     results = _results(observed.operators, part_names, labelled, positions, storages)
-    temporary = _temporary(observed.timeline, part_names, caches, adds_in_products=sum_dtype is not None)
+    temporary, first_temporary = _temporary(
+        observed.timeline, part_names, caches, adds_in_products=sum_dtype is not None
+    )
     backward_flops: Counter[str] = Counter()
     recomputed_flops: Counter[str] = Counter()
     uncounted: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -353,11 +360,13 @@ def parts_of(
             kept_bytes=kept[name],
             cached_bytes=cached[name],
             outliving_bytes=outliving[name],
+            held_bytes=held[name],
             core_bytes=core[name],
             entered_bytes=entered_bytes,
             again_bytes=kept[name] - entered_bytes,
             crossing_bytes=crossing_bytes,
             temporary_bytes=temporary[name],
+            first_temporary_bytes=first_temporary[name],
             weights=weights.get(name, {}),
             flops=sum(work.flops * times for work, times in works[name, "forward"].items()),
             backward_flops=backward_flops[name],
@@ -730,10 +739,11 @@ def _temporary(
     caches: Sequence[Storage],
     *,
     adds_in_products: bool,
-) -> Counter[str]:
+) -> tuple[Counter[str], Counter[str]]:
     """Return the bytes of each part that are alive for a moment, in addition to what is kept as its backward begins.
 
-    A gradient of a weight is there until it is added to its sum, unless the product that computes it adds.
+    A gradient of a weight is there until it is added to its sum, unless the product that computes it adds. In the first
+    micro-batch, for which the second result is, it stays as the sum.
 
     Args:
         timeline: bytes alive at each operator.
@@ -744,12 +754,17 @@ def _temporary(
     of_kept, of_moment, of_grads = map(CATEGORIES.index, ("activations", "temporary", "grads"))
     kept: Counter[str] = Counter()
     most: Counter[str] = Counter()
+    first: Counter[str] = Counter()
+    before: dict[str, int] = {}  # gradients as the backward of a part begins
     summed = 0
     for index, (point, part_name) in enumerate(zip(timeline, part_names, strict=False)):
         in_caches = sum(storage.nbytes for storage in caches if storage.born <= index and not storage.is_saved)
         gradient = 0 if adds_in_products else max(point.held[of_grads] - summed, 0)
-        summed = point.held[of_grads]
         if point.phase == "backward":
+            before.setdefault(part_name, summed)
             kept[part_name] = max(kept[part_name], point.held[of_kept])
-        most[part_name] = max(most[part_name], point.held[of_kept] + point.held[of_moment] - in_caches + gradient)
-    return most - kept
+        summed = point.held[of_grads]
+        alive = point.held[of_kept] + point.held[of_moment] - in_caches
+        most[part_name] = max(most[part_name], alive + gradient)
+        first[part_name] = max(first[part_name], alive + summed - before.get(part_name, summed))
+    return most - kept, first - kept

@@ -20,6 +20,7 @@ from modelsummary.split.schedule import StageLoad
 from modelsummary.tables import folded_names
 
 __all__ = [
+    "BackwardMoment",
     "Kept",
     "Moment",
     "RankParts",
@@ -43,26 +44,30 @@ class StageUnit(NamedTuple):
     Attributes:
         is_block: it is a block.
         weights: what FSDP can gather at once.
-        kept_bytes: bytes of its activations that are kept for the backward.
-        freed_bytes: bytes among them that its backward frees: the result of the model holds the others.
-        working_bytes: bytes of activations that exist only while it is recomputed.
-        temporary_bytes: bytes that are alive for a moment.
-        is_gathered_again: FSDP gathers it for the backward: the backward passes through it, and it is neither behind
-            the blocks nor in the root.
         forward, backward: seconds by cause; the backward with recomputation, also of what it communicates again.
         of_weights: the seconds of the backward that compute gradients of weights alone.
+        kept_bytes: bytes of its activations that are kept for the backward.
+        freed_bytes: bytes among them that its backward frees: the result of the model holds the others.
+        held_bytes: bytes that are there in the optimizer's step, as in ``Part``.
+        working_bytes: bytes of activations that exist only while it is recomputed.
+        temporary_bytes: bytes that are alive for a moment.
+        first_temporary_bytes: the same in the first micro-batch, with the gradients of its weights.
+        is_gathered_again: FSDP gathers it for the backward: the backward passes through it, and it is neither behind
+            the blocks nor in the root.
     """
 
     is_block: bool
     weights: RankWeights
-    kept_bytes: int
-    freed_bytes: int
-    working_bytes: int
-    temporary_bytes: int
-    is_gathered_again: bool
     forward: SecondsByCause
     backward: SecondsByCause
-    of_weights: float
+    of_weights: float = 0.0
+    kept_bytes: int = 0
+    freed_bytes: int = 0
+    held_bytes: int = 0
+    working_bytes: int = 0
+    temporary_bytes: int = 0
+    first_temporary_bytes: int = 0
+    is_gathered_again: bool = False
 
 
 class Moment(NamedTuple):
@@ -81,6 +86,22 @@ class Moment(NamedTuple):
     later: int
 
 
+class BackwardMoment(NamedTuple):
+    """The fullest operator of a unit, mostly of its backward.
+
+    Attributes:
+        working: bytes of activations that exist only while the unit is recomputed.
+        temporary: bytes that are alive for a moment, less what the units behind it do not hold then.
+        first_temporary: the same in the first micro-batch, with the gradients of the unit.
+        later: weights of the units behind it, whose gradients are there by then.
+    """
+
+    working: int
+    temporary: int
+    first_temporary: int
+    later: RankWeights
+
+
 @dataclass(frozen=True)
 class SimulatedStage:
     """One stage of the pipeline on one rank, for one micro-batch.
@@ -88,16 +109,14 @@ class SimulatedStage:
     Attributes:
         units: its blocks, and what precedes and follows them, in the order of the calls; equal ones are one object.
         crossing_bytes: bytes that it takes from the stage before it.
-        working_bytes, temporary_bytes: bytes of activations that exist only while a block is recomputed, and bytes that
-            are alive for a moment, less what later units do not hold by then, of the unit where both are most together.
+        backwards: the moments of its units that may be its fullest.
         root: what stays gathered under FSDP: what precedes and what follows the blocks, if they share a parameter.
         tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
 
     units: tuple[StageUnit, ...]
     crossing_bytes: int
-    working_bytes: int
-    temporary_bytes: int
+    backwards: tuple[BackwardMoment, ...]
     root: RankWeights
     tied: Weights
 
@@ -106,6 +125,16 @@ class SimulatedStage:
         """The distinct units, and how many of each there are."""
         unit_of = {id(unit): unit for unit in self.units}
         return [(unit_of[key], count) for key, count in Counter(map(id, self.units)).items()]
+
+    @cached_property
+    def fullest(self) -> BackwardMoment:
+        """The moment with most bytes, where gradients are summed over micro-batches."""
+        return max(self.backwards, key=lambda moment: moment.working + moment.temporary)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of activations that are there in the optimizer's step."""
+        return sum(count * unit.held_bytes for unit, count in self.counts)
 
     @property
     def freed_bytes(self) -> int:
@@ -312,9 +341,11 @@ class RankParts:
             is_block=is_block,
             weights=RankWeights() if is_in_root else part.held,
             kept_bytes=kept,
+            held_bytes=part.held_bytes,
             freed_bytes=max(kept - part.outliving_bytes, 0),
             working_bytes=working,
             temporary_bytes=part.temporary_bytes,
+            first_temporary_bytes=part.first_temporary_bytes,
             is_gathered_again=part.has_backward and name != AFTER and not is_in_root,
             forward=seconds.forward,
             backward=backward,
@@ -419,20 +450,23 @@ def _stage(
         {key: weight for name in ends for key, weight in parts[name].weights.items()}.values() if tied else ()
     )
     freed = kept_later = 0
-    moments: dict[int, tuple[int, int]] = {}
+    later = RankWeights()
+    latest: dict[int, BackwardMoment] = {}
+    earliest: dict[int, BackwardMoment] = {}  # of equal units, one of the two ends is the fullest
     for (name, _), unit in zip(reversed(calls), reversed(units), strict=True):
         absent = freed if parts[name].has_backward else kept_later  # a forward runs before later ones keep anything
-        moments.setdefault(id(unit), (unit.working_bytes, unit.temporary_bytes - absent))
-        # With checkpoints, any block counts as the last one: so choices of what blocks keep depend on sums alone.
-        if plan.checkpoint is None or not unit.is_block:
-            freed += unit.freed_bytes
-            kept_later += unit.kept_bytes
-    working, temporary = max(moments.values(), key=sum)
+        moment = BackwardMoment(
+            unit.working_bytes, unit.temporary_bytes - absent, unit.first_temporary_bytes - absent, later
+        )
+        latest.setdefault(id(unit), moment)
+        earliest[id(unit)] = moment
+        freed += unit.freed_bytes
+        kept_later += unit.kept_bytes
+        later += root if name == AFTER and tied else unit.weights
     return SimulatedStage(
         units=units,
         crossing_bytes=crossing_bytes,
-        working_bytes=working,
-        temporary_bytes=temporary,
+        backwards=(*latest.values(), *earliest.values()),
         root=root,
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )

@@ -123,7 +123,7 @@ class StageTimer:
             stage, plan, units: as for ``_load``.
             is_forward: the pass is a forward.
         """
-        root_unit = StageUnit(False, stage.root, 0, 0, 0, 0, False, {}, {}, 0.0)
+        root_unit = StageUnit(is_block=False, weights=stage.root, forward={}, backward={})
         root = self._fsdp_unit(root_unit, plan, is_forward=is_forward)
         for unit in stage.units:
             if (id(unit), is_forward) not in units:

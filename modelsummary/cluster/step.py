@@ -10,7 +10,7 @@ from operator import mul
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.applying import Applier, MakePlan
 from modelsummary.cluster.estimate import CAUSES, StepEstimate
-from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
+from modelsummary.cluster.memory import RankLoad, RankMemory, RankMoments, moments_of
 from modelsummary.cluster.operator_checkpoints import OperatorCheckpoints
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import StepItems, WeightUpdate, by_rank, in_flight
@@ -64,7 +64,8 @@ class StepSimulator:
         self._ranks: dict[tuple[object, ...], list[tuple[RankLoad, int]]] = {}
         self._fullest: dict[tuple[object, ...], dict[RankLoad, int]] = {}
         self._rank_loads: dict[tuple[int, ...], RankLoad] = {}
-        self._bare: dict[tuple[object, ...], int] = {}  # bytes of a rank without its activations
+        # bytes of a rank without its activations, and in the optimizer's step
+        self._bare: dict[tuple[object, ...], tuple[int, int]] = {}
         self._loads: dict[tuple[object, ...], tuple[list[StageLoad], list[SecondsByCause]]] = {}
         self._updates: dict[tuple[object, ...], list[WeightUpdate]] = {}
         self._operator_checkpoints: dict[tuple[object, ...], OperatorCheckpoints] = {}
@@ -86,7 +87,7 @@ class StepSimulator:
             sequence_length=self.sequence_length,
             microbatches=items.microbatches,
             seconds_by_cause=self._causes(items),
-            memory=tuple(self.memory(plan)),
+            moments=tuple(self._moments(plan)),
             model_flops=self._flops(plan, again=False),
             hardware_flops=self._flops(plan, again=True),
             peak_flops=spec.peak(self.model.compute_dtype),
@@ -220,8 +221,13 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
+        return [moments.fullest for moments in self._moments(plan)]
+
+    def _moments(self, plan: Plan) -> list[RankMoments]:
+        """Return the memory of each rank of the pipeline at the moments at which it may be fullest."""
         recipe, factors = self.model.recipe, self.time_model.factors
-        return [memory_of(load, activations, plan, recipe, factors) for load, activations in self._held(plan)]
+        count = plan.microbatches(self.global_batch)
+        return [moments_of(load, activations, plan, recipe, factors, count) for load, activations in self._held(plan)]
 
     def memory_bytes(self, plan: Plan) -> int:
         """Return the bytes of the fullest rank.
@@ -229,7 +235,8 @@ class StepSimulator:
         Raises:
             InputError: as for ``memory``.
         """
-        key = (*plan.stages_key, plan.schedule, plan.microbatches(self.global_batch))
+        microbatches = plan.microbatches(self.global_batch)
+        key = (*plan.stages_key, plan.schedule, microbatches)
         if key not in self._fullest:
             most: dict[RankLoad, int] = {}
             for load, activations in self._held(plan):
@@ -238,10 +245,12 @@ class StepSimulator:
         shared, bare = plan.shards_key, self._bare
         most_bytes = 0
         for load, nbytes in self._fullest[key].items():
-            load_key = id(load), shared
+            load_key = id(load), shared, microbatches == 1
             if load_key not in bare:
-                bare[load_key] = memory_of(load, 0, plan, self.model.recipe, self.time_model.factors).total
-            most_bytes = max(most_bytes, bare[load_key] + nbytes)
+                recipe, factors = self.model.recipe, self.time_model.factors
+                backward, optimizer = moments_of(load, 0, plan, recipe, factors, microbatches)
+                bare[load_key] = backward.total, optimizer.total
+            most_bytes = max(most_bytes, bare[load_key][0] + nbytes, bare[load_key][1])
         return most_bytes
 
     def _held(self, plan: Plan) -> list[tuple[RankLoad, int]]:
@@ -274,7 +283,8 @@ class StepSimulator:
                 (RankWeights(experts=divided.experts), plan.dispatch_ranks),
             )
             self._least_states[key] = sum(
-                memory_of(RankLoad(share), 0, plan, self.model.recipe, factors).total / (ranks * plan.pipeline)
+                moments_of(RankLoad(share), 0, plan, self.model.recipe, factors, 1).optimizer.total
+                / (ranks * plan.pipeline)
                 for share, ranks in shares
             )
         return self._least_states[key]

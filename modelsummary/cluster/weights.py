@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import add
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.step_plan import StepPlan
 from modelsummary.cluster.plan import Plan, Recipe
+from modelsummary.memory.estimate import CATEGORIES
+from modelsummary.memory.predict import simulate_step
+from modelsummary.memory.step_options import OPTIMIZERS
 from modelsummary.operators.tensor_bytes import is_wrapper, nbytes_of, numel_of
 
 __all__ = ["RankWeights", "Weight", "Weights", "weight_of"]
@@ -148,8 +153,25 @@ class Weights:
         """Return the bytes of the optimizer's states, without float32 copies of weights."""
         return self.elements * recipe.state_bytes
 
+    def temporary_bytes(self, recipe: Recipe) -> int:
+        """Return the most bytes that the optimizer's step allocates for a moment; Megatron's is one kernel."""
+        if recipe.kernels == "fused":
+            return 0
+        return int(_temporaries(recipe.optimizer) * self.elements * recipe.state_dtype.itemsize)
+
 
 _NONE = Weights()
+
+
+@cache
+def _temporaries(optimizer: str) -> float:
+    """Return how many tensors like the parameter torch's kernels for an optimizer allocate for a moment, at most."""
+    layer = nn.Linear(1024, 1024, bias=False, device="meta")
+    call = CallArguments((torch.empty(1, 1024, device="meta"),), {}, None)
+    plan = StepPlan(make_optimizer=OPTIMIZERS[optimizer], device=torch.device("cuda"), workspaces=False)
+    points, temporary = simulate_step(layer, call, plan).timeline, CATEGORIES.index("temporary")
+    held = [point.held[temporary] for point in points if point.phase == "step"]
+    return (max(held) - min(held)) / layer.weight.nbytes
 
 
 @lru_cache(maxsize=4096)

@@ -110,20 +110,61 @@ def statistics_of(model):
     return Statistics(model, torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta"))
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("make", [dense, frozen, lora, half, quantised, scaled, borrowing])
-def test_one_device_holds_what_memory_says(make):
+def test_one_device_holds_what_memory_says(make, count):
+    """With one micro-batch, gradients come while activations go."""
     model = make()
     stats = statistics_of(model)
     own = next(model.parameters()).dtype
     recipe = Recipe(precision=None, gradient_dtype=None, state_dtype=own, master_weights=False, kernels="eager")
-    rank = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), 2 * BATCH, recipe=recipe).memory[0]
-    memory = stats.memory(optimizer="adamw", accumulates=True, device="cuda", block_bytes=1, workspaces=False)
+    step = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), count * BATCH, recipe=recipe)
+    memory = stats.memory(optimizer="adamw", accumulates=count > 1, device="cuda", block_bytes=1, workspaces=False)
+    rank, updating = step.moments[0]
     assert rank.parameters == memory.params == sum(each.nbytes for each in model.parameters())
     assert rank.buffers == memory.buffers
-    assert rank.gradients == memory.grads
+    assert updating.gradients == memory.grads
     assert rank.optimizer == memory.optimizer_state
     assert rank.activations == memory.activations + memory.inputs
-    assert rank.total == pytest.approx(memory.peak, rel=5e-4)
+    assert step.memory_bytes == pytest.approx(memory.peak, rel=5e-4)
+
+
+class Halving(nn.Module):
+    """A convolution that adds to its input and halves the size: of equal blocks, the first one keeps most."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(8, 8, 3, padding=1, device="meta")
+
+    def forward(self, x):
+        return F.avg_pool2d(F.gelu(self.layer(x)) + x, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("names", [["0", "1", "2", "3"], ["0", "1"], ["3"]])
+def test_early_blocks_run_again_when_later_ones_hold_nothing(names, count):
+    stats = Statistics(nn.Sequential(*(Halving() for _ in range(4))), torch.zeros(BATCH, 8, 64, 64, device="meta"))
+    recipe = Recipe(precision=None, gradient_dtype=None, optimizer="sgd", kernels="eager")
+    step = stats.simulate(Plan(micro_batch=BATCH, checkpoint=names), Cluster("A100"), count * BATCH, recipe=recipe)
+    options = {"device": "cuda", "block_bytes": 1, "workspaces": False, "accumulates": count > 1}
+    peak = stats.memory(optimizer="sgd", checkpoint=names, **options).peak
+    assert step.memory_bytes == pytest.approx(peak, rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_an_optimizer_step_may_be_the_fullest_moment(optimizer):
+    """Foreach kernels of AdamW hold the roots of one state of all parameters: a tensor like each parameter."""
+    stats = Statistics(nn.Sequential(*(nn.Linear(64, 64, device="meta") for _ in range(4))), (BATCH, 64))
+    recipe = Recipe(precision=None, gradient_dtype=None, optimizer=optimizer, kernels="eager")
+    params, inputs, result = 4 * 4 * (64 * 64 + 64), 4 * BATCH * 64, 4 * BATCH * 64
+    loss = 4
+    for count in (1, 2):
+        step = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), count * BATCH, recipe=recipe)
+        tensors = 5 if optimizer == "adamw" else 2  # parameters, gradients, two states, roots
+        assert step.moments[0].optimizer.total == tensors * params + inputs + result + loss
+    fused = replace(recipe, kernels="fused")
+    step = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), BATCH, recipe=fused)
+    assert step.moments[0].optimizer.temporary == 0
 
 
 class Perceptron(nn.Module):
@@ -351,17 +392,23 @@ def test_fsdp_shards_rows():
 
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="FSDP of older versions does not run without data")
 @pytest.mark.parametrize("make", [dense, lora])
-@pytest.mark.parametrize("plan", [Plan(), Plan(shard=2), Plan(tensor=2)], ids=lambda plan: plan.describe())
-def test_a_rank_holds_what_the_applied_plan_holds(make, plan):
-    """Where FSDP computes in copies, these are the estimate's parameters, and its parameters are the master weights."""
+@pytest.mark.parametrize(
+    ("plan", "count"), [(Plan(), 2), (Plan(shard=2), 1), (Plan(shard=2), 2), (Plan(tensor=2), 2)], ids=str
+)
+def test_a_rank_holds_what_the_applied_plan_holds(make, plan, count):
+    """Where FSDP computes in copies, these are the estimate's parameters, and its parameters are the master weights.
+
+    ``count`` micro-batches: in the optimizer's step, the copies are gone.
+    """
     plan, model = replace(plan, micro_batch=BATCH), make()
     step = statistics_of(model).simulate(
-        plan, Cluster("A100"), BATCH * plan.batch_ranks, recipe=Recipe(kernels="eager")
+        plan, Cluster("A100"), count * BATCH * plan.batch_ranks, recipe=Recipe(kernels="eager")
     )
     applied = step.parallel_plan()
     alone = {"device": "cuda", "block_bytes": 1, "workspaces": False}
-    memory, rank = applied.memory(optimizer="adamw", accumulates=True, **alone), step.memory[0]
-    assert rank.gradients == memory.grads
+    memory, rank = applied.memory(optimizer="adamw", accumulates=count > 1, **alone), step.memory[0]
+    gradients = step.moments[0].optimizer.gradients
+    assert gradients == memory.grads
     frozen_bytes = sum(weight.nbytes for weight in model.blocks[0].parameters() if not weight.requires_grad)
     # one rank gathers copies of the frozen weights of a block in bfloat16, which the estimate leaves out
     copied = frozen_bytes // 2 // plan.tensor if plan.shard == 1 else 0
@@ -369,5 +416,5 @@ def test_a_rank_holds_what_the_applied_plan_holds(make, plan):
     if plan.zero_stage == 3:
         assert (rank.parameters, rank.optimizer) == (memory.params, memory.optimizer_state)
     else:
-        trained = rank.gradients // 4
+        trained = gradients // 4
         assert rank.parameters + rank.optimizer == memory.params + memory.optimizer_state + 2 * trained

@@ -11,6 +11,7 @@ from torch import nn
 from modelsummary import InputError, Statistics
 from modelsummary.capture.backward_halves import backward_of_inputs, backward_of_weights
 from modelsummary.cluster import Cluster, Plan, Recipe
+from modelsummary.memory.estimate import CATEGORIES
 from modelsummary.parallel import ParallelPlan
 from modelsummary.parallel.applied_rank import fake_world
 from tests import idioms
@@ -170,7 +171,7 @@ def check_same_account(
         in_flight = {"1f1b": (2, 1), "gpipe": (6, 6)}[schedule]
         whole = Plan(pipeline=2, micro_batch=samples, schedule=schedule)
         step = statistics.simulate(whole, Cluster("A100"), global_batch=6 * samples, recipe=PLAIN)
-        for rank, theirs in enumerate(step.memory):
+        for rank, (theirs, _) in enumerate(step.moments):
             ours = plan.memory(rank, microbatches=6, schedule=schedule, optimizer="adamw")
             n_parameters = len(list(plan._stages[rank].parameters()))
             assert (ours.params, ours.grads) == (theirs.parameters, theirs.gradients)
@@ -184,14 +185,26 @@ def test_simulate_gives_the_same_account():
     # Without dropout and RMSNorm, whose kernels on a GPU, which simulate assumes, keep other tensors.
     statistics = check_same_account(idioms.Gpt2(depth=2).eval(), idioms.ids(), ACTIVATION, 8, "1f1b")
     ours = statistics.parallel_plan(tensor=2).memory(0, optimizer="adamw")
-    (theirs,) = statistics.simulate(Plan(tensor=2, micro_batch=3), Cluster("A100"), global_batch=3, recipe=PLAIN).memory
-    assert (ours.params, ours.grads) == (theirs.parameters, theirs.gradients)
+    step = statistics.simulate(Plan(tensor=2, micro_batch=3), Cluster("A100"), global_batch=3, recipe=PLAIN)
+    ((theirs, updating),) = step.moments
+    assert (ours.params, ours.grads) == (theirs.parameters, updating.gradients)
     assert 0 <= ours.activations + ours.inputs - theirs.activations <= 8 * 4  # numbers that autograd keeps
 
 
 def test_simulate_gives_the_same_account_of_an_mlp():
     blocks = (nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 32), nn.GELU(), nn.Linear(32, 24)) for _ in "12")
     check_same_account(nn.Sequential(*blocks), torch.rand(5, 24), 5 * 24 * 4, 0, "1f1b", "gpipe")
+
+
+@needs_fsdp
+def test_the_optimizer_of_a_rank_updates_all_tensors_at_once(statistics):
+    """As torch does by default, also with DTensors, which torch/distributed/tensor/__init__.py adds to its list."""
+    options = {"optimizer": "adamw", "device": "cuda", "block_bytes": 1, "workspaces": False}
+    memory = statistics.parallel_plan(shard=2).memory(0, **options)
+    temporary = [dict(zip(CATEGORIES, point.held, strict=True))["temporary"] for point in memory.timeline]
+    steps = [number for number, point in enumerate(memory.timeline) if point.phase == "step"]
+    roots = max(temporary[number] for number in steps) - temporary[steps[0]]
+    assert memory.grads * 0.98 < roots < memory.grads * 1.02
 
 
 @needs_fsdp  # nor has torch 2.6 the gradient of an embedding that is sharded by rows
