@@ -188,7 +188,7 @@ class StepRun:
 
     def _generator_states(self) -> AbstractContextManager[Any]:
         """Return a context in which the CPU generator's states are followed: each checkpointed region keeps one."""
-        if self._device.type != "cpu" or self.graphs is not None:  # a compiler keeps one while it compiles
+        if self.observer.host_is_apart or self.graphs is not None:  # a compiler keeps one while it compiles
             return nullcontext()
         original = torch.get_rng_state
 
@@ -345,6 +345,8 @@ def _choose_foreach(optimizer: torch.optim.Optimizer) -> None:
     See ``_default_to_fused_or_foreach`` in torch/optim/optimizer.py, which does not know shape tensors. Optimizers that
     do not ask it, such as Adafactor, update one tensor after the other everywhere.
     """
+    for part in getattr(optimizer, "parts", ()):
+        _choose_foreach(part)
     kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
     if not any(hasattr(sys.modules.get(kind.__module__), "_default_to_fused_or_foreach") for kind in kinds):
         return

@@ -33,7 +33,7 @@ Checkpoint = CheckpointPlan | Mapping[str, Sequence[str]] | Sequence[Any] | str 
 _PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
 _DISPATCHERS = ("nccl", "deepep", "hybridep")
 _STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
-_PRECISION = torch.bfloat16
+_DEFAULT: Any = object()  # a precision that nobody passed
 _LEVELS = (None, *LEVELS)  # by the stage of ZeRO
 
 
@@ -45,7 +45,7 @@ class Recipe:
     Attributes:
         precision: dtype of floating-point weights, activations and products; None: as the model has them. One of 8 bits
             is the dtype of the operands of linear layers' products alone: all else is in bfloat16, as with torchao's
-            ``convert_to_float8_training``.
+            ``convert_to_float8_training``. Default: bfloat16; with ``autocast``, None.
         autocast: ``torch.float16`` or ``torch.bfloat16`` for ``torch.autocast`` around the forward and the loss, as in
             most training loops of DDP. Weights stay as the model has them, so there is no ``precision`` beside it.
             Default: None, no autocast.
@@ -96,7 +96,7 @@ class Recipe:
     (0, None)
     """
 
-    precision: torch.dtype | None = _PRECISION
+    precision: torch.dtype | None = _DEFAULT
     autocast: torch.dtype | None = None
     gradient_dtype: torch.dtype | None = torch.float32
     optimizer: str = "adamw"
@@ -116,6 +116,8 @@ class Recipe:
     early_stop: bool | None = None
 
     def __post_init__(self) -> None:
+        default = torch.bfloat16 if self.autocast is None else None
+        object.__setattr__(self, "precision", default if self.precision is _DEFAULT else self.precision)
         for name in ("precision", "gradient_dtype", "state_dtype"):
             value, may_be_none = getattr(self, name), name != "state_dtype"
             if value is not None or not may_be_none:
@@ -123,12 +125,11 @@ class Recipe:
                 object.__setattr__(self, name, dtype)
         if self.autocast is not None:
             object.__setattr__(self, "autocast", autocast_dtype(self.autocast))
-            if self.precision not in (None, _PRECISION):
+            if self.precision is not None:
                 raise InputError(
                     f"autocast={self.autocast} leaves weights as the model has them, and precision={self.precision} "
                     "casts them; pass one of the two"
                 )
-            object.__setattr__(self, "precision", None)
         named = {"optimizer": _STATES, "kernels": ("eager", "fused", "compiled"), "dispatcher": _DISPATCHERS}
         for name, choices in named.items():
             object.__setattr__(self, name, choice_of(getattr(self, name), choices, name))

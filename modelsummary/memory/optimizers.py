@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AdamW8bit", "Lion", "MuonWithAdamW"]
+__all__ = ["PART", "AdamW8bit", "JoinedOptimizers", "Lion", "MuonWithAdamW"]
 
 _BLOCK = 256  # elements with one scale
+PART = "optimizer"  # name of the setting of a group that tells its optimizer among several
 _LEAST = 4096  # elements of a parameter whose states have 8 bits
 
 
@@ -85,7 +86,40 @@ def _states(parameter: Tensor) -> dict[str, Tensor]:
     return {**states, **scales}
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
+class JoinedOptimizers(torch.optim.Optimizer):
+    """Several optimizers that step one after the other.
+
+    Args:
+        groups: groups of parameters, each with the number of its optimizer under ``PART``.
+        makers: make the optimizers of their groups.
+
+    >>> one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    >>> groups = [{"params": [one], PART: 0}, {"params": [other], PART: 1}]
+    >>> optimizer = JoinedOptimizers(groups, [torch.optim.SGD, torch.optim.AdamW])
+    >>> [type(part).__name__ for part in optimizer.parts]
+    ['SGD', 'AdamW']
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], makers: Sequence[Callable[[Any], Any]]) -> None:
+        super().__init__([{**group} for group in groups], {})
+        self.parts: list[Any] = []
+        for number, make in enumerate(makers):
+            members = [group for group in groups if group[PART] == number]
+            if members:
+                part = make([{key: value for key, value in group.items() if key != PART} for group in members])
+                self.state.update(part.state)  # of optimizers that make it at once
+                part.state = self.state
+                self.parts.append(part)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update the parameters that have a gradient."""
+        for part in self.parts:
+            part.step()
+
+
+class MuonWithAdamW(JoinedOptimizers):
     """``torch.optim.Muon`` for all matrices, and AdamW for the other parameters.
 
     An optimizer sees parameters, not layers: embeddings and the last layer count as matrices, with one momentum. Where
@@ -101,17 +135,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
         parameters = list(params)
-        super().__init__(parameters, {"lr": lr})
         matrices = [parameter for parameter in parameters if parameter.ndim == 2]
         others = [parameter for parameter in parameters if parameter.ndim != 2]
-        makers = ((torch.optim.Muon, matrices), (torch.optim.AdamW, others))
-        self._parts: list[Any] = [make(members, lr=lr) for make, members in makers if members]
-        for part in self._parts:
-            part.state = self.state
-        self.param_groups = [group for part in self._parts for group in part.param_groups]
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        """Update the parameters that have a gradient."""
-        for part in self._parts:
-            part.step()
+        members = [{"params": matrices, "lr": lr, PART: 0}, {"params": others, "lr": lr, PART: 1}]
+        super().__init__([group for group in members if group["params"]], [torch.optim.Muon, torch.optim.AdamW])

@@ -18,11 +18,13 @@ from modelsummary.errors import InputError, check_integers
 from modelsummary.keywords import autocast_dtype, check_names, choice_of, dtype_named
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
-from modelsummary.memory.optimizers import AdamW8bit, Lion, MuonWithAdamW
+from modelsummary.memory.optimizers import PART, AdamW8bit, JoinedOptimizers, Lion, MuonWithAdamW
 
 __all__ = ["OPTIMIZERS", "OptimizerLike", "StepOptions", "step_plan"]
 
-OptimizerLike = str | type[torch.optim.Optimizer] | torch.optim.Optimizer | MakeOptimizer
+OptimizerLike = (
+    str | type[torch.optim.Optimizer] | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | MakeOptimizer
+)
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": partial(torch.optim.SGD, lr=1e-3),
     "sgd-momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
@@ -42,8 +44,8 @@ class StepOptions(TypedDict, total=False):
         optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, ``"lion"``,
             ``"adamw-8bit"`` (as bitsandbytes' ``AdamW8bit``), ``"muon"`` (all matrices, embeddings too; AdamW for
             the rest), a class of any library, a function that returns the optimizer of parameters, or an instance,
-            whose class, groups and settings are used, and which steps the parameters that it holds. Default: None, no
-            optimizer step.
+            whose class, groups and settings are used, and which steps the parameters that it holds, or a list of
+            instances, which step one after the other. Default: None, no optimizer step.
         dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
         device: device whose kernels to choose; an accelerator goes by its name, too, such as ``"A100"``. Default:
             None, the model's device, or the CPU for a model on meta.
@@ -123,7 +125,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     return StepPlan(
         train=mode != "inference",
         make_optimizer=_optimizer(optimizer) if mode != "inference" else None,
-        optimized_ids=_groups_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else (),
+        optimized_ids=_groups_of(optimizer),
         device=None if device is None else _target(device),
         dtype=dtype,
         loss=options.get("loss"),
@@ -189,10 +191,25 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer) or (isinstance(value, str) and value.lower() in OPTIMIZERS)
 
 
-def _groups_of(optimizer: torch.optim.Optimizer) -> tuple[tuple[list[int], Mapping[str, Any]], ...]:
-    """Return the groups of an optimizer: the ids of the parameters, and the settings."""
+def _are_optimizers(value: Any) -> bool:
+    """Return True for a list of instances of optimizers."""
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(member, torch.optim.Optimizer) for member in value)
+    )
+
+
+def _groups_of(optimizer: Any) -> tuple[tuple[list[int], Mapping[str, Any]], ...]:
+    """Return the groups of an optimizer, or of several: the ids of the parameters, and the settings."""
+    if _are_optimizers(optimizer):
+        return tuple(
+            (ids, {**settings, PART: number})
+            for number, part in enumerate(optimizer)
+            for ids, settings in _groups_of(part)
+        )
     groups = []
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ():
         settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
         groups.append((list(map(id, group["params"])), settings))
     return tuple(groups)
@@ -203,7 +220,9 @@ def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
         return None
     if isinstance(optimizer, torch.optim.Optimizer):
         return partial(type(optimizer), **_accepted(type(optimizer), optimizer.defaults))
+    if _are_optimizers(optimizer):
+        return partial(JoinedOptimizers, makers=[_optimizer(part) for part in optimizer])  # type: ignore[union-attr, misc]
     if _is_optimizer(optimizer) if isinstance(optimizer, type) else callable(optimizer):
         return optimizer  # type: ignore[return-value]
-    others = ", a function from parameters to an optimizer, or an optimizer of any library, as class or instance"
+    others = ", a function from parameters to an optimizer, or an optimizer of any library, as class, instance or list"
     return OPTIMIZERS[choice_of(optimizer, OPTIMIZERS, "optimizer", others)]

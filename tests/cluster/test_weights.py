@@ -277,6 +277,9 @@ def test_autocast_and_a_precision_are_one_too_many():
     assert Recipe(autocast="bf16") == Recipe(autocast=torch.bfloat16, precision=None)
     with pytest.raises(InputError, match=r"autocast=torch.bfloat16 leaves weights .* pass one of the two$"):
         Recipe(autocast="bf16", precision=torch.float16)
+    with pytest.raises(InputError, match=r"precision=torch\.bfloat16 casts them; pass one of the two"):
+        Recipe(autocast="bf16", precision="bf16")
+    assert Recipe().precision is torch.bfloat16
     with pytest.raises(InputError, match=r"^autocast must be torch.float16 or torch.bfloat16"):
         Recipe(autocast="fp32")
 

@@ -8,6 +8,8 @@ from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.memory.optimizers import Lion
+from tests.models import Call
+from tests.real_memory import allocated, persistent
 
 WEIGHT, BIAS = 128 * 64, 128
 
@@ -42,3 +44,31 @@ def test_lion_is_the_one_of_its_paper():
 def test_the_time_of_an_unknown_kernel_is_refused():
     with pytest.raises(InputError, match="8-bit optimizers is not known, so memory\\(\\) predicts their states"):
         Statistics(nn.Linear(64, 128), (4, 64)).estimate_latency("A100", backward=True, optimizer="adamw-8bit")
+
+
+def test_several_optimizers_step_one_after_the_other():
+    """Those of a generator and a critic, with a group of other settings; the truth is a real step."""
+    model = Call(
+        lambda self, x: self.critic(self.generator(x).relu()), generator=nn.Linear(64, 128), critic=nn.Linear(128, 8)
+    )
+    groups = [{"params": [model.generator.weight], "amsgrad": True}, {"params": [model.generator.bias]}]
+    optimizers = [torch.optim.AdamW(groups), torch.optim.SGD(model.critic.parameters(), 0.1, momentum=0.9)]
+    x = torch.randn(4, 64)
+    memory = Statistics(model, x).memory(optimizer=optimizers)
+    assert memory.optimizer_state == 4 * (3 * WEIGHT + 2 * BIAS + 2) + 4 * (128 * 8 + 8)  # two numbers of steps
+
+    def step():
+        output = model(x)
+        output.sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return output
+
+    step()
+    model.zero_grad()
+    assert memory.peak == pytest.approx(persistent(memory) + allocated(step)[1], abs=64)
+
+
+def test_a_list_of_names_is_refused():
+    with pytest.raises(InputError, match="of any library, as class, instance or list, got \\['adam'\\]"):
+        Statistics(nn.Linear(64, 128), (4, 64)).memory(optimizer=["adam"])

@@ -367,6 +367,7 @@ def test_checkpointing():
     assert plain.activations == (4 * 4 - 1) * one
     state = torch.get_rng_state().nbytes  # of the generator: each block keeps one
     assert every.activations == 3 * one + 4 * state
+    assert stats.memory(device="cuda", checkpoint=["0", "1", "2", "3"]).activations == 3 * one  # they stay on the host
     assert every.peak < plain.peak
     assert every.recomputed_macs == stats.total_mult_adds == 8 * 128 * 64 * 64
     assert f"Recomputed in the backward: {every.recomputed_macs:,} MACs" in str(every)
