@@ -410,12 +410,22 @@ class StepModel:
         with _without_values():
             return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=TRACE_RULES))
 
+    @cached_property
+    def _shared_parameters(self) -> frozenset[str]:
+        """The names of the parameters that a block shares with another one, or with what is outside of the blocks."""
+        holders: dict[int, dict[str, str]] = {}  # id of a parameter -> its names, each with the block that holds it
+        for name, parameter in self._live.model.named_parameters(remove_duplicate=False):
+            block = next((fqn for fqn in self.blocks if name.startswith(f"{fqn}.")), "")
+            holders.setdefault(id(parameter), {})[name] = block
+        return frozenset(name for names in holders.values() if len(set(names.values())) > 1 for name in names)
+
     def _weights(
         self, module: nn.Module, kinds: Sequence[str], experts: Collection[int]
     ) -> dict[str, dict[int, Weight]]:
         """Return the parameters and buffers of each part. A parameter that both ends hold has one id.
 
-        A buffer that several blocks hold, such as a table of positions, counts for what precedes the blocks.
+        What several blocks hold, such as a table of positions or the weight of a tied head, counts for what precedes
+        the blocks.
         """
         weights: dict[str, dict[int, Weight]] = {name: {} for name in (BEFORE, *kinds, AFTER)}
         first = {row.fqn: position for position, row in enumerate(self._root.walk())}
@@ -431,7 +441,7 @@ class StepModel:
                 owner = name.rpartition(".")[0]
                 is_before = bool(self.blocks) and (first.get(owner, begin) < begin or not owner)
                 kind = BEFORE if is_before else AFTER
-            elif kind is not None and holders[id(tensor)] > 1:
+            elif kind is not None and (holders[id(tensor)] > 1 or name in self._shared_parameters):
                 kind = BEFORE
             if kind is not None:
                 model_tensor = whole.get(name, tensor)

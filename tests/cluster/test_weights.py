@@ -129,6 +129,28 @@ def test_one_device_holds_what_memory_says(make, count):
     assert step.memory_bytes == pytest.approx(memory.peak, rel=5e-4)
 
 
+class Tied(nn.Module):
+    """Layers that are no repeated blocks, whose last one has the weight of the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(500, 64, device="meta")
+        self.layer, self.head = nn.Linear(64, 64, device="meta"), nn.Linear(64, 500, bias=False, device="meta")
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(self.layer(self.table(ids)).relu())
+
+
+def test_a_weight_that_two_layers_share_is_there_once():
+    stats = statistics_of(Tied())
+    recipe = Recipe(precision=None, gradient_dtype=None, kernels="eager")
+    step = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), 2 * BATCH, recipe=recipe)
+    elements = 500 * 64 + 64 * 64 + 64
+    assert (step.memory[0].parameters, step.memory[0].gradients) == (4 * elements, 4 * elements)
+    assert step.memory[0].optimizer == 8 * elements
+
+
 class Halving(nn.Module):
     """A convolution that adds to its input and halves the size: of equal blocks, the first one keeps most."""
 
