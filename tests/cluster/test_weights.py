@@ -230,9 +230,8 @@ def test_the_result_is_held_while_blocks_run_again():
     rank = stats.simulate(plan, Cluster("A100"), 8, recipe=recipe).memory[0]
     options = {"optimizer": "adamw", "accumulates": True, "device": "cuda", "block_bytes": 1, "workspaces": False}
     memory = stats.memory(checkpoint=blocks, loss=recipe.loss, **options)
-    states = memory.activations + memory.inputs - rank.activations  # of the CPU's generator, kept by each checkpoint
-    assert states == len(blocks) * torch.get_rng_state().nbytes
-    assert rank.total == memory.peak - states
+    assert memory.activations + memory.inputs == rank.activations
+    assert rank.total == memory.peak
 
 
 @pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
