@@ -13,7 +13,7 @@ from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Factors, Plan, Recipe
 from modelsummary.cluster.published_errors import error_of
 from modelsummary.devices.device_spec import DeviceSpec
-from tests.parallel.models import Decoder
+from tests.parallel.models import OLD, Decoder
 
 PLANS = [
     Plan(shard=16),
@@ -47,6 +47,7 @@ def measured(steps, factors):
     return [(step, other.step_seconds, other.memory_bytes) for step, other in zip(steps, real, strict=True)]
 
 
+@pytest.mark.skipif(OLD, reason="the many kernels of its RMSNorm wait for launches")
 def test_calibration_finds_what_slows_the_steps_down(cluster, steps):
     truth = Factors(products=1.35, communication=1.4, activations=1.2)
     for count, most in ((1, 0.12), (5, 0.03)):

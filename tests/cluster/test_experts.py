@@ -17,7 +17,7 @@ from modelsummary.cluster.search import candidates, find_plans
 from modelsummary.cluster.timing import TimeModel
 from modelsummary.cluster.weights import Weights
 from tests.cluster.models import Attention
-from tests.parallel.models import make
+from tests.parallel.models import OLD, make
 
 WIDTH, INNER, EXPERTS, CHOSEN, LENGTH, BATCH, LAYERS, WORDS = 32, 64, 8, 2, 16, 2, 4, 64
 TOKENS = BATCH * LENGTH
@@ -310,6 +310,7 @@ def test_experts_beside_tensor_and_sequence_parallelism():
 APPLIED = {"dispatch": "all_reduce"}  # the ranks of expert have the same tokens
 
 
+@pytest.mark.skipif(OLD, reason="tensor parallelism of older versions takes one dimension")
 @pytest.mark.parametrize("name", ["mixture", "shared"])
 @pytest.mark.parametrize(
     "sizes", [{"expert": 2}, {"expert": 2, "tensor": 2}, {"expert": 4, "tensor": 2, "sequence": True}, {"expert": 4}]
@@ -336,6 +337,7 @@ def test_ranks_that_sum_results_of_experts_cost_what_is_applied(name, sizes):
     assert (rank.parameters, rank.buffers) == (memory.params, memory.buffers)
 
 
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
 @pytest.mark.parametrize(
     ("trained", "n_backward", "n_weights"), [(".", 2, 1), (".embed.", 2, 1), (".experts.", 1, 0), (".gate.", 1, 1)]
 )
@@ -357,6 +359,7 @@ def test_ranks_that_send_tokens_move_what_is_applied(trained, n_backward, n_weig
     assert moved == planned == Counter({"forward": forward, "backward": backward})
 
 
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
 def test_shards_of_experts_whose_results_are_summed():
     """FSDP shards the experts of a rank as it shards the other layers, and stages divide them."""
     stats, recipe = Statistics(*make("mixture")), Recipe(precision=None, gradient_dtype=None, kernels="eager")
@@ -455,6 +458,7 @@ def test_what_cannot_be_divided(stats):
         Statistics(nn.Sequential(nn.Linear(4, 4)), (2, 4)).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
 
 
+@pytest.mark.skipif(OLD, reason="FSDP of older versions needs data")
 def test_experts_in_a_list():
     """Each takes all tokens, and its rank those of all ranks: as many rows as one rank would have."""
     listed = Statistics(*make("dense_list"))

@@ -6,6 +6,7 @@ import json
 import pickle
 
 import pytest
+import torch
 from torch.cuda import _memory_viz
 
 from modelsummary import InputError
@@ -41,6 +42,8 @@ def replayed(events):
 @pytest.mark.parametrize("batch", [8, 64])
 @pytest.mark.parametrize("plan", PLANS, ids=Plan.describe)
 def test_the_peak_is_the_memory_of_each_rank(plan, batch, tmp_path):
+    if plan.schedule == "dualpipev" and torch.__version__ < "2.9":
+        pytest.skip("torch has the schedule since 2.9")
     step = statistics().simulate(plan, Cluster("A100"), batch)
     snapshot = pickle.loads(step.write_memory_snapshot(tmp_path / "step.pickle").read_bytes())
     assert len(snapshot["device_traces"]) == plan.pipeline
@@ -54,6 +57,7 @@ def test_the_peak_is_the_memory_of_each_rank(plan, batch, tmp_path):
         assert times == sorted(times)
 
 
+@pytest.mark.skipif(not hasattr(_memory_viz, "filter_alloc_free_pairs"), reason="since torch 2.9")
 def test_torch_reads_it(tmp_path):
     step = statistics().simulate(Plan(pipeline=2), Cluster("A100"), 8)
     snapshot = pickle.loads(step.write_memory_snapshot(tmp_path / "step.pickle").read_bytes())

@@ -338,6 +338,7 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(sharded):
     assert memory.parameters == (4 * share if sharded == "parameters" else 2 * n)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="FSDP of older versions does not run without data")
 def test_ends_of_the_model_are_units_unless_they_share_a_weight():
     """Embedding and head of 1,000 x 32 weights; as torchtitan shards them, and tied in the root."""
     plan, cluster = Plan(shard=8, micro_batch=4), Cluster("A100")
