@@ -98,7 +98,7 @@ class PublishedErrors(NamedTuple):
         """Return the errors, and the tables that count most, as text.
 
         >>> PublishedErrors(0.1, -0.1, 0.8, 1.0, 12, ("some table",)).describe()
-        'typical error 10.0%, bias -10 %, mostly of some table (12 runs)'
+        'typical error 10.0%, bias -10%, mostly of some table (12 runs)'
         """
         runs = f"{', '.join(self.tables)} ({number_of(self.runs, 'run')})"
         return f"typical error {percent(self.typical)}, bias {100 * self.bias:+.0f}%, mostly of {runs}"

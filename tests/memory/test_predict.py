@@ -240,7 +240,7 @@ def test_a_loss_that_is_not_a_function_and_a_misspelt_optimizer():
     stats = Statistics(mlp(), (2, 8))
     with pytest.raises(InputError, match=r"^loss must be a function from the model's result to a scalar, got 'mse'$"):
         stats.memory(loss="mse")
-    with pytest.raises(InputError, match=r"as class or instance, got 'adamm'; did you mean 'adam' or 'adamw'\?$"):
+    with pytest.raises(InputError, match=r"as class, instance or list, got 'adamm'; did you mean 'adam' or 'adamw'\?$"):
         stats.memory(optimizer="adamm")
 
 
