@@ -451,22 +451,28 @@ def _stage(
     )
     freed = kept_later = 0
     later = RankWeights()
-    latest: dict[int, BackwardMoment] = {}
-    earliest: dict[int, BackwardMoment] = {}  # of equal units, one of the two ends is the fullest
-    for (name, _), unit in zip(reversed(calls), reversed(units), strict=True):
+    moments: list[BackwardMoment] = []
+    backward_order = units[::-1]
+    for (name, _), unit in zip(reversed(calls), backward_order, strict=True):
         absent = freed if parts[name].has_backward else kept_later  # a forward runs before later ones keep anything
-        moment = BackwardMoment(
-            unit.working_bytes, unit.temporary_bytes - absent, unit.first_temporary_bytes - absent, later
+        moments.append(
+            BackwardMoment(
+                unit.working_bytes, unit.temporary_bytes - absent, unit.first_temporary_bytes - absent, later
+            )
         )
-        latest.setdefault(id(unit), moment)
-        earliest[id(unit)] = moment
         freed += unit.freed_bytes
         kept_later += unit.kept_bytes
         later += root if name == AFTER and tied else unit.weights
+    # In a run of equal units what is held changes evenly: one of its two ends is the fullest.
+    backwards = tuple(
+        moment
+        for index, moment in enumerate(moments)
+        if index in (0, last) or not backward_order[index - 1] is backward_order[index] is backward_order[index + 1]
+    )
     return SimulatedStage(
         units=units,
         crossing_bytes=crossing_bytes,
-        backwards=(*latest.values(), *earliest.values()),
+        backwards=backwards,
         root=root,
         tied=Weights.of(parts[AFTER].weights[key] for key in (tied if len(ends) == 1 else ())),
     )

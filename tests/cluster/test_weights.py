@@ -173,6 +173,36 @@ def test_early_blocks_run_again_when_later_ones_hold_nothing(names, count):
     assert step.memory_bytes == pytest.approx(peak, rel=0.01)
 
 
+class Hidden(nn.Module):
+    """Large results for a moment; with ``is_pooled`` many weights and few of them, else ``steps`` that all stay."""
+
+    def __init__(self, width, hidden, *, is_pooled=False, steps=0):
+        super().__init__()
+        self.up, self.down = (nn.Linear(*size, device="meta") for size in ((width, hidden), (hidden, width)))
+        self.is_pooled, self.steps = is_pooled, steps
+
+    def forward(self, x):
+        y = self.up(x.mean(1, keepdim=True) if self.is_pooled else x)
+        for _ in range(self.steps):
+            y = torch.sin(y)
+        return x + self.down(y.relu())
+
+
+def test_equal_blocks_between_others_may_be_the_fullest():
+    """The third of four equal blocks: behind it gradients grow, and before it activations go."""
+    kinds = {
+        "wide": lambda: Hidden(256, 2048),
+        "pooled": lambda: Hidden(256, 16384, is_pooled=True),
+        "deep": lambda: Hidden(256, 256, steps=30),
+    }
+    order = "wide deep wide deep wide pooled wide pooled wide".split()
+    stats = Statistics(nn.Sequential(*(kinds[kind]() for kind in order)), torch.zeros(4, 256, 256, device="meta"))
+    recipe = Recipe(precision=None, gradient_dtype=None, optimizer="sgd", kernels="eager")
+    step = stats.simulate(Plan(micro_batch=4), Cluster("A100"), 4, recipe=recipe)
+    memory = stats.memory(optimizer="sgd", device="cuda", block_bytes=1, workspaces=False)
+    assert step.memory_bytes == pytest.approx(memory.peak, rel=5e-4)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_an_optimizer_step_may_be_the_fullest_moment(optimizer):
     """Foreach kernels of AdamW hold the roots of one state of all parameters: a tensor like each parameter."""
