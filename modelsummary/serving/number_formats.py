@@ -234,23 +234,29 @@ def format_of_checkpoint(quantization: Mapping[str, Any]) -> str:
     'fp8'
     """
     method = str(quantization.get("quant_method", "")).lower()
-    groups: Mapping[str, Any] = quantization.get("config_groups") or {}
-    group: Mapping[str, Any] = next((group.get("weights") or {} for group in groups.values()), {})
+    groups = quantization.get("config_groups") or {}
+    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, Mapping) else []
     loaded = next((bits for bits in (4, 8) if quantization.get(f"load_in_{bits}bit")), None)
-    bits = quantization.get("bits") or quantization.get("w_bit") or group.get("num_bits") or loaded
+    bits = quantization.get("bits") or quantization.get("w_bit") or loaded
     forms = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
     algorithms = {"fp8": "fp8", "nvfp4": "nvfp4"}  # of NVIDIA's ModelOpt
     name = forms.get(method) or algorithms.get(str(quantization.get("quant_algo", "")).lower())
     if name is None:
-        floats = {8: "fp8", 4: "nvfp4"}
-        name = (floats if group.get("type") == "float" else {8: "int8", 4: "int4"}).get(bits or 0)
-    if name is None:
-        listed = ", ".join(WEIGHTS)
-        raise InputError(
-            f"quantization_config with quant_method={method!r} and bits={bits} is none of the forms {listed}; pass "
-            "weights= of the nearest"
-        )
+        named = {_form(group.get("num_bits"), group) for group in weights} or {_form(bits, {})}
+        name = named.pop() if len(named) == 1 else None
+        if name is None:
+            raise InputError(
+                f"quantization_config with quant_method={method!r} names {'several' if named else 'none'} of the forms "
+                f"{', '.join(WEIGHTS)}; pass weights= of the nearest"
+            )
     return name
+
+
+def _form(bits: Any, group: Mapping[str, Any]) -> str | None:
+    """Return the form of weights with so many bits, in a group of compressed tensors or of ModelOpt."""
+    is_mx = group.get("group_size") == 32  # OCP's microscaling formats; NVFP4 has 16 elements to a scale
+    forms = {8: "fp8", 4: "mxfp4" if is_mx else "nvfp4"} if group.get("type") == "float" else {8: "int8", 4: "int4"}
+    return forms.get(int(bits)) if str(bits).isdecimal() else None
 
 
 def check_device(formats: NumberFormats, name: str | None, target: Target) -> None:

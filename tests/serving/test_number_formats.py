@@ -12,6 +12,7 @@ from modelsummary.operators.kernels import kernels_of
 from modelsummary.serving import Engine
 from modelsummary.serving import server as server_module
 from modelsummary.serving.depth import fold_of
+from modelsummary.serving.number_formats import format_of_checkpoint
 from modelsummary.serving.published import ServedCase
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import run_request
@@ -192,3 +193,39 @@ def test_a_collective_ends_the_kernels_that_it_waits_for():
         kernels = kernels_of(points.prefill(1, 51).operators, "compiled")
     sums = [kernel for kernel in kernels if kernel.name == "add (triton)"]
     assert [(kernel.n_operators, kernel.moved_bytes) for kernel in sums] == [(1, 3 * 50 * WIDTH * 2)] * 6
+
+
+def groups(*weights):
+    return {"quant_method": "compressed-tensors", "config_groups": dict(enumerate({"weights": row} for row in weights))}
+
+
+INT4, FP8 = {"num_bits": 4, "type": "int"}, {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "form"),
+    [
+        ({"quant_method": "gptq", "bits": "4"}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (groups(INT4, INT4), "int4"),
+        (groups({"num_bits": 4, "type": "float", "group_size": 16}), "nvfp4"),
+        (groups({"num_bits": 4, "type": "float", "group_size": 32}), "mxfp4"),
+    ],
+)
+def test_the_form_that_a_checkpoint_names(quantization, form):
+    assert format_of_checkpoint(quantization) == form
+
+
+@pytest.mark.parametrize(
+    ("quantization", "count"),
+    [
+        (groups(INT4, FP8), "several"),
+        (groups({"num_bits": [4, 3], "type": "float"}), "none"),
+        ({"quant_method": "awq", "bits": 3}, "none"),
+        ({"quant_method": "x", "config_groups": [1]}, "none"),
+    ],
+)
+def test_forms_that_are_refused(quantization, count):
+    with pytest.raises(InputError, match=f"names {count} of the forms fp8, int8, int4, mxfp4, nvfp4; pass weights="):
+        format_of_checkpoint(quantization)
