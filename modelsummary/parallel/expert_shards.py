@@ -304,13 +304,15 @@ class ExpertShards(TorchFunctionMode):
 
     # --------------------------------------------------------------------------------- functions of dimensions
 
-    def _combined(self, name: str, call: Any, operands: Any, terms: Any, result: str, *, sums: bool = False) -> Any:
+    def _combined(
+        self, name: str, call: Any, operands: Any, terms: Any, result_labels: str, *, sums: bool = False
+    ) -> Any:
         """Call a function on the chunks or rows of this rank.
 
         Args:
             call: of the operands.
             terms: a label for each dimension of each operand.
-            result: labels of the result; ``?``: of a dimension along which the function works, if it keeps it.
+            result_labels: of the result; ``?``: of a dimension along which the function works, if it keeps it.
             sums: it sums over the labels that the result lacks.
         """
         parts = {position: part for position, operand in enumerate(operands) if (part := self._part(operand))}
@@ -320,7 +322,7 @@ class ExpertShards(TorchFunctionMode):
             if len(labels) > 1:
                 raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
             (label,) = labels
-            if label not in result and not sums:
+            if label not in result_labels and not sums:
                 raise self.Refused(along)
             whole = next(self.shape(operands[position])[part.dim] for position, part in parts.items())
             local = [
@@ -329,20 +331,20 @@ class ExpertShards(TorchFunctionMode):
                 else self._chunk(name, operand, term.index(label), whole)
                 for position, (operand, term) in enumerate(zip(operands, terms, strict=True))
             ]
-            made = call(*local)
-            if label not in result:
-                return self._marked(made, "sum")
-            return self._marked(made, "shard", self._labels_of(made, result).index(label))
+            result = call(*local)
+            if label not in result_labels:
+                return self._marked(result, "sum")
+            return self._marked(result, "shard", self._labels_of(result, result_labels).index(label))
         masks = {position: part.mask for position, part in parts.items()}
         summed = {
             label
             for position, mask in masks.items()
             for dim, label in enumerate(terms[position] if isinstance(mask, torch.Tensor) else "")
-            if label not in result and mask.shape[dim] > 1 and mask.stride(dim)
+            if label not in result_labels and mask.shape[dim] > 1 and mask.stride(dim)
         }
         if summed and not sums:
             raise self.Refused(along)
-        kept = result.replace("?", "") + "".join(sorted(summed))
+        kept = result_labels.replace("?", "") + "".join(sorted(summed))
         mask = self._common_mask(name, [self._mask_along(mask, terms[at], kept) for at, mask in masks.items()])
         if mask is None:
             return self._absent(call, name, operands, {})
@@ -350,14 +352,14 @@ class ExpertShards(TorchFunctionMode):
             return self._marked(
                 call(*(self.sum_of(operand) if at in parts else operand for at, operand in enumerate(operands))), "sum"
             )
-        made = call(*operands)
-        mask = self._mask_along(mask, kept, self._labels_of(made, result))
-        for tensor in self._tensors(made):
+        result = call(*operands)
+        mask = self._mask_along(mask, kept, self._labels_of(result, result_labels))
+        for tensor in self._tensors(result):
             self._marked(tensor, "rows", mask=mask if mask is True else mask.expand(tensor.shape))
-        return made
+        return result
 
-    def _labels_of(self, made: Any, result: str) -> str:
-        return result if self._tensors(made)[0].dim() == len(result) else result.replace("?", "")
+    def _labels_of(self, result: Any, result_labels: str) -> str:
+        return result_labels if self._tensors(result)[0].dim() == len(result_labels) else result_labels.replace("?", "")
 
     def _elementwise(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         operands = self._tensors((args, kwargs))
@@ -653,12 +655,12 @@ class ExpertShards(TorchFunctionMode):
         dims = self.dims_of(name, args, kwargs, tensor.dim())
         operands, letters = self._tensors((args, kwargs)), self.LETTERS[: tensor.dim()]
         terms = [letters if operand is tensor else "" for operand in operands]
-        result = "".join("?" if dim in dims else label for dim, label in enumerate(letters))
+        result_labels = "".join("?" if dim in dims else label for dim, label in enumerate(letters))
         call, sums = self._of_tensors(func, args, kwargs), name in ("sum", "mean")
-        made = self._combined(name, call, operands, terms, result, sums=sums)
+        result = self._combined(name, call, operands, terms, result_labels, sums=sums)
         if name == "mean" and part.kind == "shard" and part.dim in dims:
-            return self._marked(made / self.ranks, "sum")
-        return made
+            return self._marked(result / self.ranks, "sum")
+        return result
 
     @staticmethod
     def dims_of(name: str, args: Any, kwargs: Any, ndim: int) -> set[int]:
