@@ -279,7 +279,7 @@ class StepRun:
                 if operator_number >= first
             },
             held_after_forward=self._after_forward,
-            optimizer=type(self._optimizer).__name__ if self._optimizer is not None else None,
+            optimizer=None if self._optimizer is None else _name_of(self._optimizer),
             failed=[keys[call] for call in self.watch.failed if id(call.module) in names],
             n_in_other_threads=self.watch.n_in_other_threads,
             tensors=self._tensors,
@@ -417,3 +417,8 @@ def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         raise InputError(f"loss must return a scalar tensor that requires a gradient, got {value!r:.80}")
     return value
+
+
+def _name_of(optimizer: torch.optim.Optimizer) -> str:
+    """Return the name of the class of an optimizer, or of each one that it joins."""
+    return " and ".join(type(part).__name__ for part in getattr(optimizer, "parts", [optimizer]))

@@ -19,7 +19,7 @@ def _expected():
     yield "lion", "Lion", 4 * (WEIGHT + BIAS)  # one momentum
     yield "AdamW_8bit", "AdamW8bit", 2 * WEIGHT + 2 * 4 * WEIGHT // 256 + 8 * BIAS  # scales; a small one in float32
     if hasattr(torch.optim, "Muon"):
-        yield "muon", "MuonWithAdamW", 4 * WEIGHT + 8 * BIAS + 4  # one momentum; AdamW and its number of steps
+        yield "muon", "Muon and AdamW", 4 * WEIGHT + 8 * BIAS + 4  # one momentum; AdamW and its number of steps
 
 
 @pytest.mark.parametrize(("name", "kind", "nbytes"), list(_expected()))
@@ -55,6 +55,7 @@ def test_several_optimizers_step_one_after_the_other():
     optimizers = [torch.optim.AdamW(groups), torch.optim.SGD(model.critic.parameters(), 0.1, momentum=0.9)]
     x = torch.randn(4, 64)
     memory = Statistics(model, x).memory(optimizer=optimizers)
+    assert memory.optimizer == "AdamW and SGD"
     assert memory.optimizer_state == 4 * (3 * WEIGHT + 2 * BIAS + 2) + 4 * (128 * 8 + 8)  # two numbers of steps
 
     def step():
